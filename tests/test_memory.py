@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from typing import NamedTuple
 
 import chex
 import flax.linen as nn
@@ -23,9 +24,13 @@ from jaxrl_po import run as runs
 from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
 from jaxrl_po.cli import evaluate, launch, render
 from jaxrl_po.config import ConfigError
-from jaxrl_po.control import actor, networks, recorded, recurrence, unroll
+from jaxrl_po.control import actor, memory, modules, networks, recorded, recurrence, unroll
 
 GRU = control.NetworkSettings(width=8, depth=1, memory="gru")
+SIZES = {
+    "gru": {},
+    "transformer": {"memory_window": 3, "memory_layers": 2, "memory_heads": 2},
+}
 
 
 class RandomEnds(Probe):
@@ -133,21 +138,158 @@ def test_the_memories_of_a_batch_follow_those_of_the_batch_before():
     np.testing.assert_allclose(value[:, 12:], second.value, atol=1e-5)
 
 
-def test_no_gradient_passes_the_end_of_an_episode():
-    apply, params, (_, _, batch) = two_batches()
+class Cell(NamedTuple):
+    """What a cell of the table gives: one step after another, all at once, and derivatives."""
+
+    acted: jax.Array
+    replayed: jax.Array
+    by_steps: tuple
+    at_once: tuple
+    memories: tuple
+    gradient: object
+    products: tuple
+    remember: tuple
+
+
+# Episodes of two rows: memories come from the steps before the segment, and end within it.
+BEFORE, STEPS = 3, 6
+BEGINS = np.zeros((2, BEFORE + STEPS), bool)
+BEGINS[0, BEFORE + 3] = BEGINS[1, BEFORE + 1] = True
+KINDS = ("plain", "dictionary", "masks", "privileged")
+TABLE = [
+    pytest.param(
+        *(memory, of, kind),
+        id=f"{memory}-{of}-{kind}",
+        # Every pair of two columns' entries is in a fast one.
+        marks=[] if (i + j) % 2 == (memory == "gru") else pytest.mark.slow,
+    )
+    for memory in SIZES
+    for i, of in enumerate(("policy", "critic", "both"))
+    for j, kind in enumerate(KINDS)
+]
+
+
+def seen(kind):
+    """What an environment of the kind shows, of three actions."""
+    two, three = (jax.ShapeDtypeStruct((n,), jnp.float32) for n in (2, 3))
+    legal = jax.ShapeDtypeStruct((3,), bool)
+    return {
+        "plain": two,
+        "dictionary": {"a": two, "b": three},
+        "masks": control.Observation(two, legal=legal),
+        "privileged": control.Observation(two, critic=three),
+    }[kind]
+
+
+def legal_at(times):
+    """Of three actions, `[T, 3]`: another one is illegal in each step."""
+    return np.arange(3) != times[:, None] % 3
+
+
+@functools.cache
+def cell(memory, memory_of, kind):
+    spaces = control.Spaces(seen(kind), num_actions=3)
+    network = control.NetworkSettings(
+        width=4, depth=1, memory=memory, memory_of=memory_of, **SIZES[memory]
+    )
+    nets = actor.build_networks(modules.default_modules(spaces, network), spaces)
+    rng = np.random.default_rng(0)
+
+    def drawn(x, *axes):
+        if x.dtype == bool:
+            times = np.arange(axes[-1] if axes else 1)
+            return np.broadcast_to(legal_at(times), (*axes, 3)) if axes else legal_at(times)[0]
+        return rng.normal(size=(*axes, *x.shape)).astype(np.float32)
+
+    one = jax.tree.map(drawn, spaces.observation)
+    shapes_of = jax.eval_shape(nets.init, jax.random.key(0), one)
+    params = jax.tree.map(lambda x: 0.7 * drawn(x), shapes_of)
+    whole, final = (
+        jax.tree.map(lambda x: drawn(x, 2, BEFORE + STEPS), spaces.observation) for _ in range(2)
+    )
+    flat, unravel = ravel_pytree(params.policy)
+    vector = drawn(flat)
 
     @jax.jit
-    @jax.grad
-    def last_log_prob(observation):
-        inputs = batch.inputs._replace(observation=observation)
-        return apply(params, inputs)[0].log_prob(batch.action)[:, -1].sum()
+    def program(params, whole, final):
+        def step(memories, x):
+            observation, final, begins = x
+            memories = unroll.forget(memories, begins)
+            of_policy, distribution = nets.act(params, memories[0], observation)
+            row, after = jax.tree.map(lambda x: x[:, None], (observation, final))
+            steps = actor.Sequences(row, jnp.zeros((2, 1), bool), *memories)
+            of_critic, *values = nets.values(params, steps, after)
+            return (of_policy, of_critic), (memories, distribution.log_probs(), values)
 
-    gradient = np.abs(last_log_prob(batch.inputs.observation)).sum(axis=-1)
-    begins = np.asarray(batch.inputs.begins)
-    for row in range(len(begins)):
-        start = int(np.flatnonzero(begins[row])[-1]) if begins[row].any() else 0
-        assert not gradient[row, :start].any()
-        assert gradient[row, start:].all()
+        xs = jax.tree.map(networks.time_first, (whole, final, BEGINS))
+        last, seen = jax.lax.scan(step, nets.start(2), xs)
+        memories, acted, values = jax.tree.map(lambda x: x[BEFORE:], seen)
+        before = jax.tree.map(lambda x: x[0], memories)
+        observation, after = jax.tree.map(lambda x: x[:, BEFORE:], (whole, final))
+        steps = actor.Sequences(observation, jnp.asarray(BEGINS[:, BEFORE:]), *before)
+        of_critic, *at_once = nets.values(params, steps, after)
+
+        def distribution(x):
+            return nets.apply(params._replace(policy=unravel(x)), nets.inputs(steps))[0]
+
+        def at_last(observation):
+            inputs = nets.inputs(steps._replace(observation=observation))
+            distribution, value = nets.apply(params, inputs)
+            return (distribution.log_probs()[..., 0] * 0.5 + value)[:, -1].sum()
+
+        def products():
+            """Of the Fisher matrix, the mean of Σ_a π(a) ∇log π(a) ∇log π(a)ᵀ, and a vector."""
+            old = distribution(flat)
+            product = trust_region.fisher_vector_product(
+                lambda x: old.kl(distribution(x)).mean(), flat, vector
+            )
+            probs = jnp.exp(old.log_probs())
+
+            def log_probs(x):
+                return jnp.where(probs > 0, distribution(x).log_probs(), 0.0)
+
+            _, slope = jax.jvp(log_probs, (flat,), (vector,))
+            return product, jax.vjp(log_probs, flat)[1](probs * slope / (2 * STEPS))[0]
+
+        return Cell(
+            networks.time_first(acted),
+            distribution(flat).log_probs(),
+            jax.tree.map(lambda x: networks.time_first(x[..., 0]), values),
+            at_once,
+            (last[1], of_critic),
+            jax.grad(at_last, allow_int=True)(observation),
+            products() if memory_of == "policy" else (),
+            tuple(bool(jax.tree.leaves(x)) for x in nets.start(2)),
+        )
+
+    return jax.tree.map(np.asarray, program(params, whole, final))
+
+
+@pytest.mark.parametrize(("memory", "memory_of", "kind"), TABLE)
+def test_laws_of_memory(memory, memory_of, kind):
+    of = cell(memory, memory_of, kind)
+    assert tuple(of.remember) == (memory_of != "critic", memory_of != "policy")
+    # What is replayed at once is what acted step by step, and so are values and memories.
+    np.testing.assert_allclose(np.exp(of.replayed), np.exp(of.acted), atol=1e-5)
+    possible = of.acted > -50
+    np.testing.assert_allclose(of.replayed[possible], of.acted[possible], atol=1e-5)
+    chex.assert_trees_all_close(of.at_once, of.by_steps, atol=1e-5)
+    chex.assert_trees_all_close(*of.memories, atol=1e-5)
+    # What is illegal has probability 0.
+    if kind == "masks":
+        assert not np.exp(of.replayed[:, ~legal_at(np.arange(BEFORE, BEFORE + STEPS))]).any()
+    # No gradient passes the end of an episode; within one it does, where there is memory.
+    for leaf in jax.tree.leaves(of.gradient):
+        if leaf.dtype == np.float32:
+            for row, start in enumerate(BEGINS[:, BEFORE:].argmax(axis=1)):
+                reached = np.abs(leaf[row]).sum(axis=-1) > 0
+                assert not reached[:start].any()
+                assert reached[-1]
+    leaves = [x for x in jax.tree.leaves(of.gradient) if x.dtype == np.float32]
+    assert any(np.abs(x[1, -2]).any() for x in leaves)
+    if memory_of == "policy":
+        np.testing.assert_allclose(*of.products, rtol=1e-3, atol=1e-5)
+        assert np.abs(of.products[0]).max() > 1e-3
 
 
 def looped(params, memory, features, begins):
@@ -199,53 +341,26 @@ def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
     np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=2e-5)
 
 
-def test_the_fisher_product_runs_through_the_recurrence():
-    policy = networks.Recurrent(networks.Torso((3,)), networks.CategoricalHead(2), 2)
-    keys = jax.random.split(jax.random.key(0), 3)
-    observation = jax.random.normal(keys[0], (3, 4, 2))
-    begins = jnp.zeros((3, 4), bool).at[1, 2].set(True)
-    memory = jax.random.normal(keys[1], (3, 2))
-    first = jax.jit(policy.init)(keys[2], memory, observation, begins)
-    params = jax.tree.map(lambda x: 3.0 * x, first)
-    flat, unravel = ravel_pytree(params)
-
-    @jax.jit
-    @jax.vmap
-    def products(flat, memory, vector):
-        def distribution(x):
-            return policy.apply(unravel(x), memory, observation, begins)[1]
-
-        old = distribution(flat)
-        jacobian = jax.jacobian(lambda x: distribution(x).log_probs())(flat)
-        product = trust_region.fisher_vector_product(
-            lambda x: old.kl(distribution(x)).mean(), flat, vector
-        )
-        return jnp.exp(old.log_probs()), jacobian, product
-
-    vector = np.asarray(jax.random.normal(jax.random.key(5), flat.shape))
-    of_two = (np.stack([x, -x]) for x in map(np.asarray, (flat, memory, vector)))
-    seen = map(np.asarray, products(*of_two))
-    for probs, jacobian, product, sign in zip(*seen, (1, -1), strict=True):
-        dense = np.einsum("bta,btai,btaj->ij", probs, jacobian, jacobian) / 12
-        np.testing.assert_allclose(product, dense @ (sign * vector), rtol=1e-3, atol=1e-5)
-    # The recurrence has a share in it.
-    recurrent = ravel_pytree(
-        jax.tree.map(jnp.zeros_like, params)
-        | {
-            "params": jax.tree.map(jnp.zeros_like, params["params"])
-            | {"GRUCell_0": jax.tree.map(jnp.ones_like, params["params"]["GRUCell_0"])}
-        }
-    )[0]
-    assert float(jnp.abs(product * recurrent).max()) > 1e-3
+METHODS = [
+    (a2c, "transformer", "policy"),
+    *((module, memory, "both") for module in (reinforce, ppo, trpo) for memory in SIZES),
+    (a2c, "gru", "critic"),
+    (npg, "gru", "policy"),
+    (npg, "transformer", "critic"),
+]
 
 
-SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (reinforce, ppo, npg, trpo)]
-
-
-@pytest.mark.parametrize("module", [a2c, *SLOW])
-def test_every_method_steps_with_memory(module):
+@pytest.mark.parametrize(
+    ("module", "memory", "memory_of"),
+    [METHODS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in METHODS[1:])],
+)
+def test_every_method_steps_with_memory(module, memory, memory_of):
     name = {ppo: "num_minibatches", a2c: "num_microbatches"}.get(module, "value_minibatches")
-    learner = module.make(module.Config(**{name: 4}), made(RandomEnds(), num_envs=8))
+    network = control.NetworkSettings(
+        width=8, depth=1, memory=memory, memory_of=memory_of, **SIZES[memory]
+    )
+    problem = made(RandomEnds(), network, num_envs=8)
+    learner = module.make(module.Config(**{name: 4}), problem)
     state = jax.jit(jax.vmap(learner.init))(jax.random.split(jax.random.key(0), 2))
     sample, update = (jax.jit(jax.vmap(of)) for of in (learner.sample, learner.update))
     for _ in range(2):
@@ -338,16 +453,35 @@ def test_a_host_environment_replays_what_acted():
         np.testing.assert_allclose(ours[mask], acted[mask], atol=1e-5)
 
 
-def test_only_one_of_two_with_memory_is_refused():
+def test_what_cannot_remember_is_named():
     remembering = networks.Recurrent(networks.Torso((4,)), networks.CategoricalHead(2), 4)
-    with pytest.raises(ConfigError, match=r"policy and critic must both be networks\.Recurrent"):
-        control.make_problem(Maze(), policy=remembering)
+    for flags, message in (
+        ({"memory_of": "policy"}, r"memory_of.* memory is gru or transformer"),
+        ({"memory": "gru", "memory_window": 8}, "memory_window.* memory is transformer"),
+        ({"memory": "transformer", "memory_window": 0}, "memory_window must"),
+        ({"memory": "transformer", "memory_heads": 3}, "memory_heads must divide width = 64"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            made(Maze(), control.NetworkSettings(**flags))
+    with pytest.raises(ConfigError, match="memory_of must be critic where the policy is given"):
+        control.from_settings(
+            Maze(), control.Settings(), control.NetworkSettings(memory="gru"), policy=remembering
+        )
+    sizes = control.GroupSettings(num_prompts=2, group_size=3, num_steps=6)
+    network = control.NetworkSettings(memory="gru", memory_of="policy")
+    with pytest.raises(ConfigError, match=r"memory_of.* there is a critic"):
+        control.groups_from_settings(Maze(), sizes, network)
+    with pytest.raises(ConfigError, match="actor_critic must be without memory"):
+        control.make_problem(Maze(), actor_critic=remembering)
     with pytest.raises(ConfigError, match="memory must be none in a vine"):
         control.make_vine(Maze(), policy=remembering)
 
 
 def test_groups_remember_too():
-    remembering = networks.Recurrent(networks.Torso((4,)), networks.CategoricalHead(2), 4)
+    window = functools.partial(memory.transformer, layers=1, heads=2, window=3)
+    remembering = networks.Recurrent(
+        networks.Torso((4,)), networks.CategoricalHead(2), 4, memory=window
+    )
     problem = control.make_groups(
         RandomEnds(), num_prompts=2, group_size=3, num_steps=6, policy=remembering
     )
@@ -364,16 +498,24 @@ def test_groups_remember_too():
     np.testing.assert_allclose(replayed[within], acted[within], atol=1e-5)
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("real", "memory"),
+    [
+        (False, "transformer"),
+        *(pytest.param(True, memory, marks=pytest.mark.slow) for memory in SIZES),
+    ],
+)
 def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(
-    tmp_path, capsys, monkeypatch, real
+    tmp_path, capsys, monkeypatch, real, memory
 ):
     if not real:
         shapes.trace_only(monkeypatch)
     whole, out = tmp_path / "whole", tmp_path / "run"
     flags = [
         "--env=MemoryChain-bsuite",
-        "--network.memory=gru",
+        f"--network.memory={memory}",
+        *(f"--network.{name}={size}" for name, size in SIZES[memory].items()),
+        "--network.memory_of=policy",
         "--network.width=8",
         "--network.depth=1",
         "--problem.num_envs=4",
@@ -399,9 +541,9 @@ def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(
     policy = runs.load(out)
     with pytest.raises(ConfigError, match="act must be replaced by step"):
         policy.act(jnp.zeros(3))
-    memory, action = policy.step(policy.start, jnp.array([1.0, 0.0, 1.0]))
-    assert memory.shape == (8,)
-    assert bool(memory.any()) == real  # otherwise all parameters are zero
-    remembered, _ = policy.step(policy.start + 1.0, jnp.array([1.0, 0.0, 1.0]))
-    assert not np.array_equal(remembered, memory)
+    seen = jnp.array([1.0, 0.0, 1.0])
+    after, action = policy.step(policy.start, seen)
+    assert bool(jax.tree.leaves(after)[0].any()) == real  # otherwise all parameters are zero
+    remembered, _ = policy.step(jax.tree.map(lambda x: x + 1.0, policy.start), seen)
+    assert not np.array_equal(jax.tree.leaves(remembered)[0], jax.tree.leaves(after)[0])
     assert int(action) in (0, 1)

@@ -66,8 +66,8 @@ WRONG = [
     Wrong(
         "a policy with memory ignores which actions are legal",
         "control.actor",
-        "return memories, _legal(distribution, observation)",
-        "return memories, require_distribution(distribution)",
+        "return memory, _legal(output, steps.observation)",
+        "return memory, require_distribution(output)",
         ("test_spaces.py::test_groups_and_vines_take_masks",),
     ),
     # Advantages.

@@ -99,7 +99,28 @@ WRONG = [
         "control.recurrence",
         "dh = keep * dh",
         "dh = dh + 0.0 * keep",
-        ("test_memory.py::test_no_gradient_passes_the_end_of_an_episode",),
+        ("test_memory.py::test_laws_of_memory[gru-both-privileged]",),
+    ),
+    Wrong(
+        "a transformer sees the episode before",
+        "control.memory",
+        "numbers[:, None] == episode[None]",
+        "numbers[:, None] >= episode[None]",
+        ("test_memory.py::test_laws_of_memory[transformer-both-plain]",),
+    ),
+    Wrong(
+        "a transformer reads what follows as if it were the step itself",
+        "control.memory",
+        "jnp.concatenate([ago, ago + 1])",
+        "jnp.concatenate([ago, ago])",
+        ("test_memory.py::test_laws_of_memory[transformer-both-plain]",),
+    ),
+    Wrong(
+        "both networks remember where one should",
+        "control.modules",
+        "self.memory_of in (role, BOTH)",
+        "self.memory_of in REMEMBERING",
+        ("test_memory.py::test_laws_of_memory[gru-critic-plain]",),
     ),
     Wrong(
         "the reset gate's derivative takes the memory for its product",
@@ -138,12 +159,9 @@ WRONG = [
     ),
     Wrong(
         "the next value with the memory before the step",
-        "control.actor",
-        "after = memories.reshape(-1, memories.shape[-1])",
-        (
-            "after = jnp.concatenate([memory[:, None], memories[:, :-1]], axis=1)"
-            ".reshape(-1, memories.shape[-1])"
-        ),
+        "control.memory",
+        "cell(memories, final)[1]",
+        "cell(jnp.concatenate([memory[None], memories[:-1]]), final)[1]",
         ("test_memory.py::test_the_next_value_is_seen_with_the_memory_before_the_reset",),
     ),
     Wrong(

@@ -100,16 +100,16 @@ def transformer(
         steps = begins.shape[0]
         # Position W + t is step t; the episode of a position where nothing is remembered is −1.
         numbers = jnp.cumsum(begins, axis=0)
-        past = jnp.where(jnp.arange(window)[:, None] < window - memory.steps, -1, 0)
+        past = jnp.where(jnp.arange(window)[:, None] < (window - memory.steps)[None], -1, 0)
         episode = jnp.concatenate([past, numbers])
         ago = window + jnp.arange(steps)[:, None] - jnp.arange(window + steps)[None]
         if final is not None:
             features = jnp.concatenate([features, final])
             numbers, ago = jnp.concatenate([numbers] * 2), jnp.concatenate([ago, ago + 1])
-        visible = (numbers[:, None] == episode) & ((ago > 0) & (ago <= window))[..., None]
+        visible = (numbers[:, None] == episode[None]) & ((ago > 0) & (ago <= window))[..., None]
 
         x, kept = nn.Dense(size, kernel_init=initialization(1.0))(features), []
-        valid = episode[-window:] == episode[-1]
+        valid = episode[-window:] == episode[-1:]
         for layer in range(layers):
             context = jnp.concatenate([jnp.swapaxes(memory.past[:, :, layer], 0, 1), x[:steps]])
             kept.append(jnp.where(valid[..., None], context[-window:], 0.0))
@@ -178,7 +178,7 @@ class Layer(nn.Module):
         scores = jnp.einsum("qbhd,mhd,sbm->qbhs", q, key, context)
         scores += jnp.moveaxis(bias[:, ago.clip(0, self.window)], 0, 1)[:, None]
         scores = jnp.where(jnp.swapaxes(visible, 1, 2)[:, :, None], scores, -jnp.inf)
-        own = jnp.einsum("qbhd,mhd,qbm->qbh", q, key, x) + bias[:, 0]
+        own = jnp.einsum("qbhd,mhd,qbm->qbh", q, key, x) + bias[None, None, :, 0]
         weights = jax.nn.softmax(jnp.concatenate([scores, own[..., None]], axis=-1))
         read = jnp.einsum("qbhs,sbm,mhd->qbhd", weights[..., :-1], context, value)
         read += weights[..., -1:] * jnp.einsum("qbm,mhd->qbhd", x, value)
