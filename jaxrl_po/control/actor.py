@@ -249,8 +249,8 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
         params: ActorCritic, steps: Sequences, final_observation: PyTree | None
     ) -> tuple[PyTree, jax.Array, jax.Array]:
         if final_observation is None and not jax.tree.leaves(steps.critic_memory):
-            _, (every, _) = value(params, alone(steps.observation))
-            return (), every[:, :-1], every[:, 1:]
+            _, (of_steps, _) = value(params, alone(steps.observation))
+            return (), of_steps[:, :-1], of_steps[:, 1:]
         if final_observation is None:
             final_observation = jax.tree.map(lambda x: x[:, 1:], steps.observation)
             before = jax.tree.map(lambda x: x[:, :-1], steps.observation)
