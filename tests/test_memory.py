@@ -196,7 +196,11 @@ def cell(memory, memory_of, kind):
             of_policy, distribution = nets.act(params, memories[0], observation)
             row, after = jax.tree.map(lambda x: x[:, None], (observation, final))
             steps = actor.Sequences(row, jnp.zeros((2, 1), bool), *memories)
-            of_critic, *values = nets.values(params, steps, after)
+            of_critic, value, _ = nets.values(params, steps, after)
+            # What may follow is a step of its own from the memory afterwards.
+            follows = steps._replace(observation=after, critic_memory=of_critic)
+            _, next_value, _ = nets.values(params, follows, after)
+            values = [value, next_value]
             return (of_policy, of_critic), (memories, distribution.log_probs(), values)
 
         xs = jax.tree.map(networks.time_first, (whole, final, BEGINS))
