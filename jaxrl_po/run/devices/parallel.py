@@ -359,7 +359,12 @@ def replicated(placement: Placement) -> NamedSharding:
 
 
 def over_devices(
-    learner: Learner, placement: Placement, *, axes: LogicalAxes | None = None, start: Any = 0
+    learner: Learner,
+    placement: Placement,
+    *,
+    axes: LogicalAxes | None = None,
+    dtype: Any = None,
+    start: Any = 0,
 ) -> Learner:
     """The learner over stacked seeds and devices.
 
@@ -370,6 +375,7 @@ def over_devices(
       learner: of one seed.
       placement: see `choose`.
       axes: of a model whose parameters the placement may shard, see `over_mesh`.
+      dtype: see `over_mesh`.
       start: see `over_seeds`.
 
     Returns:
@@ -377,7 +383,7 @@ def over_devices(
       except for the order of floating-point sums.
     """
     if axes is not None and placement.cuts_params:
-        return over_mesh(learner, placement, axes, start=start)
+        return over_mesh(learner, placement, axes, dtype=dtype, start=start)
     if placement.num_devices == 1:
         return over_seeds(learner, placement.num_seeds, start=start, target=placement.target)
     each = placement.num_seeds // placement.seed_devices
@@ -429,11 +435,16 @@ def partition(path: Any, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, 
       >>> partition(path, (8, 6), mesh, axes, {"embed": "data", "mlp": "model"})
       P('data', 'model')
     """
-    logical = axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
+    logical = logical_of(path, axes)
     if len(logical) != len(shape):
         return P()
     pairs = zip(map(rules.get, logical), shape, strict=True)
     return P(*(name if name and size % mesh.shape[name] == 0 else None for name, size in pairs))
+
+
+def logical_of(path: Any, axes: LogicalAxes) -> tuple[str, ...]:
+    """The logical axes of the array at a path; empty if it is not in the table."""
+    return axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
 
 
 def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> TrainState:
@@ -491,8 +502,44 @@ def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:
     return constrain
 
 
+def over_rows(placement: Placement) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Runs a function of parameters and rows where the rows are, for `Transformer.over_rows`.
+
+    A loop over parts of the rows then gathers neither rows nor parameters, and sums no gradient
+    over devices, in each turn: both are done once, outside it. What the devices do not divide is
+    left to the compiler.
+
+    Args:
+      placement: see `choose`.
+    """
+    mesh = make_mesh(placement)
+
+    def over(function: Callable[..., Any]) -> Callable[..., Any]:
+        local = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=(P(), P("data")),
+            out_specs=P("data"),
+            axis_names={"seed", "data"},
+            check_vma=False,
+        )
+
+        def call(params: PyTree, rows: PyTree) -> Any:
+            whole = jax.tree.leaves(rows)[0].shape[0] % placement.data_devices
+            return (function if whole else local)(params, rows)
+
+        return call
+
+    return over
+
+
 def over_mesh(
-    learner: Learner, placement: Placement, axes: LogicalAxes, *, start: Any = 0
+    learner: Learner,
+    placement: Placement,
+    axes: LogicalAxes,
+    *,
+    dtype: Any = None,
+    start: Any = 0,
 ) -> Learner:
     """The learner over stacked seeds, with its parameters sharded over the mesh.
 
@@ -501,6 +548,8 @@ def over_mesh(
         by `rows_over_data`.
       placement: see `choose`.
       axes: see `LogicalAxes`.
+      dtype: of the products in blocks, to which the sampler may round their parameters; None for
+        that of the parameters.
       start: see `over_seeds`.
 
     Returns:
@@ -516,11 +565,21 @@ def over_mesh(
         return placed
 
     def sample(state: TrainState) -> tuple[TrainState, Batch]:
-        # The decode loop reads every parameter in each step: they are gathered once, before it.
-        whole = shardings(state, mesh, axes, TENSOR_PARALLEL)
-        held = jax.lax.with_sharding_constraint(state.params, whole.params)
-        state, batch = stacked.sample(place(state)._replace(params=held))
-        return place(state), batch
+        # The decode loop reads every parameter of the policy in each step: they are gathered once,
+        # before it, with as many bits as are read.
+        state = place(state)
+        read = state.params._replace(value=None)
+        if dtype is not None:
+            read = jax.tree_util.tree_map_with_path(rounded, read)
+        whole = shardings(state._replace(params=read), mesh, axes, TENSOR_PARALLEL)
+        held = jax.lax.with_sharding_constraint(read, whole.params)
+        held = held._replace(value=state.params.value)
+        sampled, batch = stacked.sample(state._replace(params=held))
+        return place(sampled._replace(params=state.params)), batch
+
+    def rounded(path: Any, leaf: jax.Array) -> jax.Array:
+        of_block = "layers" in logical_of(path, axes)
+        return leaf.astype(dtype) if of_block else leaf
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state, metrics = stacked.update(place(state), batch)

@@ -199,7 +199,7 @@ def sharded(
         critic = sizes.build(start.task.tokenizer.size, outputs=1)
     if placement.cuts_params:
         models.require_shares(start, placement)
-        rows = parallel.rows_over_data(placement)
-        policy = policy.clone(constrain=rows)
+        rows, over_rows = parallel.rows_over_data(placement), parallel.over_rows(placement)
+        policy = policy.clone(constrain=rows, over_rows=over_rows)
         critic = critic and critic.clone(constrain=rows)
     return policy, critic

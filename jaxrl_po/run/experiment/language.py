@@ -180,12 +180,14 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             test=measure(shown),
             examples=examples(task, policy, settings, options.show),
             axes=LOGICAL_AXES,
+            dtype=policy.dtype,
             learner_of=functools.partial(composed.learner, None),
         )
     return whole(
         composed.learner(records["warm_start"]),
         **evaluations(composed, rewarded),
         axes=LOGICAL_AXES,
+        dtype=policy.dtype,
         notes=(*notes(task, settings, start.base), *composed.filtered),
         explain=None if start.base is None else rewarding.explain_zero,
         warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),
