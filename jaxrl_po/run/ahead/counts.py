@@ -118,6 +118,7 @@ class Program:
         self.unit = unit
         devices = re.search(r"(?:num_partitions|replica_count)=(\d+)", text[: text.find("\n")])
         self.devices = int(devices[1]) if devices else 1
+        self._begun = set[str]()  # channels of collectives that several fusions carry on
         self._cost = functools.cache(self._count)
 
     def counts(self) -> Counts:
@@ -128,7 +129,8 @@ class Program:
         """The counts of a computation; within a fusion nothing is moved and no kernel starts."""
         total, within = Counts(), self.computations[name]
         for each in within.of.values():
-            self._operation(total, within, each)
+            if not (fused and self._carried_on(each)):
+                self._operation(total, within, each, name)
             if not fused:
                 self._movement(total, within, each)
             called = list(each.called())
@@ -146,8 +148,19 @@ class Program:
                     total.add(self._cost(computation, inside))
         return total
 
-    def _operation(self, total: Counts, within: Computation, each: Instruction) -> None:
+    def _carried_on(self, each: Instruction) -> bool:
+        """Whether it is a collective that another fusion began: one beside products is in each."""
+        channel = each.attribute("channel_id") if each.opcode in COLLECTIVES else ""
+        begun = channel in self._begun
+        self._begun |= {channel} - {""}
+        return begun
+
+    def _operation(
+        self, total: Counts, within: Computation, each: Instruction, name: str = ""
+    ) -> None:
         kind = each.opcode.removesuffix("-start")
+        if name.startswith("all-reduce-scatter"):  # the sum, of which a chip keeps its part
+            kind = kind.replace("all-reduce", "reduce-scatter")
         if kind in COLLECTIVES:
             members = self._members(each)
             size = sum(a.bytes for a in self._moved(within, each, kind))
@@ -209,7 +222,10 @@ class Program:
             yield from arrays_of(within, each.operands[1])
             return
         body = self.computations[dict(each.called())["calls"]] if each.opcode == "fusion" else None
+        passed = {operand for _, operand in _passed(body, each)}
         for number, operand in enumerate(each.operands):
+            if number in passed:
+                continue
             whole = arrays_of(within, operand)
             parts = None if body is None else self._sliced(body, body.parameter(number))
             if parts is None:
@@ -253,13 +269,24 @@ class Program:
         body = self.computations[dict(each.called())["calls"]]
         root = body.of[body.root]
         outputs = [body.of[o] for o in root.operands] if root.opcode == "tuple" else [root]
-        for output, array in zip(outputs, each.arrays, strict=False):
+        passed = {output for output, _ in _passed(body, each)}
+        for number, (output, array) in enumerate(zip(outputs, each.arrays, strict=False)):
+            if number in passed:
+                continue
             output = source(body, output)
             if output.opcode == "dynamic-update-slice":
                 update = arrays_of(body, output.operands[1])[0]
                 yield update._replace(layout=array.layout if array.on_chip else update.layout)
             else:
                 yield array
+
+
+def _passed(body: Computation | None, each: Instruction) -> list[tuple[int, int]]:
+    """Outputs and operands that a fusion passes on for a collective beside its products."""
+    if body is None or not any(inner.opcode in COLLECTIVES for inner in body.of.values()):
+        return []
+    pairs = re.findall(r"\{(\d*)\}: \((\d+), ", each.rest)
+    return [(int(output or 0), int(operand)) for output, operand in pairs]
 
 
 def _operation_name(each: Instruction) -> str:
