@@ -37,7 +37,8 @@ class Report:
       machine: as it was asked for.
       program: which one of the run, and what one call of it is.
       fits: whether its memory is there.
-      memory: bytes of a chip: `state`, `temporary`, `code`, `peak`, and `capacity` where known.
+      memory: bytes of a chip: `state`, `temporary`, `code`, `peak`, and where known `capacity` and
+        `counted`, the peak of an iteration by its shapes alone.
       counts: see `Counts`; None where the program did not fit.
       seconds: estimates by what may limit it: `products`, `memory`, `links`; `operations` from the
         compiler's count of cycles. Empty without public figures of the chip.
@@ -130,10 +131,10 @@ def compile_for(
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        took = time.perf_counter() - begun
-        return Report(
-            machine.name, name, False, capacity, None, {}, took, why=_exceeded(str(error))
-        )
+        took, why = time.perf_counter() - begun, _exceeded(str(error))
+        used = re.match(r"Used ([\d.]+)G", why)
+        peak = {"peak": int(float(used[1]) * 2**30)} if used else {}
+        return Report(machine.name, name, False, capacity | peak, None, {}, took, why=why)
     took = time.perf_counter() - begun
     counts = Program(program.as_text() or "", chip.unit if chip else 128).counts()
     of = memory_of(program, arguments[0])
@@ -182,6 +183,7 @@ def lines(report: Report) -> Iterator[str]:
         f"{report.machine}: {report.program} {'fits' if report.fits else 'does not fit'}: a chip "
         f"holds {memory['state']} of state, {memory['temporary']} of temporaries and "
         f"{memory['code']} of code, {memory['peak']}{of} at its peak"
+        + (f", {memory['counted']} by its shapes" if "counted" in memory else "")
     )
     padding = 1 - counts.flops / counts.padded if counts.padded else 0.0
     idle = 1 - counts.useful / counts.bytes if counts.bytes else 0.0
