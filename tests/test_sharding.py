@@ -1,5 +1,6 @@
 """Sharded parameters: the same numbers, one shard per device, checkpoints that fit any mesh."""
 
+import functools
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import language, optimizers
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.language.transformer import LOGICAL_AXES
+from jaxrl_po.language.unembedding import Unembedded
+from jaxrl_po.run.ahead import counts as counting
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
@@ -176,6 +179,46 @@ def test_rows_are_cut_through_sampling_and_training():
     assert f"f32[{minibatch // 4},12]" in program
     for whole in (batch, minibatch):
         assert f"f32[{whole},12]" not in program
+
+
+def test_what_is_sampled_with_is_rounded_and_what_is_trained_is_not():
+    placed = parallel.over_mesh(learner("ppo", ROW), ROW, LOGICAL_AXES, dtype=jnp.bfloat16)
+    state = jax.eval_shape(placed.init, jax.random.split(jax.random.key(0), 1))
+    program = str(jax.make_jaxpr(placed.sample)(state))
+    width, hidden = SIZES.width, SIZES.mlp_width
+    assert f"bf16[1,1,{width},{hidden}]" in program
+    after = jax.eval_shape(placed.sample, state)[0]
+    assert {leaf.dtype for leaf in jax.tree.leaves(after.params)} == {jnp.dtype("float32")}
+
+
+def test_parts_of_the_logits_are_computed_where_their_rows_are():
+    mesh, over = parallel.make_mesh(ROW), parallel.over_rows(ROW)
+    keys = jax.random.split(jax.random.key(0), 3)
+    hidden, matrix = jax.random.normal(keys[0], (8, 6, 4)), jax.random.normal(keys[1], (4, 32))
+    weight = jax.random.normal(keys[2], (8, 6))
+
+    def gradients(hidden, matrix, at_once, **own):
+        def value(hidden, matrix):
+            return (weight * Unembedded(hidden, matrix, at_once=at_once, **own).entropy()).sum()
+
+        return jax.grad(value, argnums=(0, 1))(hidden, matrix)
+
+    want = jax.jit(gradients, static_argnums=2)(hidden, matrix, 32 * 48)
+    places = [jax.NamedSharding(mesh, axes) for axes in (P("data"), P("data", None))]
+    placed = jax.device_put((hidden, matrix), tuple(places))
+    found = []
+    for rows in (12, 3):  # of the 12 of a device
+        of_rows = functools.partial(gradients, at_once=32 * rows, over_rows=over)
+        program = jax.jit(of_rows, out_shardings=tuple(places)).lower(*placed).compile()
+        found.append(counting.Program(program.as_text()).counts().collectives)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            program(*placed),
+            want,
+        )
+    whole, parts = found
+    assert parts == whole
+    assert 0 < sum(transfer.count for transfer in whole.values()) <= 3
 
 
 def test_every_matrix_of_the_transformer_is_in_the_table():

@@ -7,7 +7,7 @@ its known trip count, or by the constant that its condition compares a counter w
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxrl_po.run.ahead import hlo, loops, products
 from jaxrl_po.run.ahead.hlo import ALIASES, Array, Computation, Instruction, arrays_of, source
@@ -216,7 +216,7 @@ class Program:
     def _read(self, within: Computation, each: Instruction) -> Iterator[Array]:
         """What is read: of an operand that is only sliced, the slices."""
         if each.opcode in ("dynamic-slice", "slice", "gather"):
-            yield from each.arrays
+            yield from _where(each.arrays, arrays_of(within, each.operands[0]))
             return
         if each.opcode == "dynamic-update-slice":
             yield from arrays_of(within, each.operands[1])
@@ -231,8 +231,7 @@ class Program:
             if parts is None:
                 yield from whole
             else:
-                layout = whole[0].layout if whole and whole[0].on_chip else ""
-                yield from (part._replace(layout=layout or part.layout) for part in parts)
+                yield from _where(parts, whole)
 
     def _sliced(self, body: Computation, name: str) -> list[Array] | None:
         """What is read of a value within a fusion; None for all of it."""
@@ -279,6 +278,13 @@ class Program:
                 yield update._replace(layout=array.layout if array.on_chip else update.layout)
             else:
                 yield array
+
+
+def _where(parts: Sequence[Array], whole: Sequence[Array]) -> Iterator[Array]:
+    """Parts of an array in the memory in which it lies, wherever they are put."""
+    for part in parts:
+        here = whole[0].layout if whole and whole[0].on_chip else part.layout.replace("S(1)", "")
+        yield part._replace(layout=here)
 
 
 def _passed(body: Computation | None, each: Instruction) -> list[tuple[int, int]]:

@@ -261,7 +261,8 @@ def sampling(
     """Bytes of a device while it samples so many rows, beside the state.
 
     The blocks in the type of their products, where they are not held like that, and all that is
-    sharded over rows gathered; keys and values; three arrays of logits.
+    sharded over rows gathered; keys and values; three arrays of logits. A gathered matrix of tokens
+    is also laid out anew, and rounded to half for the units of a TPU.
     """
     dtype, copy = jnp.dtype(policy.dtype), 0
     paths = jax.tree_util.tree_leaves_with_path((state.params.policy, state.params.frozen))
@@ -269,7 +270,7 @@ def sampling(
         of_block = "blocks" in jax.tree_util.keystr(path) and leaf.ndim > 2
         size = min(dtype.itemsize, leaf.dtype.itemsize) if of_block else leaf.dtype.itemsize
         if placement.shard_params or size < leaf.dtype.itemsize:
-            copy += leaf.size * size
+            copy += leaf.size * size if of_block else leaf.size * size * 5 // 2
     cache = 2 * policy.layers * (policy.kv_heads or policy.heads) * policy.size * columns
     rows_of = rows * (cache * dtype.itemsize + 3 * 4 * policy.vocabulary)
     return (copy // placement.seed_devices + rows_of) // placement.model_devices
