@@ -61,7 +61,7 @@ class Run(NamedTuple):
 def run(algorithm, placement):
     one = learner(algorithm, placement)
     if placement.cuts_params:
-        placed = parallel.over_mesh(one, placement, LOGICAL_AXES)
+        placed = parallel.over_mesh(one, placement, LOGICAL_AXES, flat_up_to=0)
     else:
         placed = over_seeds(one, placement.num_seeds)
     before = jax.jit(placed.init)(jax.random.split(jax.random.key(0), 2)[: placement.num_seeds])

@@ -14,6 +14,13 @@ WRONG = [
         (GATHER,),
     ),
     Wrong(
+        "a group over one axis of a mesh is the whole mesh",
+        "run.ahead.counts",
+        "for axis in re.findall(r\"'(\\w+)'\", mesh[2])",
+        "for axis in sizes",
+        (GATHER,),
+    ),
+    Wrong(
         "a slice into the chip's memory is read from nowhere",
         "run.ahead.counts",
         'part.layout.replace("S(1)", "")',

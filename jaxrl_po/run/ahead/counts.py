@@ -6,6 +6,7 @@ its known trip count, or by the constant that its condition compares a counter w
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -198,6 +199,9 @@ class Program:
             return int(iota[2])
         if lists := re.search(r"replica_groups=\{\{([\d,]*)\}", each.rest):
             return lists[1].count(",") + 1
+        if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", each.rest):
+            sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+            return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh[2]))
         return max(self.devices, 2)
 
     def _movement(self, total: Counts, within: Computation, each: Instruction) -> None:

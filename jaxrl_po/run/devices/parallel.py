@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
+from jaxrl_po.optimizers import FLAT_UP_TO
 from jaxrl_po.run.devices.seeds import over_seeds, stack
 from jaxrl_po.types import (
     ActorCritic,
@@ -540,6 +541,7 @@ def over_mesh(
     *,
     dtype: Any = None,
     start: Any = 0,
+    flat_up_to: int = FLAT_UP_TO,
 ) -> Learner:
     """The learner over stacked seeds, with its parameters sharded over the mesh.
 
@@ -551,6 +553,9 @@ def over_mesh(
       dtype: of the products in blocks, to which the sampler may round their parameters; None for
         that of the parameters.
       start: see `over_seeds`.
+      flat_up_to: up to so many parameters are whole in an update: those of which the optimizer
+        makes one vector, see `optimizers.flat_if_small`. Of shards it would cost hundreds of
+        permutations.
 
     Returns:
       The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
@@ -571,8 +576,8 @@ def over_mesh(
         read = state.params._replace(value=None)
         if dtype is not None:
             read = jax.tree_util.tree_map_with_path(rounded, read)
-        whole = shardings(state._replace(params=read), mesh, axes, TENSOR_PARALLEL)
-        held = jax.lax.with_sharding_constraint(read, whole.params)
+        gathered = shardings(state._replace(params=read), mesh, axes, TENSOR_PARALLEL)
+        held = jax.lax.with_sharding_constraint(read, gathered.params)
         held = held._replace(value=state.params.value)
         sampled, batch = stacked.sample(state._replace(params=held))
         return place(sampled._replace(params=state.params)), batch
@@ -582,7 +587,13 @@ def over_mesh(
         return leaf.astype(dtype) if of_block else leaf
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        state, metrics = stacked.update(place(state), batch)
-        return place(state), metrics
+        sizes = [leaf.size for leaf in jax.tree.leaves(state.params.trained())]
+        around = whole if sum(sizes) <= flat_up_to * placement.num_seeds else place
+        state, metrics = stacked.update(around(place(state)), batch)
+        return place(around(state)), metrics
+
+    def whole(state: TrainState) -> TrainState:
+        where = shardings(state, mesh, axes, {}).params
+        return state._replace(params=jax.lax.with_sharding_constraint(state.params, where))
 
     return Learner(lambda start: place(stacked.init(start)), sample, update)
