@@ -39,11 +39,11 @@ class Report:
       fits: whether its memory is there.
       memory: bytes of a chip: `state`, `temporary`, `code`, `peak`, and where known `capacity` and
         `counted`, the peak of an iteration by its shapes alone.
-      counts: see `Counts`; None where the program did not fit.
+      counts: see `Counts`; None where the program did not fit or cannot be read.
       seconds: estimates by what may limit it: `products`, `memory`, `links`; `operations` from the
         compiler's count of cycles. Empty without public figures of the chip.
       compile_seconds: of this machine's processor.
-      why: the compiler's own words, where it does not fit.
+      why: the compiler's own words, where it has no counts.
     """
 
     machine: str
@@ -136,7 +136,11 @@ def compile_for(
         peak = {"peak": int(float(used[1]) * 2**30)} if used else {}
         return Report(machine.name, name, False, capacity | peak, None, {}, took, why=why)
     took = time.perf_counter() - begun
-    counts = Program(program.as_text() or "", chip.unit if chip else 128).counts()
+    counts, why = None, ""
+    try:
+        counts = Program(program.as_text() or "", chip.unit if chip else 128).counts()
+    except jax.errors.JaxRuntimeError as error:  # of v5p, with its updates of what is under way
+        why = f"its program cannot be read: {str(error).splitlines()[0]}"
     of = memory_of(program, arguments[0])
     analysis: Any = program.memory_analysis()
     memory = {
@@ -146,9 +150,8 @@ def compile_for(
         "peak": (of.peak or 0) + analysis.generated_code_size_in_bytes,
     }
     fits = chip is None or memory["peak"] <= chip.memory
-    return Report(
-        machine.name, name, fits, memory | capacity, counts, _seconds(counts, machine), took
-    )
+    seconds = {} if counts is None else _seconds(counts, machine)
+    return Report(machine.name, name, fits, memory | capacity, counts, seconds, took, why)
 
 
 def _exceeded(words: str) -> str:
@@ -174,10 +177,9 @@ def _seconds(counts: Counts, machine: Machine) -> dict[str, float]:
 def lines(report: Report) -> Iterator[str]:
     """The report for people to read."""
     memory = {name: filesize.decimal(size) for name, size in report.memory.items()}
-    if report.counts is None:
+    if "state" not in memory:
         yield f"{report.machine}: {report.program} does not fit: {report.why}; try {SMALLER}"
         return
-    counts = report.counts
     of = f" of {memory['capacity']}" if "capacity" in memory else ""
     yield (
         f"{report.machine}: {report.program} {'fits' if report.fits else 'does not fit'}: a chip "
@@ -185,6 +187,20 @@ def lines(report: Report) -> Iterator[str]:
         f"{memory['code']} of code, {memory['peak']}{of} at its peak"
         + (f", {memory['counted']} by its shapes" if "counted" in memory else "")
     )
+    if report.counts is not None:
+        yield from _counted(report.counts)
+    else:
+        yield f"  not counted: {report.why}"
+    if report.seconds:
+        each = ", ".join(
+            f"{name} {seconds * 1e3:,.2f} ms" for name, seconds in report.seconds.items()
+        )
+        yield f"  takes about, each alone: {each}; limited by {report.limit}"
+    yield f"  compiled in {report.compile_seconds:.1f} s"
+
+
+def _counted(counts: Counts) -> Iterator[str]:
+    """What a program does."""
     padding = 1 - counts.flops / counts.padded if counts.padded else 0.0
     idle = 1 - counts.useful / counts.bytes if counts.bytes else 0.0
     yield (
@@ -205,12 +221,6 @@ def lines(report: Report) -> Iterator[str]:
         yield f"  counted {turns}: {loop}"
     for target, calls in counts.uncounted.items():
         yield f"  not counted: what {calls:,.0f} calls of {target} compute"
-    if report.seconds:
-        each = ", ".join(
-            f"{name} {seconds * 1e3:,.2f} ms" for name, seconds in report.seconds.items()
-        )
-        yield f"  takes about, each alone: {each}; limited by {report.limit}"
-    yield f"  compiled in {report.compile_seconds:.1f} s"
 
 
 def amount(number: float) -> str:
