@@ -43,14 +43,14 @@ WRONG = [
     ),
     Wrong(
         "parts of the logits are computed on every device",
-        "run.devices.parallel",
+        "run.devices.sharding",
         "return (function if whole else local)(params, rows)",
         "return function(params, rows)",
         ("test_sharding.py::test_parts_of_the_logits_are_computed_where_their_rows_are",),
     ),
     Wrong(
         "what the sampler rounded is trained",
-        "run.devices.parallel",
+        "run.devices.sharding",
         "place(sampled._replace(params=state.params))",
         "place(sampled)",
         ("test_sharding.py::test_what_is_sampled_with_is_rounded_and_what_is_trained_is_not",),

@@ -19,6 +19,7 @@ from jaxrl_po.run.ahead.topology import Machine
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import memory_of
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.types import TrainState
@@ -66,7 +67,7 @@ class Report:
 
 
 def reports(
-    job: Job, placement: Placement, axes: parallel.LogicalAxes | None, machine: Machine
+    job: Job, placement: Placement, axes: LogicalAxes | None, machine: Machine
 ) -> Iterator[Report]:
     """One report for each program of an iteration, as each is compiled; nothing is trained.
 
@@ -79,12 +80,12 @@ def reports(
         yield compile_for(name, function, arguments, machine)
 
 
-def state_like(job: Job, placement: Placement, axes: parallel.LogicalAxes | None) -> TrainState:
+def state_like(job: Job, placement: Placement, axes: LogicalAxes | None) -> TrainState:
     """Shapes, dtypes and shardings of the state."""
     shapes = jax.eval_shape(job.learner.init, job.start)
     mesh = parallel.make_mesh(placement)
     if axes is not None and placement.cuts_params:
-        placed = parallel.shardings(shapes, mesh, axes, parallel.rules_of(placement))
+        placed = shardings(shapes, mesh, axes, parallel.rules_of(placement))
     else:
         placed = jax.tree.map(
             lambda spec, tree: jax.tree.map(lambda _: NamedSharding(mesh, spec), tree),

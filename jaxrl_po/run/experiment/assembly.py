@@ -12,6 +12,7 @@ from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
+from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
@@ -61,7 +62,7 @@ class Setup(NamedTuple):
     test: Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]] | None = None
     initial: str = ""
     examples: programs.Examples | None = None
-    axes: parallel.LogicalAxes | None = None
+    axes: LogicalAxes | None = None
     dtype: Any = None
     host: programs.Host | None = None
     rewarded: HostScore | None = None

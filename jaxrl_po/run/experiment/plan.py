@@ -10,6 +10,7 @@ from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.experiment import assembly, extras, flags, microbatches, optimization, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
@@ -58,7 +59,7 @@ class Plan(NamedTuple):
     initial: str = ""
     rewarded: HostScore | None = None
     placement: Placement | None = None
-    axes: parallel.LogicalAxes | None = None
+    axes: LogicalAxes | None = None
     counted: int | None = None
     refit: "Callable[[int], Plan | None] | None" = None
 
