@@ -35,6 +35,21 @@ def test_a_loop_of_a_tpu_counts_as_often_as_it_turns():
     assert found.bounds == {}
 
 
+def test_a_gather_beside_a_product_counts_once_and_a_scattered_sum_as_such():
+    """As a TPU's compiler writes both: every fusion names the gather that it carries on."""
+    text = (Path(__file__).parent / "golden_tpu_gather.hlo").read_text(encoding="utf-8")
+    found = counting.Program(text).counts()
+    gathered, summed = 64 * 64 * 2, 64 * 64 * 4
+    assert found.collectives == {
+        "all-gather": counting.Transfer(1, gathered, 3 / 4 * gathered),
+        "reduce-scatter": counting.Transfer(1, summed, 3 / 4 * summed),
+    }
+    assert found.flops == 2 * 32 * 64 * 16
+    # The shard once and the whole; the product; a slice, though into the chip's memory; the sum.
+    moved = 64 * 16 * 2 + gathered, (32 * 64 + 64 * 16 + 32 * 16) * 2, 64 * 2, 5 / 4 * summed
+    assert found.bytes == sum(moved)
+
+
 def test_a_loop_that_may_end_early_counts_to_its_bound_and_says_so():
     text = TPU.replace(
         "ROOT %lt = pred[]{:T(512)} compare(%j, %n), direction=LT",

@@ -1,5 +1,6 @@
 """Sharded parameters: the same numbers, one shard per device, checkpoints that fit any mesh."""
 
+import functools
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import language, optimizers
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run.devices import parallel
+from jaxrl_po.language.unembedding import Unembedded
+from jaxrl_po.run.ahead import counts as counting
+from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
 from jaxrl_po.run.store.checkpoint import Store
@@ -34,7 +37,8 @@ def learner(algorithm, placement):
     model, critic = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
     if placement.cuts_params:
         model, critic = (
-            each.clone(constrain=parallel.rows_over_data(placement)) for each in (model, critic)
+            each.clone(constrain=sharding.rows_over_data(parallel.make_mesh(placement)))
+            for each in (model, critic)
         )
     sizes = {"num_prompts": 8, "group_size": 2, "process_reward": True}
     optimizer = optimizers.adam(1e-2, max_grad_norm=1.0, flat_up_to=0)
@@ -44,6 +48,12 @@ def learner(algorithm, placement):
         )
     problem = language.make_problem(TASK, model, critic=critic, **sizes)
     return ppo.make(ppo.Config(num_epochs=1, num_minibatches=1), problem, optimizer)
+
+
+def over_mesh(learner, placement, **options):
+    mesh, rules = parallel.make_mesh(placement), parallel.rules_of(placement)
+    seeds = {"num_seeds": placement.num_seeds}
+    return sharding.over_mesh(learner, mesh, LOGICAL_AXES, rules, **seeds, **options)
 
 
 class Run(NamedTuple):
@@ -58,7 +68,7 @@ class Run(NamedTuple):
 def run(algorithm, placement):
     one = learner(algorithm, placement)
     if placement.cuts_params:
-        placed = parallel.over_mesh(one, placement, LOGICAL_AXES)
+        placed = over_mesh(one, placement, flat_up_to=0)
     else:
         placed = over_seeds(one, placement.num_seeds)
     before = jax.jit(placed.init)(jax.random.split(jax.random.key(0), 2)[: placement.num_seeds])
@@ -178,6 +188,46 @@ def test_rows_are_cut_through_sampling_and_training():
         assert f"f32[{whole},12]" not in program
 
 
+def test_what_is_sampled_with_is_rounded_and_what_is_trained_is_not():
+    placed = over_mesh(learner("ppo", ROW), ROW, dtype=jnp.bfloat16)
+    state = jax.eval_shape(placed.init, jax.random.split(jax.random.key(0), 1))
+    program = str(jax.make_jaxpr(placed.sample)(state))
+    width, hidden = SIZES.width, SIZES.mlp_width
+    assert f"bf16[1,1,{width},{hidden}]" in program
+    after = jax.eval_shape(placed.sample, state)[0]
+    assert {leaf.dtype for leaf in jax.tree.leaves(after.params)} == {jnp.dtype("float32")}
+
+
+def test_parts_of_the_logits_are_computed_where_their_rows_are():
+    mesh, over = parallel.make_mesh(ROW), sharding.over_rows(parallel.make_mesh(ROW))
+    keys = jax.random.split(jax.random.key(0), 3)
+    hidden, matrix = jax.random.normal(keys[0], (8, 6, 4)), jax.random.normal(keys[1], (4, 32))
+    weight = jax.random.normal(keys[2], (8, 6))
+
+    def gradients(hidden, matrix, at_once, **own):
+        def value(hidden, matrix):
+            return (weight * Unembedded(hidden, matrix, at_once=at_once, **own).entropy()).sum()
+
+        return jax.grad(value, argnums=(0, 1))(hidden, matrix)
+
+    want = jax.jit(gradients, static_argnums=2)(hidden, matrix, 32 * 48)
+    places = [jax.NamedSharding(mesh, axes) for axes in (P("data"), P("data", None))]
+    placed = jax.device_put((hidden, matrix), tuple(places))
+    found = []
+    for rows in (12, 3):  # of the 12 of a device
+        of_rows = functools.partial(gradients, at_once=32 * rows, over_rows=over)
+        program = jax.jit(of_rows, out_shardings=tuple(places)).lower(*placed).compile()
+        found.append(counting.Program(program.as_text()).counts().collectives)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            program(*placed),
+            want,
+        )
+    whole, parts = found
+    assert parts == whole
+    assert 0 < sum(transfer.count for transfer in whole.values()) <= 3
+
+
 def test_every_matrix_of_the_transformer_is_in_the_table():
     for switches in ({}, {"gated": False, "tied": True, "kv_heads": 1}):
         model = language.ModelSettings(**{**vars(SIZES), **switches}).build(14)
@@ -192,14 +242,14 @@ def test_every_matrix_of_the_transformer_is_in_the_table():
 def test_what_does_not_divide_stays_whole():
     mesh = parallel.make_mesh(Placement(1, 1, 2, 4))
     path = (jax.tree_util.DictKey("output"), jax.tree_util.DictKey("kernel"))
-    rules = parallel.FULLY_SHARDED | parallel.TENSOR_PARALLEL
+    rules = sharding.FULLY_SHARDED | sharding.TENSOR_PARALLEL
     for shape, want in (
         ((8, 8), P("data", "model")),
         ((7, 8), P(None, "model")),
         ((8, 6), P("data", None)),
         ((8,), P()),
     ):
-        assert parallel.partition(path, shape, mesh, LOGICAL_AXES, rules) == want
-    assert parallel.partition(path[:1], (8, 8), mesh, LOGICAL_AXES, rules) == P()
-    assert parallel.partition((), (8, 8), mesh, LOGICAL_AXES, rules) == P()
-    assert parallel.rules_of(Placement(1, 1, 2)) == parallel.TENSOR_PARALLEL
+        assert sharding.partition(path, shape, mesh, LOGICAL_AXES, rules) == want
+    assert sharding.partition(path[:1], (8, 8), mesh, LOGICAL_AXES, rules) == P()
+    assert sharding.partition((), (8, 8), mesh, LOGICAL_AXES, rules) == P()
+    assert parallel.rules_of(Placement(1, 1, 2)) == sharding.TENSOR_PARALLEL

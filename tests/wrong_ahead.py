@@ -4,7 +4,29 @@ from wrong import Wrong
 
 LOOP = "test_ahead.py::test_a_loop_of_a_tpu_counts_as_often_as_it_turns"
 KERNELS = "test_ahead.py::test_kernels_that_are_not_hlo_are_named_and_what_follows_them_is_counted"
+GATHER = "test_ahead.py::test_a_gather_beside_a_product_counts_once_and_a_scattered_sum_as_such"
 WRONG = [
+    Wrong(
+        "a gather counts in each fusion that carries it on",
+        "run.ahead.counts",
+        'self._begun |= {channel} - {""}',
+        "self._begun |= set()",
+        (GATHER,),
+    ),
+    Wrong(
+        "a group over one axis of a mesh is the whole mesh",
+        "run.ahead.counts",
+        "for axis in re.findall(r\"'(\\w+)'\", mesh[2])",
+        "for axis in sizes",
+        (GATHER,),
+    ),
+    Wrong(
+        "a slice into the chip's memory is read from nowhere",
+        "run.ahead.counts",
+        'part.layout.replace("S(1)", "")',
+        "part.layout",
+        (GATHER,),
+    ),
     Wrong(
         "the body of a loop counts once",
         "run.ahead.counts",
@@ -18,6 +40,20 @@ WRONG = [
         "inner = self._sliced(called, called.parameter(user.operands.index(name)))",
         "inner = None",
         (LOOP,),
+    ),
+    Wrong(
+        "parts of the logits are computed on every device",
+        "run.devices.sharding",
+        "return (function if whole else local)(params, rows)",
+        "return function(params, rows)",
+        ("test_sharding.py::test_parts_of_the_logits_are_computed_where_their_rows_are",),
+    ),
+    Wrong(
+        "what the sampler rounded is trained",
+        "run.devices.sharding",
+        "place(sampled._replace(params=state.params))",
+        "place(sampled)",
+        ("test_sharding.py::test_what_is_sampled_with_is_rounded_and_what_is_trained_is_not",),
     ),
     Wrong(
         "a ring sends a sum once",

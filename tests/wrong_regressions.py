@@ -29,8 +29,8 @@ WRONG = [
     Wrong(
         "a resumed run chooses its microbatches anew",
         "run.experiment.plan",
-        "microbatches.FLAG not in (settings if before else given)",
-        "microbatches.FLAG not in given",
+        "microbatches.FLAG in (settings if before else given)",
+        "microbatches.FLAG in given",
         (
             "test_microbatches.py::test_a_program_that_needs_more_than_was_counted_is_compiled_again",
         ),

@@ -44,10 +44,10 @@ ADAPTERS = ("--lora.rank=16",)
 PLACES = {
     "smollm2-135m": [("tpu:v5e:2x4", "data:8", 64)],
     "qwen2.5-0.5b": [("tpu:v5e:2x4", "data:8", 64)],
-    "qwen3-4b": [("tpu:v5e:16x16", "data:64,model:4", 128)],
+    "qwen3-4b": [("tpu:v5e:16x16", "data:64,model:4", 64)],
     "llama3.1-8b": [
-        ("tpu:v5e:16x16", "data:64,model:4", 128),
-        ("tpu:v5p:4x4x4", "data:16,model:4", 128),
+        ("tpu:v5e:16x16", "data:64,model:4", 64),
+        ("tpu:v5p:4x4x4", "data:16,model:4", 64),
     ],
 }
 
@@ -65,14 +65,13 @@ def rows() -> Iterator[Row]:
             for algorithm in ("grpo", "ppo"):
                 for adapters in (ADAPTERS, ()):
                     name = f"{algorithm} {shape}, {'adapters' if adapters else 'all parameters'}"
-                    large = ("--shard_params", "--config.num_microbatches=2")
                     yield Row(
                         name,
                         machine,
                         (
                             *(*LANGUAGE, f"--algorithm={algorithm}", f"--model.shape={shape}"),
                             *(f"--problem.num_prompts={prompts}", f"--mesh={mesh}", *adapters),
-                            *(large if "model" in mesh else ()),
+                            *(("--shard_params",) if "model" in mesh else ()),
                         ),
                     )
 
@@ -106,21 +105,26 @@ def measure(row: Row, seconds: int) -> dict[str, Any]:
 def line(row: Mapping[str, Any]) -> str:
     """A row of the table."""
     head = f"| {row['name']} | {row['machine'].removeprefix('tpu:')} |"
-    if row.get("error") or not row["counts"]:
+    memory = row.get("memory", {})
+    if "state" not in memory:
         return f"{head} {row.get('error') or row['why']} | | | | |\n"
-    counts, memory = row["counts"], row["memory"]
+    held = [memory[name] for name in ("state", "peak", "counted") if name in memory]
+    head += f" {' / '.join(map(filesize.decimal, held))} |"
+    if not row["counts"]:
+        return f"{head} {row['why']} | | | |\n"
+    counts = row["counts"]
+    padding = 1 - counts["flops"] / (counts["padded"] or 1)
     sent = sum(transfer["sent"] for transfer in counts["collectives"].values())
     limit = max(row["seconds"], key=row["seconds"].get)
     return (
-        f"{head} {filesize.decimal(memory['state'])} / {filesize.decimal(memory['peak'])} | "
-        f"{amount(counts['flops'])}FLOP, {1 - counts['flops'] / (counts['padded'] or 1):.0%} | "
+        f"{head} {amount(counts['flops'])}FLOP, {padding:.0%} | "
         f"{filesize.decimal(int(counts['bytes']))} | {filesize.decimal(int(sent))} | "
         f"{1e3 * row['seconds'][limit]:,.1f} ms, {limit} |\n"
     )
 
 
 HEADER = (
-    "| program | machine | state / peak of a chip | products, padding | to and from memory | "
+    "| program | machine | state / peak / by shapes | products, padding | to and from memory | "
     "sent | about |\n|---|---|---:|---:|---:|---:|---:|\n"
 )
 

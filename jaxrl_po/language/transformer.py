@@ -102,6 +102,7 @@ class Transformer(nn.Module):
         not held. It has no forward derivative.
       constrain: sharding constraint on the activations `[M, D]` between blocks; the default has
         none.
+      over_rows: `over_rows(f)(params, rows)` is `f(params, rows)` where the rows are; by default f.
       target: what it is compiled for; None for `backend.here()`.
     """
 
@@ -131,6 +132,7 @@ class Transformer(nn.Module):
     remat: bool = False
     fused_attention: bool = False
     constrain: Callable[[jax.Array], jax.Array] = lambda x_MxD: x_MxD
+    over_rows: Callable[..., Any] = lambda function: function
     target: Target | None = None
 
     @nn.compact

@@ -81,7 +81,8 @@ class Unembedded:
     Attributes:
       hidden: `[E*, D]`, float32 at least.
       matrix: `[D, V]`.
-      at_once: logits that are held at a time.
+      at_once: logits that are held at a time, on each device.
+      over_rows: see `Transformer`.
       kept: `[E*, K]`, int32, the tokens that the policy is restricted to, see `restricted`; None
         for all.
     """
@@ -89,6 +90,9 @@ class Unembedded:
     hidden: jax.Array
     matrix: jax.Array
     at_once: int = dataclasses.field(default=AT_ONCE, metadata={"static": True})
+    over_rows: Callable[..., Any] = dataclasses.field(
+        default=lambda function: function, metadata={"static": True}
+    )
     kept: jax.Array | None = None
 
     @property
@@ -177,10 +181,13 @@ class Unembedded:
             )
             return function(*distributions, *arrays)
 
-        # Computed again, what is held would take as much memory.
-        held = self.hidden.size // self.hidden.shape[-1] <= at_once
-        of_rows = of_some if held else jax.checkpoint(of_some)
-        found = _map_rows(lambda rows: of_rows(matrices, *rows), split, at_once)
+        def of_all(matrices: list[jax.Array], rows: Any) -> Any:
+            # Computed again, what is held would take as much memory.
+            held = jax.tree.leaves(rows)[0].shape[0] <= at_once
+            of_rows = of_some if held else jax.checkpoint(of_some)
+            return _map_rows(lambda part: of_rows(matrices, *part), rows, at_once)
+
+        found = self.over_rows(of_all)(matrices, split)
         return jax.tree.map(lambda x: x.reshape(shape), found)
 
 
@@ -238,7 +245,8 @@ def next_tokens(
         logits, _ = model.apply(params, tokens, pad, last=last, **reading)
         return restricted(some(logits) / temperature, kept)
     hidden, _ = model.apply(params, tokens, pad, last=last, unembed=False, **reading)
-    return Unembedded(some(hidden) / temperature, core.unembedding(whole), kept=kept)
+    matrix = core.unembedding(whole)
+    return Unembedded(some(hidden) / temperature, matrix, kept=kept, over_rows=core.over_rows)
 
 
 def _logits(hidden: jax.Array, matrix: jax.Array) -> jax.Array:

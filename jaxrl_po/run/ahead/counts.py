@@ -6,8 +6,9 @@ its known trip count, or by the constant that its condition compares a counter w
 
 import dataclasses
 import functools
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxrl_po.run.ahead import hlo, loops, products
 from jaxrl_po.run.ahead.hlo import ALIASES, Array, Computation, Instruction, arrays_of, source
@@ -118,6 +119,7 @@ class Program:
         self.unit = unit
         devices = re.search(r"(?:num_partitions|replica_count)=(\d+)", text[: text.find("\n")])
         self.devices = int(devices[1]) if devices else 1
+        self._begun = set[str]()  # channels of collectives that several fusions carry on
         self._cost = functools.cache(self._count)
 
     def counts(self) -> Counts:
@@ -128,7 +130,8 @@ class Program:
         """The counts of a computation; within a fusion nothing is moved and no kernel starts."""
         total, within = Counts(), self.computations[name]
         for each in within.of.values():
-            self._operation(total, within, each)
+            if not (fused and self._carried_on(each)):
+                self._operation(total, within, each, name)
             if not fused:
                 self._movement(total, within, each)
             called = list(each.called())
@@ -146,8 +149,19 @@ class Program:
                     total.add(self._cost(computation, inside))
         return total
 
-    def _operation(self, total: Counts, within: Computation, each: Instruction) -> None:
+    def _carried_on(self, each: Instruction) -> bool:
+        """Whether it is a collective that another fusion began: one beside products is in each."""
+        channel = each.attribute("channel_id") if each.opcode in COLLECTIVES else ""
+        begun = channel in self._begun
+        self._begun |= {channel} - {""}
+        return begun
+
+    def _operation(
+        self, total: Counts, within: Computation, each: Instruction, name: str = ""
+    ) -> None:
         kind = each.opcode.removesuffix("-start")
+        if name.startswith("all-reduce-scatter"):  # the sum, of which a chip keeps its part
+            kind = kind.replace("all-reduce", "reduce-scatter")
         if kind in COLLECTIVES:
             members = self._members(each)
             size = sum(a.bytes for a in self._moved(within, each, kind))
@@ -185,6 +199,9 @@ class Program:
             return int(iota[2])
         if lists := re.search(r"replica_groups=\{\{([\d,]*)\}", each.rest):
             return lists[1].count(",") + 1
+        if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", each.rest):
+            sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+            return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh[2]))
         return max(self.devices, 2)
 
     def _movement(self, total: Counts, within: Computation, each: Instruction) -> None:
@@ -203,20 +220,22 @@ class Program:
     def _read(self, within: Computation, each: Instruction) -> Iterator[Array]:
         """What is read: of an operand that is only sliced, the slices."""
         if each.opcode in ("dynamic-slice", "slice", "gather"):
-            yield from each.arrays
+            yield from _where(each.arrays, arrays_of(within, each.operands[0]))
             return
         if each.opcode == "dynamic-update-slice":
             yield from arrays_of(within, each.operands[1])
             return
         body = self.computations[dict(each.called())["calls"]] if each.opcode == "fusion" else None
+        passed = {operand for _, operand in _passed(body, each)}
         for number, operand in enumerate(each.operands):
+            if number in passed:
+                continue
             whole = arrays_of(within, operand)
             parts = None if body is None else self._sliced(body, body.parameter(number))
             if parts is None:
                 yield from whole
             else:
-                layout = whole[0].layout if whole and whole[0].on_chip else ""
-                yield from (part._replace(layout=layout or part.layout) for part in parts)
+                yield from _where(parts, whole)
 
     def _sliced(self, body: Computation, name: str) -> list[Array] | None:
         """What is read of a value within a fusion; None for all of it."""
@@ -253,13 +272,31 @@ class Program:
         body = self.computations[dict(each.called())["calls"]]
         root = body.of[body.root]
         outputs = [body.of[o] for o in root.operands] if root.opcode == "tuple" else [root]
-        for output, array in zip(outputs, each.arrays, strict=False):
+        passed = {output for output, _ in _passed(body, each)}
+        for number, (output, array) in enumerate(zip(outputs, each.arrays, strict=False)):
+            if number in passed:
+                continue
             output = source(body, output)
             if output.opcode == "dynamic-update-slice":
                 update = arrays_of(body, output.operands[1])[0]
                 yield update._replace(layout=array.layout if array.on_chip else update.layout)
             else:
                 yield array
+
+
+def _where(parts: Sequence[Array], whole: Sequence[Array]) -> Iterator[Array]:
+    """Parts of an array in the memory in which it lies, wherever they are put."""
+    for part in parts:
+        here = whole[0].layout if whole and whole[0].on_chip else part.layout.replace("S(1)", "")
+        yield part._replace(layout=here)
+
+
+def _passed(body: Computation | None, each: Instruction) -> list[tuple[int, int]]:
+    """Outputs and operands that a fusion passes on for a collective beside its products."""
+    if body is None or not any(inner.opcode in COLLECTIVES for inner in body.of.values()):
+        return []
+    pairs = re.findall(r"\{(\d*)\}: \((\d+), ", each.rest)
+    return [(int(output or 0), int(operand)) for output, operand in pairs]
 
 
 def _operation_name(each: Instruction) -> str:

@@ -19,6 +19,7 @@ from jaxrl_po.run.ahead.topology import Machine
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import memory_of
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.types import TrainState
@@ -37,12 +38,13 @@ class Report:
       machine: as it was asked for.
       program: which one of the run, and what one call of it is.
       fits: whether its memory is there.
-      memory: bytes of a chip: `state`, `temporary`, `code`, `peak`, and `capacity` where known.
-      counts: see `Counts`; None where the program did not fit.
+      memory: bytes of a chip: `state`, `temporary`, `code`, `peak`, and where known `capacity` and
+        `counted`, the peak of an iteration by its shapes alone.
+      counts: see `Counts`; None where the program did not fit or cannot be read.
       seconds: estimates by what may limit it: `products`, `memory`, `links`; `operations` from the
         compiler's count of cycles. Empty without public figures of the chip.
       compile_seconds: of this machine's processor.
-      why: the compiler's own words, where it does not fit.
+      why: the compiler's own words, where it has no counts.
     """
 
     machine: str
@@ -65,7 +67,7 @@ class Report:
 
 
 def reports(
-    job: Job, placement: Placement, axes: parallel.LogicalAxes | None, machine: Machine
+    job: Job, placement: Placement, axes: LogicalAxes | None, machine: Machine
 ) -> Iterator[Report]:
     """One report for each program of an iteration, as each is compiled; nothing is trained.
 
@@ -78,12 +80,12 @@ def reports(
         yield compile_for(name, function, arguments, machine)
 
 
-def state_like(job: Job, placement: Placement, axes: parallel.LogicalAxes | None) -> TrainState:
+def state_like(job: Job, placement: Placement, axes: LogicalAxes | None) -> TrainState:
     """Shapes, dtypes and shardings of the state."""
     shapes = jax.eval_shape(job.learner.init, job.start)
     mesh = parallel.make_mesh(placement)
     if axes is not None and placement.cuts_params:
-        placed = parallel.shardings(shapes, mesh, axes, parallel.rules_of(placement))
+        placed = shardings(shapes, mesh, axes, parallel.rules_of(placement))
     else:
         placed = jax.tree.map(
             lambda spec, tree: jax.tree.map(lambda _: NamedSharding(mesh, spec), tree),
@@ -130,12 +132,16 @@ def compile_for(
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        took = time.perf_counter() - begun
-        return Report(
-            machine.name, name, False, capacity, None, {}, took, why=_exceeded(str(error))
-        )
+        took, why = time.perf_counter() - begun, _exceeded(str(error))
+        used = re.match(r"Used ([\d.]+)G", why)
+        peak = {"peak": int(float(used[1]) * 2**30)} if used else {}
+        return Report(machine.name, name, False, capacity | peak, None, {}, took, why=why)
     took = time.perf_counter() - begun
-    counts = Program(program.as_text() or "", chip.unit if chip else 128).counts()
+    counts, why = None, ""
+    try:
+        counts = Program(program.as_text() or "", chip.unit if chip else 128).counts()
+    except jax.errors.JaxRuntimeError as error:  # of v5p, with its updates of what is under way
+        why = f"its program cannot be read: {str(error).splitlines()[0]}"
     of = memory_of(program, arguments[0])
     analysis: Any = program.memory_analysis()
     memory = {
@@ -145,9 +151,8 @@ def compile_for(
         "peak": (of.peak or 0) + analysis.generated_code_size_in_bytes,
     }
     fits = chip is None or memory["peak"] <= chip.memory
-    return Report(
-        machine.name, name, fits, memory | capacity, counts, _seconds(counts, machine), took
-    )
+    seconds = {} if counts is None else _seconds(counts, machine)
+    return Report(machine.name, name, fits, memory | capacity, counts, seconds, took, why)
 
 
 def _exceeded(words: str) -> str:
@@ -173,16 +178,30 @@ def _seconds(counts: Counts, machine: Machine) -> dict[str, float]:
 def lines(report: Report) -> Iterator[str]:
     """The report for people to read."""
     memory = {name: filesize.decimal(size) for name, size in report.memory.items()}
-    if report.counts is None:
+    if "state" not in memory:
         yield f"{report.machine}: {report.program} does not fit: {report.why}; try {SMALLER}"
         return
-    counts = report.counts
     of = f" of {memory['capacity']}" if "capacity" in memory else ""
     yield (
         f"{report.machine}: {report.program} {'fits' if report.fits else 'does not fit'}: a chip "
         f"holds {memory['state']} of state, {memory['temporary']} of temporaries and "
         f"{memory['code']} of code, {memory['peak']}{of} at its peak"
+        + (f", {memory['counted']} by its shapes" if "counted" in memory else "")
     )
+    if report.counts is not None:
+        yield from _counted(report.counts)
+    else:
+        yield f"  not counted: {report.why}"
+    if report.seconds:
+        each = ", ".join(
+            f"{name} {seconds * 1e3:,.2f} ms" for name, seconds in report.seconds.items()
+        )
+        yield f"  takes about, each alone: {each}; limited by {report.limit}"
+    yield f"  compiled in {report.compile_seconds:.1f} s"
+
+
+def _counted(counts: Counts) -> Iterator[str]:
+    """What a program does."""
     padding = 1 - counts.flops / counts.padded if counts.padded else 0.0
     idle = 1 - counts.useful / counts.bytes if counts.bytes else 0.0
     yield (
@@ -203,12 +222,6 @@ def lines(report: Report) -> Iterator[str]:
         yield f"  counted {turns}: {loop}"
     for target, calls in counts.uncounted.items():
         yield f"  not counted: what {calls:,.0f} calls of {target} compute"
-    if report.seconds:
-        each = ", ".join(
-            f"{name} {seconds * 1e3:,.2f} ms" for name, seconds in report.seconds.items()
-        )
-        yield f"  takes about, each alone: {each}; limited by {report.limit}"
-    yield f"  compiled in {report.compile_seconds:.1f} s"
 
 
 def amount(number: float) -> str:

@@ -1,14 +1,12 @@
 """Seeds are vmapped and sharded over devices, or the rows of each seed, or its parameters.
 
-For parameters, a table of logical axes and rules from those to mesh axes decide: the learner is the
-same one, made without a device axis. Under `jit`, arrays are global and the partitioner inserts the
-communication. Parameters, reference and optimizer state are looked up in one table, by the ends of
-their paths.
+For parameters, see `sharding`, the learner is the same one, made without a device axis. Under
+`jit`, arrays are global and the partitioner inserts the communication.
 """
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,26 +18,25 @@ from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.seeds import over_seeds, stack
+from jaxrl_po.run.devices.sharding import (
+    FULLY_SHARDED,
+    TENSOR_PARALLEL,
+    LogicalAxes,
+    Rules,
+    by_axes,
+    over_mesh,
+)
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
     CollectorState,
     Learner,
-    Metrics,
     PyTree,
     TrainState,
 )
 
 # Rows per device below which the all-reduce of gradients costs more than sharding them saves.
 MIN_ROWS = 16
-
-LogicalAxes = Mapping[tuple[str, ...], tuple[str, ...]]
-"""The last two names of a parameter's path to its logical axes; others are not sharded."""
-Rules = Mapping[str, str]
-"""Logical axis to mesh axis; an axis that is left out is not sharded."""
-
-FULLY_SHARDED: Rules = {"embed": "data"}
-TENSOR_PARALLEL: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocab": "model"}
 
 
 class Placement(NamedTuple):
@@ -359,7 +356,12 @@ def replicated(placement: Placement) -> NamedSharding:
 
 
 def over_devices(
-    learner: Learner, placement: Placement, *, axes: LogicalAxes | None = None, start: Any = 0
+    learner: Learner,
+    placement: Placement,
+    *,
+    axes: LogicalAxes | None = None,
+    dtype: Any = None,
+    start: Any = 0,
 ) -> Learner:
     """The learner over stacked seeds and devices.
 
@@ -370,6 +372,7 @@ def over_devices(
       learner: of one seed.
       placement: see `choose`.
       axes: of a model whose parameters the placement may shard, see `over_mesh`.
+      dtype: see `over_mesh`.
       start: see `over_seeds`.
 
     Returns:
@@ -377,7 +380,15 @@ def over_devices(
       except for the order of floating-point sums.
     """
     if axes is not None and placement.cuts_params:
-        return over_mesh(learner, placement, axes, start=start)
+        return over_mesh(
+            learner,
+            make_mesh(placement),
+            axes,
+            rules_of(placement),
+            num_seeds=placement.num_seeds,
+            dtype=dtype,
+            start=start,
+        )
     if placement.num_devices == 1:
         return over_seeds(learner, placement.num_seeds, start=start, target=placement.target)
     each = placement.num_seeds // placement.seed_devices
@@ -403,127 +414,3 @@ def over_devices(
 def rules_of(placement: Placement) -> Rules:
     """Tensor parallel over `model`, and with `shard_params` fully sharded over `data`."""
     return {**TENSOR_PARALLEL, **(FULLY_SHARDED if placement.shard_params else {})}
-
-
-def partition(path: Any, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, rules: Rules) -> P:
-    """The partition of one array of a state.
-
-    A dimension that its mesh axis does not divide is replicated, as is an array whose path ends
-    like a parameter's but which has another number of dimensions.
-
-    Args:
-      path: of the leaf, as `jax.tree_util` gives it. The path of an Adam moment ends with that of
-        its parameter.
-      shape: of the leaf.
-      mesh: see `make_mesh`.
-      axes: see `LogicalAxes`.
-      rules: see `Rules`.
-
-    Returns:
-      The partition; empty if the array is not in the table.
-
-    Example:
-      >>> from jax.tree_util import DictKey
-      >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
-      >>> path, axes = (DictKey("up"), DictKey("kernel")), {("up", "kernel"): ("embed", "mlp")}
-      >>> partition(path, (8, 6), mesh, axes, {"embed": "data", "mlp": "model"})
-      P('data', 'model')
-    """
-    logical = axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
-    if len(logical) != len(shape):
-        return P()
-    pairs = zip(map(rules.get, logical), shape, strict=True)
-    return P(*(name if name and size % mesh.shape[name] == 0 else None for name, size in pairs))
-
-
-def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> TrainState:
-    """The sharding of every leaf of a stacked state.
-
-    Args:
-      state: stacked over seeds, leaves (or shapes) `[S, …]`.
-      mesh: see `make_mesh`.
-      axes: see `LogicalAxes`.
-      rules: see `Rules`.
-
-    Returns:
-      A tree like `state` of `NamedSharding`s: seeds over `seed`; within a seed, parameters,
-      reference and optimizer state by their logical axes, `collector.sharded` over `data`, all else
-      replicated.
-    """
-    placed: TrainState = by_axes(state, mesh, axes, rules)
-    # Frozen parameters have no seed axis.
-    frozen = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, partition(path, leaf.shape, mesh, axes, rules)),
-        state.params.frozen,
-    )
-    placed = placed._replace(params=placed.params._replace(frozen=frozen))
-    rows = jax.tree.map(lambda _: NamedSharding(mesh, P("seed", "data")), state.collector.sharded)
-    return placed._replace(collector=placed.collector._replace(sharded=rows))
-
-
-def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> Any:
-    """The sharding of every leaf `[S, …]` of a tree: seeds over `seed`, and by its logical axes."""
-
-    def of(path: Any, leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
-
-    return jax.tree_util.tree_map_with_path(of, tree)
-
-
-def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:
-    """Shards the leading axis of activations over `data`, for `Transformer.constrain`.
-
-    This constraint decides how the work is split. With it, the compiler all-gathers a block's
-    parameters where the block uses them and reduce-scatters their gradient; without it, it may keep
-    the parameters in place and shard the width of the activations, with all rows on every device.
-    Caches and batches follow from it. Arrays whose rows the devices do not divide (the single row
-    of `init`) are not constrained.
-
-    Args:
-      placement: see `choose`.
-    """
-    rows = NamedSharding(make_mesh(placement), P("data"))
-
-    def constrain(x: jax.Array) -> jax.Array:
-        whole = x.shape[0] % placement.data_devices
-        return x if whole else jax.lax.with_sharding_constraint(x, rows)
-
-    return constrain
-
-
-def over_mesh(
-    learner: Learner, placement: Placement, axes: LogicalAxes, *, start: Any = 0
-) -> Learner:
-    """The learner over stacked seeds, with its parameters sharded over the mesh.
-
-    Args:
-      learner: of one seed, made without a device axis, of a model whose activations are constrained
-        by `rows_over_data`.
-      placement: see `choose`.
-      axes: see `LogicalAxes`.
-      start: see `over_seeds`.
-
-    Returns:
-      The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
-      except for the order of floating-point sums.
-    """
-    mesh, rules = make_mesh(placement), rules_of(placement)
-    stacked = over_seeds(learner, placement.num_seeds, start=start, spmd_axis_name="seed")
-
-    def place(state: TrainState) -> TrainState:
-        where = shardings(state, mesh, axes, rules)
-        placed: TrainState = jax.lax.with_sharding_constraint(state, where)
-        return placed
-
-    def sample(state: TrainState) -> tuple[TrainState, Batch]:
-        # The decode loop reads every parameter in each step: they are gathered once, before it.
-        whole = shardings(state, mesh, axes, TENSOR_PARALLEL)
-        held = jax.lax.with_sharding_constraint(state.params, whole.params)
-        state, batch = stacked.sample(place(state)._replace(params=held))
-        return place(state), batch
-
-    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        state, metrics = stacked.update(place(state), batch)
-        return place(state), metrics
-
-    return Learner(lambda start: place(stacked.init(start)), sample, update)

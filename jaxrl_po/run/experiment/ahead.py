@@ -1,13 +1,16 @@
 """An experiment compiled for a machine that need not be here; nothing is trained or written."""
 
+import dataclasses
 from collections.abc import Iterator
 
 from jaxrl_po.run.ahead import report, topology
 from jaxrl_po.run.ahead.report import Report
+from jaxrl_po.run.ahead.topology import Machine
 from jaxrl_po.run.experiment import extras, flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.experiment.plan import prepare, sections_of
+from jaxrl_po.run.experiment.microbatches import FLAG
+from jaxrl_po.run.experiment.plan import Plan, prepare, sections_of
 
 
 def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
@@ -43,4 +46,18 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
             raise UsageError(
                 f"--mesh must use all {len(described.devices)} devices of --compile_for={machine}"
             )
-        yield from report.reports(plan.job, plan.placement, plan.axes, described)
+        yield from _fitting(plan, described)
+
+
+def _fitting(plan: Plan, machine: Machine) -> Iterator[Report]:
+    """The reports of a plan, or of one with more microbatches where it does not fit."""
+    assert plan.placement is not None
+    counted = {} if plan.counted is None else {"counted": plan.counted}
+    number = plan.settings.get(FLAG, 1)
+    for each in report.reports(plan.job, plan.placement, plan.axes, machine):
+        peak = each.memory.get("peak", 0)
+        if not each.fits and plan.refit and (smaller := plan.refit(peak)):
+            yield from _fitting(smaller, machine)
+            return
+        name = f"{each.program} in {number} microbatches" if number > 1 else each.program
+        yield dataclasses.replace(each, program=name, memory=each.memory | counted)

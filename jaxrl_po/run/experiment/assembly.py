@@ -12,6 +12,7 @@ from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
+from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
@@ -33,6 +34,7 @@ class Setup(NamedTuple):
       examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` gets
         the key of the evaluation.
       axes: logical axes of the parameters, or None if they cannot be sharded.
+      dtype: of their products, see `parallel.over_mesh`.
       host: what runs on the host in each iteration, or None; it evaluates, in place of `evaluate`,
         and has examples of its own.
       rewarded: scores on the host, batches or what `host` makes; None if the program does.
@@ -60,7 +62,8 @@ class Setup(NamedTuple):
     test: Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]] | None = None
     initial: str = ""
     examples: programs.Examples | None = None
-    axes: parallel.LogicalAxes | None = None
+    axes: LogicalAxes | None = None
+    dtype: Any = None
     host: programs.Host | None = None
     rewarded: HostScore | None = None
     warm: Warm | None = None
@@ -227,7 +230,9 @@ def with_settings(learner_of: Callable[[Any], Learner], *, alone: bool) -> Learn
 def over_all(setup: Setup, placement: Placement) -> tuple[Learner, Warm | None]:
     """The learner and its warm start over all seeds and devices."""
     axes = setup.axes
-    over = functools.partial(parallel.over_devices, placement=placement, axes=axes)
+    over = functools.partial(
+        parallel.over_devices, placement=placement, axes=axes, dtype=setup.dtype
+    )
     each = functools.partial(parallel.each_seed, placement=placement, axes=axes)
     learner, warm, given = setup.learner, setup.warm, setup.given
     start: Any = 0 if given is None else (0, None)

@@ -13,7 +13,7 @@ from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.data import rewarding
-from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import methods, microbatches, models, optimization
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps, TrainState
@@ -199,7 +199,8 @@ def sharded(
         critic = sizes.build(start.task.tokenizer.size, outputs=1)
     if placement.cuts_params:
         models.require_shares(start, placement)
-        rows = parallel.rows_over_data(placement)
-        policy = policy.clone(constrain=rows)
+        mesh = parallel.make_mesh(placement)
+        rows, over_rows = sharding.rows_over_data(mesh), sharding.over_rows(mesh)
+        policy = policy.clone(constrain=rows, over_rows=over_rows)
         critic = critic and critic.clone(constrain=rows)
     return policy, critic

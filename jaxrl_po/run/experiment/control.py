@@ -22,6 +22,7 @@ from jaxrl_po.run.experiment import (
     beginning,
     flags,
     methods,
+    microbatches,
     optimization,
     suites,
     user_code,
@@ -341,6 +342,12 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         score="greedy_return",
         notes=notes,
         learner_of=learner_of,
+        need=functools.partial(
+            microbatches.of_rows,
+            sampling(options).rows(settings),
+            vars(records["config"]).get("num_minibatches", 1),
+            placement,
+        ),
         prompts=user_code.digest(options.demonstrations) if options.demonstrations else "",
     )
 

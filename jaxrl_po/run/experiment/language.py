@@ -158,6 +158,8 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         initial="warm_start_accuracy",
         rewarded=rewarded,
         need=composed.need,
+        axes=LOGICAL_AXES,
+        dtype=policy.dtype,
         given=composed.given or None,
         base=start.digest,
         prompts="" if data is None else models.digest(data, None),
@@ -179,13 +181,11 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             notes=tasks.epochs(shown, options.total_steps),
             test=measure(shown),
             examples=examples(task, policy, settings, options.show),
-            axes=LOGICAL_AXES,
             learner_of=functools.partial(composed.learner, None),
         )
     return whole(
         composed.learner(records["warm_start"]),
         **evaluations(composed, rewarded),
-        axes=LOGICAL_AXES,
         notes=(*notes(task, settings, start.base), *composed.filtered),
         explain=None if start.base is None else rewarding.explain_zero,
         warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),

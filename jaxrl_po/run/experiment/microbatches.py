@@ -13,6 +13,8 @@ from rich import filesize
 from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer
+from jaxrl_po.language.unembedding import AT_ONCE, HELD
+from jaxrl_po.run.ahead import topology
 from jaxrl_po.run.devices import processes, room
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment.assembly import Setup
@@ -21,6 +23,7 @@ from jaxrl_po.run.loop import programs
 from jaxrl_po.types import PyTree, TrainState
 
 FLAG = "config.num_microbatches"
+MOST = 64  # microbatches of what is not counted
 SHARE = 0.9  # of the memory that is free, of which other programs take some too
 
 
@@ -28,18 +31,24 @@ class Need(NamedTuple):
     """Memory of one device, counted from shapes.
 
     Attributes:
-      held: bytes whatever the number of microbatches: state and gradients.
+      held: bytes of an update whatever the number of microbatches: state, gradients, logits.
       kept: bytes that a backward pass over a minibatch keeps, if it is one microbatch.
       choices: the numbers of microbatches that divide a minibatch, ascending.
+      sampling: bytes while it samples: state, the copy of the policy that is read, its cache.
     """
 
     held: int
     kept: int
     choices: tuple[int, ...]
+    sampling: int = 0
 
     def needs(self, number: int) -> int:
-        """Bytes with that number of microbatches."""
+        """Bytes of an update with that number of microbatches."""
         return self.held + math.ceil(self.kept / number)
+
+    def peak(self, number: int) -> int:
+        """Bytes of an iteration with that number of microbatches."""
+        return max(self.needs(number), self.sampling)
 
     def choose(self, space: int) -> int:
         """The smallest number with which `space` bytes suffice, or else the largest.
@@ -60,7 +69,8 @@ class Need(NamedTuple):
           Need(held=100, kept=1200, choices=(4, 8))
         """
         kept = max(self.kept, (peak - self.held) * number)
-        return Need(self.held, kept, tuple(each for each in self.choices if each > number))
+        choices = tuple(each for each in self.choices if each > number)
+        return Need(self.held, kept, choices, self.sampling)
 
 
 class Fit(NamedTuple):
@@ -72,6 +82,7 @@ class Fit(NamedTuple):
       need: of a device.
       devices: of this process that are in use.
       job_of: settings of the method to the job.
+      there: bytes of a device that is described; None to look for those of this process.
     """
 
     records: Mapping[str, Any]
@@ -79,6 +90,7 @@ class Fit(NamedTuple):
     need: Need
     devices: int
     job_of: Callable[[Any], programs.Job]
+    there: int | None = None
 
     @property
     def number(self) -> int:
@@ -95,7 +107,7 @@ class Fit(NamedTuple):
         Raises:
           RunError: it fits with no number.
         """
-        there = space(self.devices)
+        there = self.there or space(self.devices)
         if there is None or peak <= there:
             return None
         need = self.need.corrected(self.number, peak)
@@ -126,6 +138,8 @@ def fit(
     setup: Setup,
     placement: Placement,
     make_job: Callable[[Setup], programs.Job],
+    *,
+    chosen: bool,
 ) -> Fit | None:
     """The run with the number that fits as counted; None where it cannot be chosen.
 
@@ -135,21 +149,29 @@ def fit(
       setup: with the number of `records`.
       placement: on devices.
       make_job: `job` of such a setup.
+      chosen: whether the number is given: then it is only counted, for devices that are described.
     """
-    learner_of, need = setup.learner_of, setup.need
-    if learner_of is None or need is None:
+    learner_of, need, described = setup.learner_of, setup.need, placement.described
+    if learner_of is None or need is None or (chosen and not described):
         return None
     needed: Need = need(jax.eval_shape(job.learner.init, job.start))
     devices = placement.num_devices // jax.process_count()
+    there = _of_chip(described) if described else space(devices)
     found = Fit(
         records,
         job,
         needed,
         devices,
         lambda method: make_job(setup._replace(learner=learner_of(method))),
+        there if described else None,
     )
-    there = space(devices)
-    return found if there is None else found.with_number(needed.choose(there))
+    return found if chosen or there is None else found.with_number(needed.choose(there))
+
+
+def _of_chip(described: Sequence[Any]) -> int | None:
+    """As `space`, of one of the devices that are described."""
+    chip = topology.chip_of(described[0])
+    return None if chip is None else int(SHARE * chip.memory)
 
 
 def space(devices: int) -> int | None:
@@ -160,6 +182,23 @@ def space(devices: int) -> int | None:
     """
     known = [each for each in processes.gather(room.free()) if each is not None]
     return int(SHARE * min(known) / (devices if backend.here().on_cpu else 1)) if known else None
+
+
+def of_rows(rows: int, num_minibatches: int, placement: Placement, state: TrainState) -> Need:
+    """What one device needs of which only the state is counted: its programs say the rest.
+
+    Natural steps with one microbatch keep the linearised policy for all products with the Fisher
+    matrix; with more, each product linearises it again.
+
+    Args:
+      rows: see `counted`.
+      num_minibatches: likewise.
+      placement: likewise.
+      state: likewise.
+    """
+    each = max(1, rows // placement.data_devices // num_minibatches)
+    choices = tuple(n for n in range(1, min(each, MOST) + 1) if each % n == 0)
+    return Need(2 * _bytes(state) // placement.seed_devices, 0, choices)
 
 
 def counted(
@@ -190,27 +229,65 @@ def counted(
     whole = max(1, of_minibatch // group)  # what microbatches divide
     prompt, completion = columns
     tokens = whole * (prompt + group * completion)
-    each = sum(activations(model, prompt + completion) for model in models)
+    each = sum(activations(model, prompt + completion, placement.model_devices) for model in models)
     seeds = placement.num_seeds // placement.seed_devices
     choices = tuple(n for n in range(1, whole + 1) if whole % n == 0)
-    return Need((frozen + of_seeds) // shards, seeds * tokens * each, choices)
+    held = (frozen + of_seeds) // shards + seeds * unembedding(models[0], tokens, placement)
+    own = (frozen + (_bytes(state) - frozen) // placement.seed_devices) // shards
+    rows_here = seeds * rows // placement.data_devices
+    read = sampling(models[0], state, placement, rows_here, prompt + completion)
+    return Need(held, seeds * tokens * each, choices, own + read)
 
 
 def _bytes(tree: PyTree) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def activations(model: Transformer, columns: int) -> int:
+def unembedding(policy: Transformer, tokens: int, placement: Placement) -> int:
+    """Bytes of the logits of a large vocabulary, and of the gathered matrix and its gradient.
+
+    Of the logits at a time: themselves, their softmax and their gradient.
+    """
+    if policy.vocabulary <= HELD:
+        return 0
+    logits = 3 * min(AT_ONCE, tokens * policy.vocabulary)
+    gathered = 2 * policy.vocabulary * policy.width if placement.shard_params else 0
+    return 4 * (logits + gathered) // placement.model_devices
+
+
+def sampling(
+    policy: Transformer, state: TrainState, placement: Placement, rows: int, columns: int
+) -> int:
+    """Bytes of a device while it samples so many rows, beside the state.
+
+    The blocks in the type of their products, where they are not held like that, and all that is
+    sharded over rows gathered; keys and values; three arrays of logits. A gathered matrix of tokens
+    is also laid out anew, and rounded to half for the units of a TPU.
+    """
+    dtype, copy = jnp.dtype(policy.dtype), 0
+    paths = jax.tree_util.tree_leaves_with_path((state.params.policy, state.params.frozen))
+    for path, leaf in paths:
+        of_block = "blocks" in jax.tree_util.keystr(path) and leaf.ndim > 2
+        size = min(dtype.itemsize, leaf.dtype.itemsize) if of_block else leaf.dtype.itemsize
+        if placement.shard_params or size < leaf.dtype.itemsize:
+            copy += leaf.size * size if of_block else leaf.size * size * 5 // 2
+    cache = 2 * policy.layers * (policy.kv_heads or policy.heads) * policy.size * columns
+    rows_of = rows * (cache * dtype.itemsize + 3 * 4 * policy.vocabulary)
+    return (copy // placement.seed_devices + rows_of) // placement.model_devices
+
+
+def activations(model: Transformer, columns: int, shards: int = 1) -> int:
     """Bytes of one token that the backward pass reads: of each block, or with `remat` of one.
 
     Of a block, eight vectors of the stream and what adapters of the products read; queries, keys
     and values, each before and after its rotation; scores and their softmax, unless a kernel
-    holds them; three of the MLP.
+    holds them; three of the MLP. All but the stream is over so many tensor-parallel shards.
     """
     heads, kv_heads = model.heads, model.kv_heads or model.heads
     scores = 0 if model.fused_attention else 2 * heads * columns
     attention = 2 * (heads + kv_heads) * model.size + scores
-    of_block = 8 * model.width + attention + 3 * (model.mlp_width or 4 * model.width)
+    of_block = attention + 3 * (model.mlp_width or 4 * model.width)
+    of_block = 8 * model.width + of_block // shards
     blocks = of_block + model.layers * model.width if model.remat else model.layers * of_block
     return blocks * jnp.dtype(model.dtype).itemsize
 
@@ -224,10 +301,12 @@ def too_little(records: Mapping[str, Any], state: int, peak: int, there: int) ->
       peak: bytes of its programs.
       there: bytes that there are.
     """
-    prompts = records["problem"].num_prompts
-    most = int(prompts * (there - state) / max(peak - state, 1))
-    fewer = next((n for n in range(min(most, prompts - 1), 0, -1) if prompts % n == 0), 0)
-    hint = f"--problem.num_prompts={fewer} would fit" if fewer else "a smaller model is needed"
+    sizes = vars(records["problem"])
+    name = "num_prompts" if "num_prompts" in sizes else "num_envs"
+    rows = sizes[name]
+    most = int(rows * (there - state) / max(peak - state, 1))
+    fewer = next((n for n in range(min(most, rows - 1), 0, -1) if rows % n == 0), 0)
+    hint = f"--problem.{name}={fewer} would fit" if fewer else "a smaller model is needed"
     return RunError(
         f"this run needs {filesize.decimal(peak)} on a device, and {filesize.decimal(there)} are "
         f"free, with --{FLAG}={records['config'].num_microbatches}: {hint}"

@@ -10,6 +10,7 @@ from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.experiment import assembly, extras, flags, microbatches, optimization, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
@@ -42,6 +43,7 @@ class Plan(NamedTuple):
       rewarded: scores on the host, to be closed; None if there are none.
       placement: on devices.
       axes: of the parameters, see `Setup`.
+      counted: bytes that a device needs as counted from shapes; None where they are not.
       refit: the bytes that the programs of a device need to the plan with more microbatches; None
         where they fit. It raises RunError where no number does; None where that was not left open.
     """
@@ -57,7 +59,8 @@ class Plan(NamedTuple):
     initial: str = ""
     rewarded: HostScore | None = None
     placement: Placement | None = None
-    axes: parallel.LogicalAxes | None = None
+    axes: LogicalAxes | None = None
+    counted: int | None = None
     refit: "Callable[[int], Plan | None] | None" = None
 
     def job_in(self, out: Path, report: Callable[[str], None]) -> programs.Job:
@@ -143,9 +146,8 @@ def prepare(
         )
         job = make_job(setup)
         programs.check(job)
-        fit = None
-        if not described and microbatches.FLAG not in (settings if before else given):
-            fit = microbatches.fit(records, job, setup, placement, make_job)
+        chosen = microbatches.FLAG in (settings if before else given)
+        fit = microbatches.fit(records, job, setup, placement, make_job, chosen=chosen)
 
     earlier = before.get("resolved", {})
     tuned = {
@@ -172,7 +174,8 @@ def prepare(
         placement,
         setup.axes,
     )
-    return plan if fit is None else _fitted(plan, fit)
+    plan = plan if fit is None else _fitted(plan, fit)
+    return plan._replace(refit=None) if chosen else plan
 
 
 def _agree(
@@ -207,6 +210,7 @@ def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
         job=fit.job,
         settings={**plan.settings, microbatches.FLAG: fit.number},
         notes=[*plan.notes, *filter(None, [fit.note()])],
+        counted=fit.need.peak(fit.number) if fit.need.kept else None,
         refit=refit,
     )
 
