@@ -20,6 +20,7 @@ from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.seeds import over_seeds, stack
+from jaxrl_po.run.devices.virtual import VIRTUAL, in_turns
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
@@ -52,6 +53,8 @@ class Placement(NamedTuple):
       model_devices: devices over which the parameters of each seed are sharded (tensor parallel).
       shard_params: whether parameters are also sharded over the data devices (fully sharded data
         parallel).
+      turns: virtual devices that each device plays, see `virtual`, which seed_devices or
+        data_devices then count; 0 where there are none.
       described: the devices of a machine that is not here; empty for those of the default backend.
     """
 
@@ -61,10 +64,13 @@ class Placement(NamedTuple):
     model_devices: int = 1
     shard_params: bool = False
     described: tuple[Any, ...] = ()
+    turns: int = 0
 
     @property
     def target(self) -> Target:
         """What its programs are compiled for."""
+        if self.turns:  # the same on any number of devices and cores
+            return Target(jax.default_backend(), VIRTUAL, VIRTUAL)
         if not self.described:
             return backend.here()
         return Target(self.described[0].platform, len(self.described), 1)
@@ -82,14 +88,22 @@ class Placement(NamedTuple):
     @property
     def num_devices(self) -> int:
         """The number of devices in use."""
-        return self.seed_devices * self.data_devices * self.model_devices
+        return self.seed_devices * self.data_devices * self.model_devices // max(self.turns, 1)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one device computes all, and not as several virtual ones."""
+        return self.num_devices == 1 and not self.turns
 
     def describe(self) -> str:
         """One line for the user: what is placed where."""
         seeds = f"{self.num_seeds:,} seed" + "s" * (self.num_seeds != 1)
         each = self.num_seeds // self.seed_devices
-        if self.num_devices == 1:
+        if self.is_one:
             return f"{seeds} on 1 device"
+        if self.turns:
+            rows = "the rows of " * (self.data_devices > 1)
+            return f"{rows}{seeds} on {VIRTUAL} virtual devices, {self.turns} on each device"
         if self.cuts_params:
             data, model = self.data_devices, self.model_devices
             mesh = f"seed {self.seed_devices} × data {data} × model {model}"
@@ -113,6 +127,7 @@ def choose(
     shard_params: bool = False,
     num_processes: int = 1,
     described: tuple[Any, ...] = (),
+    reproducible: bool = False,
 ) -> Placement:
     """Decides how to use the devices; call it first, since it sets the number of CPU devices.
 
@@ -130,6 +145,7 @@ def choose(
       shard_params: shard parameters over the data devices; rows are then sharded, not seeds.
       num_processes: processes, which together must use all devices; 0 if only the cluster knows.
       described: see `Placement`; all of them are used.
+      reproducible: place the run on virtual devices, so that its bits do not depend on `devices`.
 
     Returns:
       The placement.
@@ -140,6 +156,8 @@ def choose(
     """
     wanted = len(described) or _parse_devices(devices)
     available = functools.partial(_available, num_processes=num_processes, described=described)
+    if reproducible:
+        return _virtual(wanted, num_seeds, num_rows, available)
     if mesh:
         placement = _by_hand(mesh, wanted, num_seeds, num_rows, available)
     else:
@@ -161,6 +179,28 @@ def split(devices: str | int) -> None:
       devices: see `choose`.
     """
     _available(_parse_devices(devices), num_processes=1)
+
+
+def _virtual(
+    wanted: int | None, num_seeds: int, num_rows: int, available_of: Callable[[int | None], int]
+) -> Placement:
+    counts = [n for n in range(1, VIRTUAL + 1) if VIRTUAL % n == 0]
+    if wanted is not None and wanted not in counts:
+        raise ConfigError(
+            f"devices must be 'auto' or one of {', '.join(map(str, counts))} with reproducible, "
+            f"got {wanted}"
+        )
+    if num_seeds % VIRTUAL and num_rows % VIRTUAL:
+        raise ConfigError(
+            f"reproducible must be off, or {VIRTUAL} divide the {num_seeds} seeds or the "
+            f"{num_rows} rows (environments or prompts)"
+        )
+    available = available_of(wanted)
+    if wanted is not None and wanted > available:
+        raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
+    turns = VIRTUAL // (wanted or max(n for n in counts if n <= available))
+    axes = (VIRTUAL, 1) if num_seeds % VIRTUAL == 0 else (1, VIRTUAL)
+    return Placement(num_seeds, *axes, turns=turns)
 
 
 def _choose(
@@ -265,6 +305,9 @@ def on_devices(
     """Runs a function on every device, which sees its share of the arguments."""
     # Unchecked: what is replicated over `data` is so because the function reduces over it, or
     # computes the same on every device.
+    if placement.turns:
+        axis = "seed" if placement.seed_devices > 1 else "data"
+        return in_turns(function, make_mesh(placement), axis, in_specs, out_specs)
     specs = {"in_specs": in_specs, "out_specs": out_specs}
     return jax.shard_map(function, mesh=make_mesh(placement), **specs, check_vma=False)
 
@@ -316,7 +359,7 @@ def each_seed(
 
         return placed
     stacked = stack(function, placement.num_seeds // placement.seed_devices, in_axes, 0)
-    if placement.num_devices == 1:
+    if placement.is_one:
         return stacked
     return on_devices(stacked, placement, specs_of(tuple(in_axes)))
 
@@ -347,7 +390,8 @@ def batch_spec() -> Any:
 
 def make_mesh(placement: Placement) -> Mesh:
     """The mesh `seed × data × model` over the first devices."""
-    shape = placement.seed_devices, placement.data_devices, placement.model_devices
+    virtual = placement.seed_devices, placement.data_devices, placement.model_devices
+    shape = [size // max(placement.turns, 1) or 1 for size in virtual]
     there = placement.described or jax.devices()
     devices = np.array(there[: placement.num_devices]).reshape(shape)
     return Mesh(devices, ("seed", "data", "model"), axis_types=(AxisType.Auto,) * 3)
@@ -378,7 +422,7 @@ def over_devices(
     """
     if axes is not None and placement.cuts_params:
         return over_mesh(learner, placement, axes, start=start)
-    if placement.num_devices == 1:
+    if placement.is_one:
         return over_seeds(learner, placement.num_seeds, start=start, target=placement.target)
     each = placement.num_seeds // placement.seed_devices
     local = over_seeds(learner, each, start=start, target=placement.target)

@@ -29,6 +29,7 @@ NUMERICS = (
     "jax_threefry_partitionable",
 )
 FLAG = "--xla_gpu_deterministic_ops"
+THREADS = "PJRT_NPROC"  # threads that XLA's CPU backend starts, and for which it cuts long products
 CPU_DEVICES = "jax_num_cpu_devices"
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
 BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
@@ -171,6 +172,25 @@ def go_on(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     return {**now, **({"before": former} if former else {})}
 
 
+def ask_for_threads(number: int) -> None:
+    """Makes XLA's CPU backend start that many threads, on however many cores and devices.
+
+    Raises:
+      UsageError: the backend is already running, with another number.
+    """
+    if os.environ.get(THREADS) == str(number):
+        return
+    if _backend_runs():
+        raise UsageError(
+            "--reproducible must be asked for before JAX starts, which runs already: start Python "
+            f"with {THREADS}={number} in the environment"
+        )
+    os.environ[THREADS] = str(number)
+    # The default, but part of the key by which compiled programs are kept, as that number is not.
+    given = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join([*given, "--xla_cpu_multi_thread_eigen=true"])
+
+
 def ask_for_determinism() -> None:
     """Makes XLA use deterministic GPU kernels; call it before the backend starts.
 
@@ -203,6 +223,17 @@ def _backend_runs() -> bool:
         return True
     jax.config.update(CPU_DEVICES, count)
     return False
+
+
+def without_layout(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of `describe` that the bits of a reproducible run depend on.
+
+    Example:
+      >>> without_layout({"device": "2 × cpu", "cores": 2, "source": "aa"})
+      {'device': 'cpu', 'source': 'aa'}
+    """
+    kept = {name: x for name, x in origin.items() if name not in ("placement", "cores")}
+    return kept | ({"device": kept["device"].partition(" × ")[2]} if "device" in kept else {})
 
 
 def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) -> None:
