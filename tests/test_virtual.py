@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from jax.sharding import PartitionSpec as P
 from scripts import everything, finish, start
 
@@ -89,9 +88,7 @@ def test_what_eight_real_devices_compute_is_computed():
 
 def test_sums_are_taken_from_the_first_virtual_device_to_the_last():
     placement = Placement(1, 1, VIRTUAL, turns=4)
-    run = parallel.on_devices(
-        lambda x: masked.psum(x, "data")[0], placement, (P("data"),), P()
-    )
+    run = parallel.on_devices(lambda x: masked.psum(x, "data")[0], placement, (P("data"),), P())
     x = np.random.default_rng(0).normal(size=(VIRTUAL, 99)).astype(np.float32)
     np.testing.assert_array_equal(jax.jit(run)(x), functools.reduce(operator.add, x))
 
@@ -123,19 +120,22 @@ def test_seeds_before_rows_and_as_many_devices_as_divide():
 )
 def test_what_cannot_be_is_refused_by_name(tmp_path, monkeypatch, flags, match):
     monkeypatch.setenv(provenance.THREADS, str(VIRTUAL))
+    monkeypatch.setenv("XLA_FLAGS", provenance.WHOLE_LOOPS)
     with pytest.raises(UsageError, match=match):
         launch.control(["--reproducible", "--seeds=1", *flags, f"--out={tmp_path}"])
 
 
 def test_threads_are_pinned_before_the_backend_starts(monkeypatch):
     monkeypatch.setenv(provenance.THREADS, "2")
-    with pytest.raises(UsageError, match="--reproducible .* start Python with PJRT_NPROC=8 in"):
+    with pytest.raises(
+        UsageError, match=r"--reproducible .* start Python with PJRT_NPROC=8 and XLA_FLAGS="
+    ):
         provenance.ask_for_threads(VIRTUAL)
     monkeypatch.setattr(provenance, "_backend_runs", lambda: False)
     monkeypatch.setenv("XLA_FLAGS", "")
     provenance.ask_for_threads(VIRTUAL)
     assert os.environ[provenance.THREADS] == "8"
-    assert os.environ["XLA_FLAGS"]  # programs for other numbers of threads are not taken
+    assert provenance.WHOLE_LOOPS in os.environ["XLA_FLAGS"]
 
 
 TINY = [
@@ -173,3 +173,43 @@ def test_ppo_on_one_core_equals_ppo_on_eight_devices(tmp_path):
     alone = whole(tmp_path / "1", *TINY, "--devices=1", cores=[0])
     assert alone == whole(tmp_path / "8", *TINY, "--devices=8")
     assert len(alone[0]) == 5  # the initial policy, and a line for two iterations each
+
+
+LONG = {
+    "ppo": ["--problem.num_envs=64", "--problem.num_steps=32"],
+    "trpo": ["--algorithm=trpo", "--problem.num_envs=64", "--problem.num_steps=128"],
+    "grpo": ["--algorithm=grpo", "--problem.num_prompts=16", "--problem.num_steps=32"],
+    "eight seeds": ["--seeds=8", "--problem.num_envs=6", "--problem.num_steps=32"],
+}
+ITERATIONS = {"ppo": 2048, "trpo": 8192, "grpo": 16 * 8 * 32, "eight seeds": 6 * 32}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", LONG)
+def test_a_hundred_iterations_are_equal_on_every_layout(tmp_path, name):
+    flags = [
+        *("--reproducible", "--seeds=1", f"--total_steps={100 * ITERATIONS[name]}"),
+        *("--log_every=10", "--eval_every=5", "--eval_episodes=4", *LONG[name]),
+    ]
+    want = whole(tmp_path / "8", *flags, "--devices=8")
+    for devices, cores in ((1, None), (1, [0]), (2, None), (4, [0])):
+        out = tmp_path / f"{devices} {cores}"
+        assert whole(out, *flags, f"--devices={devices}", cores=cores) == want
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_run_that_is_killed_goes_on_on_other_devices(tmp_path):
+    flags = [*TINY, "--total_steps=40000", "--log_every=5"]
+    want, out = whole(tmp_path / "whole", *flags, "--devices=8"), tmp_path / "killed"
+    reached = 0
+    for devices, cores in ((2, None), (1, [0]), (4, None)):
+        process = begun(out, *flags, "--resume", f"--devices={devices}", cores=cores)
+        reached += len(want[0]) // 4
+        while process.poll() is None and len(read(out / "metrics.jsonl")) < reached:
+            time.sleep(0.002)
+        assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert whole(out, "--resume", "--devices=8") == want

@@ -20,7 +20,7 @@ from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.seeds import over_seeds, stack
-from jaxrl_po.run.devices.virtual import VIRTUAL, in_turns
+from jaxrl_po.run.devices.virtual import VIRTUAL, divided, in_turns
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
@@ -102,8 +102,8 @@ class Placement(NamedTuple):
         if self.is_one:
             return f"{seeds} on 1 device"
         if self.turns:
-            rows = "the rows of " * (self.data_devices > 1)
-            return f"{rows}{seeds} on {VIRTUAL} virtual devices, {self.turns} on each device"
+            what = "the rows of " * (self.data_devices > 1) + seeds
+            return f"{what} on {VIRTUAL} virtual devices, {self.turns} on each device"
         if self.cuts_params:
             data, model = self.data_devices, self.model_devices
             mesh = f"seed {self.seed_devices} × data {data} × model {model}"
@@ -157,7 +157,8 @@ def choose(
     wanted = len(described) or _parse_devices(devices)
     available = functools.partial(_available, num_processes=num_processes, described=described)
     if reproducible:
-        return _virtual(wanted, num_seeds, num_rows, available)
+        seed, data, turns = divided(wanted, available(wanted), num_seeds, num_rows)
+        return Placement(num_seeds, seed, data, turns=turns)
     if mesh:
         placement = _by_hand(mesh, wanted, num_seeds, num_rows, available)
     else:
@@ -179,28 +180,6 @@ def split(devices: str | int) -> None:
       devices: see `choose`.
     """
     _available(_parse_devices(devices), num_processes=1)
-
-
-def _virtual(
-    wanted: int | None, num_seeds: int, num_rows: int, available_of: Callable[[int | None], int]
-) -> Placement:
-    counts = [n for n in range(1, VIRTUAL + 1) if VIRTUAL % n == 0]
-    if wanted is not None and wanted not in counts:
-        raise ConfigError(
-            f"devices must be 'auto' or one of {', '.join(map(str, counts))} with reproducible, "
-            f"got {wanted}"
-        )
-    if num_seeds % VIRTUAL and num_rows % VIRTUAL:
-        raise ConfigError(
-            f"reproducible must be off, or {VIRTUAL} divide the {num_seeds} seeds or the "
-            f"{num_rows} rows (environments or prompts)"
-        )
-    available = available_of(wanted)
-    if wanted is not None and wanted > available:
-        raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
-    turns = VIRTUAL // (wanted or max(n for n in counts if n <= available))
-    axes = (VIRTUAL, 1) if num_seeds % VIRTUAL == 0 else (1, VIRTUAL)
-    return Placement(num_seeds, *axes, turns=turns)
 
 
 def _choose(
@@ -306,8 +285,7 @@ def on_devices(
     # Unchecked: what is replicated over `data` is so because the function reduces over it, or
     # computes the same on every device.
     if placement.turns:
-        axis = "seed" if placement.seed_devices > 1 else "data"
-        return in_turns(function, make_mesh(placement), axis, in_specs, out_specs)
+        return in_turns(function, make_mesh(placement), placement.axis_name, in_specs, out_specs)
     specs = {"in_specs": in_specs, "out_specs": out_specs}
     return jax.shard_map(function, mesh=make_mesh(placement), **specs, check_vma=False)
 
@@ -390,10 +368,9 @@ def batch_spec() -> Any:
 
 def make_mesh(placement: Placement) -> Mesh:
     """The mesh `seed × data × model` over the first devices."""
-    virtual = placement.seed_devices, placement.data_devices, placement.model_devices
-    shape = [size // max(placement.turns, 1) or 1 for size in virtual]
+    seed, data, model = (n // max(placement.turns, 1) or 1 for n in placement[1:4])
     there = placement.described or jax.devices()
-    devices = np.array(there[: placement.num_devices]).reshape(shape)
+    devices = np.array(there[: placement.num_devices]).reshape(seed, data, model)
     return Mesh(devices, ("seed", "data", "model"), axis_types=(AxisType.Auto,) * 3)
 
 

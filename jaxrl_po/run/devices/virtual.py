@@ -19,6 +19,7 @@ from jax.extend.core import primitives as of_jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.types import PyTree
 
 VIRTUAL = 8  # devices of every reproducible run
@@ -45,12 +46,12 @@ class Turns(NamedTuple):
     Attributes:
       axis: mesh axis over which virtual devices lie.
       number: of them on this device, n.
-      always: True, which the compiler does not know.
+      zero: 0, which the compiler does not know.
     """
 
     axis: str
     number: int
-    always: jax.Array
+    zero: jax.Array
 
     def each(self, value: Value) -> Any:
         """The value of each virtual device, `[n, …]`."""
@@ -62,19 +63,53 @@ class Turns(NamedTuple):
         return jax.lax.all_gather(self.each(value), self.axis, tiled=True)
 
 
+def divided(
+    wanted: int | None, available: int, num_seeds: int, num_rows: int
+) -> tuple[int, int, int]:
+    """Virtual devices over seeds and over rows, and those that each device plays.
+
+    Args:
+      wanted: number of devices; None for as many as divide.
+      available: their number.
+      num_seeds: seeds side by side, which are shared out where V divides them.
+      num_rows: rows (environments or prompts) of each seed, which are otherwise.
+
+    Raises:
+      ConfigError: there are fewer devices, they do not divide V, or V divides neither.
+    """
+    counts = [n for n in range(1, VIRTUAL + 1) if VIRTUAL % n == 0]
+    devices = wanted or max(n for n in counts if n <= available)
+    if devices not in counts or devices > available:
+        raise ConfigError(
+            f"devices must be 'auto' or one of {', '.join(map(str, counts))} with reproducible, "
+            f"and at most {available}, the number there is, got {devices}"
+        )
+    if num_seeds % VIRTUAL and num_rows % VIRTUAL:
+        raise ConfigError(
+            f"reproducible must be off, or {VIRTUAL} divide the {num_seeds} seeds or the "
+            f"{num_rows} rows (environments or prompts)"
+        )
+    seed, data = (1, VIRTUAL) if num_seeds % VIRTUAL else (VIRTUAL, 1)
+    return seed, data, VIRTUAL // devices
+
+
 def in_turns(
-    function: Callable[..., PyTree], mesh: Mesh, axis: str, in_specs: Any, out_specs: Any
+    function: Callable[..., PyTree],
+    mesh: Mesh,
+    axis_name: str | None,
+    in_specs: Any,
+    out_specs: Any,
 ) -> Callable[..., PyTree]:
     """Runs a function on V virtual devices; results do not depend on the number of real ones.
 
     Args:
-      function: of a virtual device, which sees its share of the arguments; it may communicate over
-        `axis`, of size V.
-      mesh: of the devices; their number along `axis` divides V, and the other axes have size 1.
-      axis: the mesh axis.
+      function: of a virtual device, which sees its share of the arguments.
+      mesh: of the devices; their number along one axis divides V, and the others have size 1.
+      axis_name: the mesh axis over which it communicates; None for the seeds, which do not.
       in_specs: see `jax.shard_map`.
       out_specs: likewise.
     """
+    axis = axis_name or "seed"
     devices = mesh.shape[axis]
 
     def shares(specs: Any, tree: PyTree) -> list[P]:
@@ -94,7 +129,7 @@ def in_turns(
 
         def on_device(*leaves: jax.Array) -> list[jax.Array]:
             number = VIRTUAL // devices
-            turns = Turns(axis, number, _always(leaves[0]))
+            turns = Turns(axis, number, _zero(leaves[0]))
             inputs = [
                 Value(x if at is None else _split(x, at, number), at is not None)
                 for x, at in zip(leaves, (_cut(spec, axis) for spec in taken), strict=True)
@@ -138,10 +173,10 @@ def _merge(x: jax.Array, at: int) -> jax.Array:
     return cut.reshape(*cut.shape[:at], -1, *cut.shape[at + 2 :])
 
 
-def _always(x: jax.Array) -> jax.Array:
-    """True, computed from any array: no 32-bit word has 64 bits that are set."""
+def _zero(x: jax.Array) -> jax.Array:
+    """0, computed from any array: no 32-bit word has 64 bits that are set."""
     data = jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-    return jax.lax.population_count(data.ravel()[:1].astype(jnp.int32).sum()) < 64
+    return jax.lax.population_count(data.ravel()[:1].astype(jnp.int32).sum()) // 64
 
 
 def play(jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Value], turns: Turns) -> list[Value]:
@@ -250,10 +285,12 @@ def _loop(
         return [jax.lax.full(x.shape, 0, x.dtype) for x in jax.eval_shape(function, arrays)]
 
     # In a branch, so that what is inside is not fused with what is outside, where shapes, and even
-    # whether there is a loop, depend on n.
+    # whether there is a loop, depend on n. Of two branches without a matrix product the compiler
+    # would compute both; of three it does not.
+    branches = [function, nothing, nothing]
     return list(
         jax.lax.map(
-            lambda own: jax.lax.cond(turns.always, function, nothing, of_one(own)),
+            lambda own: jax.lax.switch(turns.zero, branches, of_one(own)),
             [value.array for value in arguments if value.own],
         )
     )

@@ -115,10 +115,8 @@ def prepare(
     records = fill(script, given, before)
     options, sections = records[""], sections_of(script, records[""])
     keep_programs(options.compilation_cache)
-    if options.reproducible:
-        provenance.ask_for_threads(VIRTUAL)
     if options.exact:
-        provenance.ask_for_determinism()
+        provenance.ask_for_determinism(VIRTUAL if options.reproducible else 0)
     settings = flags.flatten(records)
     _agree(options, settings, given, before, require_same)
     with flags.blame(sections):

@@ -29,7 +29,10 @@ NUMERICS = (
     "jax_threefry_partitionable",
 )
 FLAG = "--xla_gpu_deterministic_ops"
-THREADS = "PJRT_NPROC"  # threads that XLA's CPU backend starts, and for which it cuts long products
+# Of XLA's CPU backend: the threads that it starts, and for which it cuts long products; and the bytes
+# up to which it compiles a loop as one function, inside which additions and products are fused.
+THREADS = "PJRT_NPROC"
+WHOLE_LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
 CPU_DEVICES = "jax_num_cpu_devices"
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
 BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
@@ -173,30 +176,39 @@ def go_on(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask_for_threads(number: int) -> None:
-    """Makes XLA's CPU backend start that many threads, on however many cores and devices.
+    """Makes XLA's CPU backend compile alike on any number of devices and cores.
+
+    The flag is also part of the key by which compiled programs are kept, as the number is not.
+
+    Args:
+      number: of threads.
 
     Raises:
-      UsageError: the backend is already running, with another number.
+      UsageError: the backend is already running, and was not asked.
     """
-    if os.environ.get(THREADS) == str(number):
+    given = os.environ.get("XLA_FLAGS", "").split()
+    if os.environ.get(THREADS) == str(number) and WHOLE_LOOPS in given:
         return
     if _backend_runs():
         raise UsageError(
             "--reproducible must be asked for before JAX starts, which runs already: start Python "
-            f"with {THREADS}={number} in the environment"
+            f"with {THREADS}={number} and XLA_FLAGS={WHOLE_LOOPS} in the environment"
         )
     os.environ[THREADS] = str(number)
-    # The default, but part of the key by which compiled programs are kept, as that number is not.
-    given = os.environ.get("XLA_FLAGS", "").split()
-    os.environ["XLA_FLAGS"] = " ".join([*given, "--xla_cpu_multi_thread_eigen=true"])
+    os.environ["XLA_FLAGS"] = " ".join([*given, WHOLE_LOOPS])
 
 
-def ask_for_determinism() -> None:
+def ask_for_determinism(threads: int = 0) -> None:
     """Makes XLA use deterministic GPU kernels; call it before the backend starts.
+
+    Args:
+      threads: see `ask_for_threads`; 0 asks for no number.
 
     Raises:
       UsageError: XLA_FLAGS says the opposite, or a GPU backend is already running.
     """
+    if threads:
+        ask_for_threads(threads)
     given = os.environ.get("XLA_FLAGS", "").split()
     asked = [flag for flag in given if flag.partition("=")[0] == FLAG]
     if asked and asked[-1].lower() not in (FLAG, f"{FLAG}=true", f"{FLAG}=1"):
