@@ -107,7 +107,20 @@ def test_seeds_before_rows_and_as_many_devices_as_divide():
         choose(1, num_seeds=3, num_rows=12)
 
 
-@pytest.mark.usefixtures("no_compilation")
+@pytest.fixture
+def asked(monkeypatch):
+    """The backend of the tests, as if it had been asked in time."""
+    monkeypatch.setenv(provenance.THREADS, str(VIRTUAL))
+    monkeypatch.setenv("XLA_FLAGS", provenance.WHOLE_LOOPS)
+
+
+@pytest.mark.usefixtures("no_compilation", "asked")
+def test_language_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="--reproducible must be off: it is for jaxrl-po control"):
+        launch.language(["--reproducible", f"--out={tmp_path}"])
+
+
+@pytest.mark.usefixtures("no_compilation", "asked")
 @pytest.mark.parametrize(
     ("flags", "match"),
     [
@@ -118,9 +131,7 @@ def test_seeds_before_rows_and_as_many_devices_as_divide():
         (["--problem.num_envs=9"], "--reproducible must be off, or 8 divide the 1 seeds or the 9"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(tmp_path, monkeypatch, flags, match):
-    monkeypatch.setenv(provenance.THREADS, str(VIRTUAL))
-    monkeypatch.setenv("XLA_FLAGS", provenance.WHOLE_LOOPS)
+def test_what_cannot_be_is_refused_by_name(tmp_path, flags, match):
     with pytest.raises(UsageError, match=match):
         launch.control(["--reproducible", "--seeds=1", *flags, f"--out={tmp_path}"])
 
@@ -145,14 +156,21 @@ TINY = [
 ]
 
 
-def begun(out, *flags, cores=None):
-    """A run in a process of its own, on some cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores or before)
-    try:
-        return start("control", *flags, f"--out={out}")
-    finally:
-        os.sched_setaffinity(0, before)
+@pytest.fixture
+def begun(monkeypatch):
+    """`begun(out, *flags, cores=None)`: a run in a process of its own, on some cores."""
+    # At the tests' level of optimisation LLVM fuses products and additions here and not there.
+    monkeypatch.setenv("XLA_FLAGS", "")
+
+    def begin(out, *flags, cores=None):
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores or before)
+        try:
+            return start("control", *flags, f"--out={out}")
+        finally:
+            os.sched_setaffinity(0, before)
+
+    return begin
 
 
 def left(out):
@@ -162,14 +180,19 @@ def left(out):
     return bare, *rest
 
 
-def whole(out, *flags, cores=None):
-    """Everything that a whole run left."""
-    status, _, errors = finish(begun(out, *flags, cores=cores))
-    assert status == 0, errors
-    return left(out)
+@pytest.fixture
+def whole(begun):
+    """`whole(out, *flags, cores=None)`: everything that a whole run left."""
+
+    def run(out, *flags, cores=None):
+        status, _, errors = finish(begun(out, *flags, cores=cores))
+        assert status == 0, errors
+        return left(out)
+
+    return run
 
 
-def test_ppo_on_one_core_equals_ppo_on_eight_devices(tmp_path):
+def test_ppo_on_one_core_equals_ppo_on_eight_devices(tmp_path, whole):
     alone = whole(tmp_path / "1", *TINY, "--devices=1", cores=[0])
     assert alone == whole(tmp_path / "8", *TINY, "--devices=8")
     assert len(alone[0]) == 5  # the initial policy, and a line for two iterations each
@@ -187,7 +210,7 @@ ITERATIONS = {"ppo": 2048, "trpo": 8192, "grpo": 16 * 8 * 32, "eight seeds": 6 *
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", LONG)
-def test_a_hundred_iterations_are_equal_on_every_layout(tmp_path, name):
+def test_a_hundred_iterations_are_equal_on_every_layout(tmp_path, whole, name):
     flags = [
         *("--reproducible", "--seeds=1", f"--total_steps={100 * ITERATIONS[name]}"),
         *("--log_every=10", "--eval_every=5", "--eval_episodes=4", *LONG[name]),
@@ -200,7 +223,7 @@ def test_a_hundred_iterations_are_equal_on_every_layout(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_run_that_is_killed_goes_on_on_other_devices(tmp_path):
+def test_a_run_that_is_killed_goes_on_on_other_devices(tmp_path, begun, whole):
     flags = [*TINY, "--total_steps=40000", "--log_every=5"]
     want, out = whole(tmp_path / "whole", *flags, "--devices=8"), tmp_path / "killed"
     reached = 0

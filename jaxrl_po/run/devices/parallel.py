@@ -102,8 +102,7 @@ class Placement(NamedTuple):
         if self.is_one:
             return f"{seeds} on 1 device"
         if self.turns:
-            what = "the rows of " * (self.data_devices > 1) + seeds
-            return f"{what} on {VIRTUAL} virtual devices, {self.turns} on each device"
+            return f"{seeds} on {VIRTUAL} virtual devices, {self.turns} on each device"
         if self.cuts_params:
             data, model = self.data_devices, self.model_devices
             mesh = f"seed {self.seed_devices} × data {data} × model {model}"

@@ -195,6 +195,7 @@ def make_job(
         warm=warm,
         explain=setup.explain,
         compile_chunk=setup.compile_chunk,
+        light=not options.reproducible,
     )
 
 

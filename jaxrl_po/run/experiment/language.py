@@ -105,8 +105,6 @@ class Options(RunOptions):
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        if self.reproducible:
-            raise ConfigError("reproducible must be off: it is for jaxrl-po control")
         if not self.environment:
             return
         if self.algorithm in methods.SUPERVISED:

@@ -215,6 +215,8 @@ def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
 def _place(script: Script, records: Mapping[str, Any], described: tuple[Any, ...]) -> Placement:
     """Where the run is computed."""
     options = records[""]
+    if options.reproducible and script.name != "control":
+        raise UsageError("--reproducible must be off: it is for jaxrl-po control")
     return parallel.choose(
         options.devices,
         num_seeds=options.seeds,

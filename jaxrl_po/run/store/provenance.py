@@ -29,8 +29,8 @@ NUMERICS = (
     "jax_threefry_partitionable",
 )
 FLAG = "--xla_gpu_deterministic_ops"
-# Of XLA's CPU backend: the threads that it starts, and for which it cuts long products; and the bytes
-# up to which it compiles a loop as one function, inside which additions and products are fused.
+# Of XLA's CPU backend: the threads that it starts, for which it cuts long products; and the bytes
+# up to which it compiles a loop as one function, which fuses products with additions.
 THREADS = "PJRT_NPROC"
 WHOLE_LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
 CPU_DEVICES = "jax_num_cpu_devices"
