@@ -26,6 +26,7 @@ from jaxrl_po.run.devices.sharding import (
     by_axes,
     over_mesh,
 )
+from jaxrl_po.run.devices.virtual import VIRTUAL, divided, in_turns
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
@@ -49,6 +50,8 @@ class Placement(NamedTuple):
       model_devices: devices over which the parameters of each seed are sharded (tensor parallel).
       shard_params: whether parameters are also sharded over the data devices (fully sharded data
         parallel).
+      turns: virtual devices that each device plays, see `virtual`, which seed_devices or
+        data_devices then count; 0 where there are none.
       described: the devices of a machine that is not here; empty for those of the default backend.
     """
 
@@ -58,10 +61,13 @@ class Placement(NamedTuple):
     model_devices: int = 1
     shard_params: bool = False
     described: tuple[Any, ...] = ()
+    turns: int = 0
 
     @property
     def target(self) -> Target:
         """What its programs are compiled for."""
+        if self.turns:  # the same on any number of devices and cores
+            return Target(jax.default_backend(), VIRTUAL, VIRTUAL)
         if not self.described:
             return backend.here()
         return Target(self.described[0].platform, len(self.described), 1)
@@ -79,14 +85,21 @@ class Placement(NamedTuple):
     @property
     def num_devices(self) -> int:
         """The number of devices in use."""
-        return self.seed_devices * self.data_devices * self.model_devices
+        return self.seed_devices * self.data_devices * self.model_devices // max(self.turns, 1)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one device computes all, and not as several virtual ones."""
+        return self.num_devices == 1 and not self.turns
 
     def describe(self) -> str:
         """One line for the user: what is placed where."""
         seeds = f"{self.num_seeds:,} seed" + "s" * (self.num_seeds != 1)
         each = self.num_seeds // self.seed_devices
-        if self.num_devices == 1:
+        if self.is_one:
             return f"{seeds} on 1 device"
+        if self.turns:
+            return f"{seeds} on {VIRTUAL} virtual devices, {self.turns} on each device"
         if self.cuts_params:
             data, model = self.data_devices, self.model_devices
             mesh = f"seed {self.seed_devices} × data {data} × model {model}"
@@ -110,6 +123,7 @@ def choose(
     shard_params: bool = False,
     num_processes: int = 1,
     described: tuple[Any, ...] = (),
+    reproducible: bool = False,
 ) -> Placement:
     """Decides how to use the devices; call it first, since it sets the number of CPU devices.
 
@@ -127,6 +141,7 @@ def choose(
       shard_params: shard parameters over the data devices; rows are then sharded, not seeds.
       num_processes: processes, which together must use all devices; 0 if only the cluster knows.
       described: see `Placement`; all of them are used.
+      reproducible: place the run on virtual devices, so that its bits do not depend on `devices`.
 
     Returns:
       The placement.
@@ -137,6 +152,9 @@ def choose(
     """
     wanted = len(described) or _parse_devices(devices)
     available = functools.partial(_available, num_processes=num_processes, described=described)
+    if reproducible:
+        seed, data, turns = divided(wanted, available(wanted), num_seeds, num_rows)
+        return Placement(num_seeds, seed, data, turns=turns)
     if mesh:
         placement = _by_hand(mesh, wanted, num_seeds, num_rows, available)
     else:
@@ -262,6 +280,8 @@ def on_devices(
     """Runs a function on every device, which sees its share of the arguments."""
     # Unchecked: what is replicated over `data` is so because the function reduces over it, or
     # computes the same on every device.
+    if placement.turns:
+        return in_turns(function, make_mesh(placement), placement.axis_name, in_specs, out_specs)
     specs = {"in_specs": in_specs, "out_specs": out_specs}
     return jax.shard_map(function, mesh=make_mesh(placement), **specs, check_vma=False)
 
@@ -313,7 +333,7 @@ def each_seed(
 
         return placed
     stacked = stack(function, placement.num_seeds // placement.seed_devices, in_axes, 0)
-    if placement.num_devices == 1:
+    if placement.is_one:
         return stacked
     return on_devices(stacked, placement, specs_of(tuple(in_axes)))
 
@@ -344,9 +364,9 @@ def batch_spec() -> Any:
 
 def make_mesh(placement: Placement) -> Mesh:
     """The mesh `seed × data × model` over the first devices."""
-    shape = placement.seed_devices, placement.data_devices, placement.model_devices
+    seed, data, model = (n // max(placement.turns, 1) or 1 for n in placement[1:4])
     there = placement.described or jax.devices()
-    devices = np.array(there[: placement.num_devices]).reshape(shape)
+    devices = np.array(there[: placement.num_devices]).reshape(seed, data, model)
     return Mesh(devices, ("seed", "data", "model"), axis_types=(AxisType.Auto,) * 3)
 
 
@@ -389,7 +409,7 @@ def over_devices(
             dtype=dtype,
             start=start,
         )
-    if placement.num_devices == 1:
+    if placement.is_one:
         return over_seeds(learner, placement.num_seeds, start=start, target=placement.target)
     each = placement.num_seeds // placement.seed_devices
     local = over_seeds(learner, each, start=start, target=placement.target)

@@ -198,6 +198,7 @@ def make_job(
         warm=warm,
         explain=setup.explain,
         compile_chunk=setup.compile_chunk,
+        light=not options.reproducible,
     )
 
 

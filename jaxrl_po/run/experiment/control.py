@@ -142,7 +142,7 @@ class Options(RunOptions):
             source = getattr(self, name)
             if source and not user_code.is_source(source):
                 raise ConfigError(f"{name} must be a file and a name, file.py:Name, got {source}")
-        for name in ("distributed", "deterministic"):
+        for name in ("distributed", "deterministic", "reproducible"):
             if getattr(self, name) and vector_envs.is_host(self.env):
                 raise ConfigError(
                     f"{name} must be off with env={self.env}: environments of the host run in one "

@@ -11,6 +11,7 @@ from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import LogicalAxes
+from jaxrl_po.run.devices.virtual import VIRTUAL
 from jaxrl_po.run.experiment import assembly, extras, flags, microbatches, optimization, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
@@ -117,8 +118,8 @@ def prepare(
     records = fill(script, given, before)
     options, sections = records[""], sections_of(script, records[""])
     keep_programs(options.compilation_cache)
-    if options.deterministic:
-        provenance.ask_for_determinism()
+    if options.exact:
+        provenance.ask_for_determinism(VIRTUAL if options.reproducible else 0)
     settings = flags.flatten(records)
     _agree(options, settings, given, before, require_same)
     with flags.blame(sections):
@@ -218,6 +219,8 @@ def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
 def _place(script: Script, records: Mapping[str, Any], described: tuple[Any, ...]) -> Placement:
     """Where the run is computed."""
     options = records[""]
+    if options.reproducible and script.name != "control":
+        raise UsageError("--reproducible must be off: it is for jaxrl-po control")
     return parallel.choose(
         options.devices,
         num_seeds=options.seeds,
@@ -226,6 +229,7 @@ def _place(script: Script, records: Mapping[str, Any], described: tuple[Any, ...
         shard_params=script.shards_params(options),
         num_processes=options.num_processes if options.distributed else 1,
         described=described,
+        reproducible=options.reproducible,
     )
 
 
@@ -246,13 +250,16 @@ def _resolve(
     }
     if code := user_code.digests(settings):
         resolved[user_code.DIGESTS] = code
-    if options.deterministic:
-        provenance.require_same(origin, earlier, options.out)
+    now, before = origin, earlier
+    if options.reproducible:
+        now, before = provenance.without_layout(now), provenance.without_layout(before)
+    if options.exact:
+        provenance.require_same(now, before, options.out)
     data = {provenance.BASE: setup.base, provenance.PROMPTS: setup.prompts}
     for entry, digest in data.items():
         provenance.require_data(entry, digest, earlier, f"--resume: --out={options.out}")
         resolved |= {entry: digest} if digest else {}
-    return resolved | provenance.go_on(origin, earlier), provenance.differences(origin, earlier)
+    return resolved | provenance.go_on(origin, earlier), provenance.differences(now, before)
 
 
 def _notes(

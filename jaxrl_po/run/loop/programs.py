@@ -128,6 +128,8 @@ class Job:
       replicated: with several processes, the sharding of arrays that the host reads (a copy on each
         device); else None.
       warm: the parts of `learner.init` if it holds a warm start; else None.
+      light: whether small programs that run seldom are compiled at little effort, which may round
+        otherwise on another number of devices.
       refit: the bytes that the programs of a device need to the job that takes the place of this
         one, for it does not fit; None where it does. None where there is no other.
     """
@@ -154,6 +156,7 @@ class Job:
     judge: Callable[[PyTree], dict[str, Any]] | None = None
     explain: Callable[[list[Row]], list[str]] | None = None
     compile_chunk: "CompileChunk | None" = None
+    light: bool = True
     refit: "Callable[[int], Job | None] | None" = None
 
     @property
@@ -308,7 +311,7 @@ def compile_init(job: Job) -> tuple[Any, Warm | None]:
 def init_is_light(job: Job) -> bool:
     """Whether `init` is compiled at little effort: it is small, and holds no warm start."""
     apart = job.warm is not None or bool(job.kind)  # that of a user's learner may hold one
-    return apart and is_light(jax.eval_shape(job.learner.init, job.start))
+    return apart and job.light and is_light(jax.eval_shape(job.learner.init, job.start))
 
 
 def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
