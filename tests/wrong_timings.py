@@ -36,6 +36,6 @@ WRONG = [
         "experiments.benchmarks.timing",
         "name: values[1:]",
         "name: values[:-1]",
-        ("test_scaling.py::test_turns_run_there_and_back_and_the_first_does_not_count",),
+        ("test_benchmark_control.py::test_turns_run_there_and_back_and_the_first_does_not_count",),
     ),
 ]

@@ -34,7 +34,7 @@ class Setup(NamedTuple):
       examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` gets
         the key of the evaluation.
       axes: logical axes of the parameters, or None if they cannot be sharded.
-      dtype: of their products, see `parallel.over_mesh`.
+      dtype: of their products, see `sharding.over_mesh`.
       host: what runs on the host in each iteration, or None; it evaluates, in place of `evaluate`,
         and has examples of its own.
       rewarded: scores on the host, batches or what `host` makes; None if the program does.

@@ -1,4 +1,4 @@
-"""The scaling scripts: estimates agree with the compiler, and devices get equal work."""
+"""What the benchmark of control measures: updates alone, an environment alone, turns."""
 
 import json
 import math
@@ -10,50 +10,9 @@ import numpy as np
 import pytest
 import structured
 import timing
-from probes import tabular_problem
 
 from experiments.benchmarks import control as benchmark_control
-from experiments.benchmarks import scaling as benchmark_scaling
 from jaxrl_po import control
-from jaxrl_po.algorithms import rloo
-from jaxrl_po.run.experiment.flags import UsageError
-
-
-@pytest.mark.slow
-def test_weak_scaling_takes_turns_and_leaves_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
-    def small(options, devices, axis_name):
-        return rloo.make(
-            rloo.Config(axis_name=axis_name),
-            tabular_problem(num_prompts=2 * devices, group_size=2, dense=False),
-        )
-
-    monkeypatch.setattr(benchmark_scaling, "WORK", {"rloo": small})
-    assert benchmark_scaling.main(["--devices=1,2", "--iterations=2", f"--out={tmp_path}"]) == 0
-    result = json.loads((tmp_path / "scaling.json").read_text())["results"]["rloo"]
-    assert set(result["seconds"]) == {"1", "2"}
-    assert result["plain"] > 0
-    assert "sharded on one device costs" in capsys.readouterr().out
-    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_weak_scaling_gives_each_device_the_same_work():
-    options = benchmark_scaling.Options()
-    for make, leaf in zip(
-        benchmark_scaling.WORK.values(), (options.envs, options.prompts), strict=True
-    ):
-        shapes = jax.eval_shape(make(options, 3, None).init, jax.random.key(0))
-        assert jax.tree.leaves(shapes.collector.sharded)[0].shape[0] == 3 * leaf
-
-
-def test_the_table_says_what_is_gained():
-    result = {"plain": 1.0, "seconds": {1: 1.0, 2: 1.25, 4: 2.5}, "overhead": 0.03}
-    lines = benchmark_scaling.table({"ppo": result}, 2).splitlines()
-    assert [line.split()[-2:] for line in lines[1:4]] == [
-        ["1.00×", "100%"],
-        ["1.60×", "80%"],
-        ["1.60×", "80%"],
-    ]
-    assert "costs +3.0%" in lines[4]
 
 
 def test_turns_run_there_and_back_and_the_first_does_not_count():
@@ -110,9 +69,3 @@ def test_the_speed_of_an_environment_is_measured(capsys):
     sizes = ["--envs=4", "--steps=8", "--total_steps=64", "--devices=1"]
     assert benchmark_control.main(["--algorithm=random", *sizes, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps_per_second"] > 0
-
-
-@pytest.mark.parametrize("devices", ["2,4", "1,4,2", "1,1"])
-def test_weak_scaling_wants_one_device_first(devices, tmp_path):
-    with pytest.raises(UsageError, match="must start with 1 and ascend"):
-        benchmark_scaling.main([f"--devices={devices}", f"--out={tmp_path}"])
