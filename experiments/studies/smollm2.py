@@ -37,20 +37,20 @@ TEMPLATE = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\nThe ans
 # One gradient step of an iteration: an update in order reads each prompt once for its group.
 STEP = {"config.learning_rate": 1e-3, "config.num_epochs": 1, "config.num_minibatches": 1}
 IN_GROUPS = {**STEP, "config.warm_up_iterations": 2, "config.decay_iterations": 20}
-NATURAL = {"config.cg_iterations": 5, "config.fisher_stride": 4, "config.max_kl": 0.05}
+NATURAL = {"config.cg_iterations": 5, "config.fisher_stride": 8, "config.max_kl": 0.1}
 FIT = {"config.value_epochs": 2, "config.value_minibatches": 4}
 ROWS: dict[str, dict[str, Any]] = {
     "before": {"algorithm": "grpo", "iterations": 0, "seeds": 1},
     "grpo": {"algorithm": "grpo", **IN_GROUPS},
     "ppo": {"algorithm": "ppo", **STEP, "config.learning_rate": 5e-4},
-    "trpo": {"algorithm": "trpo", "iterations": 10, **NATURAL, **FIT},
+    "trpo": {"algorithm": "trpo", "iterations": 8, **NATURAL, **FIT},
     "alone": {"algorithm": "grpo", **IN_GROUPS, "seeds": 1},
     "dapo": {"algorithm": "dapo", **IN_GROUPS},
     "rloo": {"algorithm": "rloo", **IN_GROUPS},
 }
 CURVES = (
     *("greedy_accuracy", "avg@1", "accuracy", "kl", "exact_kl", "entropy", "response_length"),
-    *("dead_groups", "accepted", "rss_gb"),
+    *("dead_groups", "accepted", "rss_gb", "processor_s"),
     *("time/seconds", "time/evaluation_seconds", "time/compile_seconds"),
 )
 
@@ -84,9 +84,10 @@ def write_sums(out: Path) -> dict[str, str]:
     return {f"task.{name}": str(out / f"{name}.jsonl") for name in ("train", "test")}
 
 
-def peak(row: Row) -> dict[str, float]:
-    """The most memory that the process has had so far, GB."""
-    return {"rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}
+def used(row: Row) -> dict[str, float]:
+    """The most memory that the process has had so far, GB, and its processor time, s."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {"rss_gb": usage.ru_maxrss / 1e6, "processor_s": usage.ru_utime + usage.ru_stime}
 
 
 def measured(place: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,16 +123,18 @@ def write_page() -> None:
     paths = {name: RESULTS / f"{name}.json" for name in (*ROWS, "trl")}
     rows = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
     table = [
-        "| row | seeds | iterations | greedy, % | sampled, % | s an iteration | memory, GB |",
-        "|---|---|---|---|---|---|---|",
+        "| row | seeds | steps | greedy, % | sampled, % | s an iteration | processor s | GB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
         seconds = [line["time/seconds"] for line in row["lines"] if "time/seconds" in line]
+        work = [line["processor_s"][0] for line in row["lines"] if "processor_s" in line]
         most = max(line["rss_gb"][0] for line in row["lines"] if "rss_gb" in line)
         cells = (
             *(name, row["settings"]["seeds"], row["lines"][-1]["iteration"]),
             *(interval(row["held_out"][how]) for how in ("greedy", "sampled")),
-            *(f"{np.median(seconds):.1f}" if seconds else "–", f"{most:.1f}"),
+            *(f"{np.median(x):.1f}" if len(x) else "–" for x in (seconds, np.diff(work))),
+            f"{most:.1f}",
         )
         table.append(f"| {' | '.join(map(str, cells))} |")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BETWEEN[0])
@@ -187,11 +190,11 @@ def main(argv: Sequence[str]) -> int:
         **write_sums(out),
     }
     if (place / "config.json").exists():
-        trained = run.resume(place, on_row=peak)
+        trained = run.resume(place, on_row=used)
     else:
         top = {name: given[name] for name in given if "." not in name}
         over = {name: given[name] for name in given if "." in name}
-        trained = run.train(run.Experiment(out=str(place), over=over, **top), on_row=peak)
+        trained = run.train(run.Experiment(out=str(place), over=over, **top), on_row=used)
     if trained.interrupted:
         return 1
     status = evaluate.main([f"--run={place}", "--checkpoint=latest"])

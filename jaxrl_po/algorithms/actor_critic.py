@@ -280,15 +280,13 @@ def in_groups(problem: Problem, in_order: bool) -> Problem:
       problem: any.
       in_order: whether all that a method reads are such parts; else rows are read whole.
     """
-    grouped, by_length = problem.speedups.grouped, problem.speedups.by_length
+    by_length, grouped = problem.speedups
     if grouped is None or not in_order:
-        return problem._replace(speedups=problem.speedups._replace(grouped=None))
-
-    def apply(params: ActorCritic, inputs: PyTree) -> tuple[Any, jax.Array]:
-        return problem.apply(params, grouped(inputs))
-
-    by_length = by_length and functools.partial(by_length, in_order=True)
-    return problem._replace(apply=apply, speedups=SpeedUps(by_length, grouped))
+        return problem._replace(speedups=SpeedUps(by_length))
+    return problem._replace(
+        apply=lambda params, inputs: problem.apply(params, grouped(inputs)),
+        speedups=SpeedUps(by_length and functools.partial(by_length, in_order=True), grouped),
+    )
 
 
 def policy_of(problem: Problem) -> Policy:

@@ -9,7 +9,6 @@ Prompts, reward, sizes, step size and adapters are those of the row. It writes
 `docs/studies/smollm2/trl.json` in the row's form. It imports nothing of ours.
 """
 
-import itertools
 import json
 import re
 import resource
@@ -22,13 +21,35 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl_grpo import Clock
 
 ITERATIONS, TOKENS = 20, 6
 SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 Prompts = list[dict[str, str]]
+
+
+class Lines(TrainerCallback):
+    """The lines of the row: accuracy, time and memory of each iteration."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.begun = time.perf_counter()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        """See `TrainerCallback`; each step is logged."""
+        if "reward" not in logs:
+            return
+        begun, self.begun = self.begun, time.perf_counter()
+        line = {
+            "iteration": state.global_step,
+            "step": 64 * state.global_step,
+            "accuracy": [logs["reward"]],
+            "rss_gb": [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6],
+            "processor_s": [time.process_time()],
+            "time/seconds": self.begun - begun,
+        }
+        self.found.append(line)
 
 
 def prompts(out: Path, name: str) -> Prompts:
@@ -47,8 +68,8 @@ def score(text: str, answer: str, ended: bool) -> float:
     return float(ended and bool(numbers) and numbers[-1] == answer)
 
 
-def trained(model: Path, rows: Prompts, tokenizer: Any) -> tuple[GRPOTrainer, list[float]]:
-    """The trainer at its end, and the seconds of each iteration."""
+def trained(model: Path, rows: Prompts, tokenizer: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """The model at its end, and the lines of the row."""
 
     def reward(
         completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
@@ -56,7 +77,7 @@ def trained(model: Path, rows: Prompts, tokenizer: Any) -> tuple[GRPOTrainer, li
         ended = [tokenizer.eos_token_id in ids for ids in completion_ids]
         return [score(*each) for each in zip(completions, answer, ended, strict=True)]
 
-    clock = Clock()
+    lines = Lines()
     with tempfile.TemporaryDirectory() as scratch:
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
@@ -86,11 +107,10 @@ def trained(model: Path, rows: Prompts, tokenizer: Any) -> tuple[GRPOTrainer, li
             peft_config=LoraConfig(
                 r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"
             ),
-            callbacks=[clock],
+            callbacks=[lines],
         )
-        begun = time.perf_counter()
         trainer.train()
-    return trainer, [b - a for a, b in itertools.pairwise([begun, *clock.times])]
+    return trainer.model.eval(), lines.found
 
 
 def accuracy(model: Any, tokenizer: Any, rows: Prompts, **how: Any) -> float:
@@ -110,15 +130,8 @@ def main() -> None:
     out = Path(sys.argv[1])
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(out / "model", padding_side="left")
-    trainer, seconds = trained(out / "model", prompts(out, "train"), tokenizer)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    found = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    lines: list[dict[str, Any]] = [
-        {"iteration": i, "step": 64 * i, "accuracy": [mean], "time/seconds": spent}
-        for i, (mean, spent) in enumerate(zip(found, seconds, strict=True), 1)
-    ]
-    lines[-1]["rss_gb"] = [peak]
-    model, asked = trainer.model.eval(), prompts(out, "test")
+    model, lines = trained(out / "model", prompts(out, "train"), tokenizer)
+    asked = prompts(out, "test")
     held_out = {
         "greedy": [accuracy(model, tokenizer, asked, do_sample=False)],
         "sampled": [accuracy(model, tokenizer, asked, **SAMPLED)],
