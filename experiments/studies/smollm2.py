@@ -111,6 +111,8 @@ def measured(place: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def interval(scores: Sequence[float]) -> str:
     """Mean of the seeds, per cent, and its 95 % interval where there are several."""
+    if not scores:
+        return "–"
     mean = f"{100 * np.mean(scores):.1f}"
     if len(scores) == 1:
         return mean
@@ -132,7 +134,7 @@ def write_page() -> None:
         most = max(line["rss_gb"][0] for line in row["lines"] if "rss_gb" in line)
         cells = (
             *(name, row["settings"]["seeds"], row["lines"][-1]["iteration"]),
-            *(interval(row["held_out"][how]) for how in ("greedy", "sampled")),
+            *(interval(row["held_out"].get(how, [])) for how in ("greedy", "sampled")),
             *(f"{np.median(x):.1f}" if len(x) else "–" for x in (seconds, np.diff(work))),
             f"{most:.1f}",
         )

@@ -6,7 +6,7 @@ In the environment of `trl_grpo.py`, with the model that the row `before` export
     trl/bin/python experiments/benchmarks/peers/trl_smollm2.py runs/smollm2
 
 Prompts, reward, sizes, step size and adapters are those of the row. It writes
-`docs/studies/smollm2/trl.json` in the row's form. It imports nothing of ours.
+`docs/studies/smollm2/trl.json` in the row's form, after each iteration. It imports nothing of ours.
 """
 
 import json
@@ -27,6 +27,12 @@ from trl import GRPOConfig, GRPOTrainer
 ITERATIONS, TOKENS = 20, 6
 SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 Prompts = list[dict[str, str]]
+
+
+def write(lines: list[dict[str, Any]], held_out: dict[str, list[float]]) -> None:
+    """Writes the row as far as it is known."""
+    row = {"settings": {"seeds": 1, "algorithm": "grpo"}, "held_out": held_out, "lines": lines}
+    Path("docs/studies/smollm2/trl.json").write_text(json.dumps(row, indent=2) + "\n", "utf-8")
 
 
 class Lines(TrainerCallback):
@@ -50,6 +56,7 @@ class Lines(TrainerCallback):
             "time/seconds": self.begun - begun,
         }
         self.found.append(line)
+        write(self.found, {})
 
 
 def prompts(out: Path, name: str) -> Prompts:
@@ -136,8 +143,7 @@ def main() -> None:
         "greedy": [accuracy(model, tokenizer, asked, do_sample=False)],
         "sampled": [accuracy(model, tokenizer, asked, **SAMPLED)],
     }
-    row = {"settings": {"seeds": 1, "algorithm": "grpo"}, "held_out": held_out, "lines": lines}
-    Path("docs/studies/smollm2/trl.json").write_text(json.dumps(row, indent=2) + "\n", "utf-8")
+    write(lines, held_out)
 
 
 if __name__ == "__main__":
