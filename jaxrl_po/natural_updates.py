@@ -14,6 +14,7 @@ from jaxrl_po.trust_region import LineSearchInfo
 from jaxrl_po.types import Metrics, PyTree
 
 Surrogate = Callable[[Any, Any], Mean]
+Policy = Callable[[PyTree, Any], Any]
 Search = Callable[
     [Callable[[PyTree], tuple[jax.Array, jax.Array]], PyTree, PyTree], tuple[PyTree, LineSearchInfo]
 ]
@@ -21,7 +22,7 @@ Search = Callable[
 
 def trust_region_update(
     surrogate: Surrogate,
-    policy: Callable[[PyTree, Any], Any],
+    policy: Policy,
     *,
     max_kl: Number,
     damping: Number,
@@ -30,6 +31,7 @@ def trust_region_update(
     fisher_stride: int = 1,
     num_microbatches: int = 1,
     search: Search,
+    of_some: Policy | None = None,
     axis_name: str | None = None,
 ) -> Callable[[PyTree, Any], tuple[PyTree, Metrics]]:
     """One natural policy step, of a length given by KL(old ‖ new) ≤ δ, and a search along it.
@@ -51,6 +53,8 @@ def trust_region_update(
         when there is one part.
       search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as
         `trust_region.full_step` or `line_search`.
+      of_some: the policy of any rows, for some of them, where `policy` reads whole groups; None if
+        it reads any.
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
@@ -88,7 +92,8 @@ def trust_region_update(
             return surrogate(policy(params, part), part).total / jnp.maximum(count, 1.0)
 
         def curvature(part: Any, weight: jax.Array) -> Callable[[PyTree], PyTree]:
-            return trust_region.fisher(lambda params: policy(params, part), params, weight)
+            read = of_some if of_some and fisher_stride > 1 else policy
+            return trust_region.fisher(lambda params: read(params, part), params, weight)
 
         loss, gradient = pooled(lambda part: jax.value_and_grad(share)(params, part), parts)
         weight = subset_mask / jnp.maximum(

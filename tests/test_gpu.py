@@ -15,7 +15,7 @@ from experiments.benchmarks import language as benchmark_language
 from jaxrl_po.run.experiment import control, flags, language, plan
 
 GPU = libraries.BENCHMARKS / "gpu.sh"
-PARTS = [str(part) for part in range(1, 19)]
+PARTS = [str(part) for part in range(1, 20)]
 FAKE = f"""#!{sys.executable}
 import json, os, pathlib, sys
 argv = sys.argv[1:]
@@ -70,7 +70,7 @@ def test_the_parts_for_a_gpu_are_listed(gpu):
     done, _, ran = gpu()
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == PARTS
-    assert gpu("19")[0].returncode == gpu("one")[0].returncode == 2
+    assert gpu("20")[0].returncode == gpu("one")[0].returncode == 2
     assert not ran
 
 
@@ -79,7 +79,7 @@ def test_the_parts_for_a_gpu_are_listed(gpu):
 def test_every_part_for_a_gpu_gives_flags_that_exist(gpu, tiny, monkeypatch):
     monkeypatch.setattr(libraries, "interpreters", lambda pythons: {})
     for part in PARTS:
-        done, lines, ran = gpu(part, TINY=tiny, REJAX=sys.executable)
+        done, lines, ran = gpu(part, TINY=tiny, REJAX=sys.executable, MODEL=GPU)
         assert done.returncode == 0, done.stdout
         assert ran
         for argv in ran:

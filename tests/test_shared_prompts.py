@@ -9,7 +9,7 @@ import pytest
 from traced import equations
 
 from jaxrl_po import language, updates
-from jaxrl_po.algorithms import grpo
+from jaxrl_po.algorithms import grpo, ppo, trpo
 from jaxrl_po.language import Transformer, dialogues, unembedding
 from jaxrl_po.language.lora import Lora
 from jaxrl_po.language.networks import Grouped
@@ -194,12 +194,41 @@ def test_members_that_are_left_out_leave_no_whole_groups():
     assert read_positions(learner) == 4 * (TASK.prompt_length + TASK.answer_length - 1)
 
 
-def test_shallow_models_and_those_with_a_critic_read_whole_rows():
+def test_shallow_models_read_whole_rows():
     """Their sums keep the order that a seed has always given."""
-    shallow = problem_of(DEEP.clone(layers=2))
-    critic = problem_of(DEEP, critic=DEEP.clone(outputs=1))
-    for problem in (shallow, critic):
-        assert problem.speedups.grouped is None
+    assert problem_of(DEEP.clone(layers=2)).speedups.grouped is None
+
+
+CRITIC = Transformer(TASK.tokenizer.size, outputs=1, width=4, layers=1, heads=1, mlp_width=4)
+IN_ORDER = {
+    "ppo": lambda problem: ppo.make(ppo.Config(num_minibatches=1, num_epochs=1), problem),
+    "trpo": lambda problem: trpo.make(
+        trpo.Config(fisher_stride=3, cg_iterations=2, value_minibatches=3, value_epochs=1), problem
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_methods_with_a_critic_read_prompts_once_too(name):
+    """Those of the policy: the critic, and some rows for Fisher products, are read whole."""
+    problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC)
+    learners = [IN_ORDER[name](each) for each in (problem, problem._replace(speedups=SpeedUps()))]
+    rows, columns, budget = PROMPTS * GROUP, TASK.prompt_length, TASK.answer_length
+    assert read_positions(learners[1]) == rows * (columns + budget - 1)
+    assert read_positions(learners[0]) == PROMPTS * columns + rows * (budget - 1)
+
+    @jax.jit
+    def both(key):
+        state, batch = learners[0].sample(learners[0].init(key))
+        reward = jnp.where(batch.terminated, jnp.arange(rows)[:, None] % 3, 0.0)
+        return [each.update(state, batch._replace(reward=reward)) for each in learners]
+
+    ends = [
+        (state.params.policy, state.params.value, metrics["kl"].value())
+        for state, metrics in both(jax.random.key(2))
+    ]
+    assert float(ends[0][2]) > 1e-7
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), *ends)
 
 
 def test_dialogues_share_their_prompts_too():
@@ -221,3 +250,9 @@ def test_dialogues_share_their_prompts_too():
 
     of_rows, of_groups = both(jax.random.key(0))
     np.testing.assert_allclose(of_groups, of_rows, atol=2e-5)
+
+
+def test_shuffled_rows_of_a_method_with_a_critic_are_read_whole():
+    problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC)
+    learner = ppo.make(ppo.Config(num_minibatches=PROMPTS, num_epochs=1), problem)
+    assert read_positions(learner) == GROUP * (TASK.prompt_length + TASK.answer_length - 1)

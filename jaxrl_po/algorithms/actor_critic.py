@@ -1,5 +1,6 @@
 """What methods with a critic share: advantage estimation, the joint loss, a separate critic fit."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from jaxrl_po.types import (
     Problem,
     PyTree,
     Samples,
+    SpeedUps,
     TrainState,
 )
 
@@ -271,6 +273,22 @@ def make_estimate(
     return from_batch
 
 
+def in_groups(problem: Problem, in_order: bool) -> Problem:
+    """The problem for parts of a batch in order, in which what a group shares is read once.
+
+    Args:
+      problem: any.
+      in_order: whether all that a method reads are such parts; else rows are read whole.
+    """
+    by_length, grouped = problem.speedups
+    if grouped is None or not in_order:
+        return problem._replace(speedups=SpeedUps(by_length))
+    return problem._replace(
+        apply=lambda params, inputs: problem.apply(params, grouped(inputs)),
+        speedups=SpeedUps(by_length and functools.partial(by_length, in_order=True), grouped),
+    )
+
+
 def policy_of(problem: Problem) -> Policy:
     """`policy(params, samples) -> distribution`; the critic is not evaluated."""
     return lambda params, samples: problem.apply(params._replace(value=None), samples.inputs)[0]
@@ -316,13 +334,14 @@ def gradient_steps(
       Parameters, optimizer state and metrics, see `updates.gradient_update`.
     """
     frozen, num_parts = state.params.frozen, num_minibatches * config.num_microbatches
+    slots = surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target)
     update = updates.gradient_update(
         lambda params, samples: loss(params._replace(frozen=frozen), samples),
         optimizer,
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
-        slots=surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target),
+        slots=slots if problem.speedups.grouped is None else None,
         by_length=problem.speedups.by_length if beside is None else None,
         stop=stop,
         target=problem.target,

@@ -7,7 +7,6 @@ uses from the mix-ins of `group_config`.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +41,7 @@ from jaxrl_po.types import (
     Metrics,
     Optimizer,
     Problem,
-    PyTree,
     Samples,
-    SpeedUps,
     TrainState,
 )
 
@@ -130,17 +127,6 @@ def every_group(stride: int, samples: Samples, group_size: int, axis_name: str |
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chosen._replace(mask=mask))
 
 
-def in_groups(problem: Problem, grouped: Callable[[PyTree], PyTree]) -> Problem:
-    """The problem for parts of a batch in order: what groups share is read once."""
-
-    def apply(params: ActorCritic, inputs: PyTree) -> tuple[Any, jax.Array]:
-        return problem.apply(params, grouped(inputs))
-
-    by_length = problem.speedups.by_length
-    by_length = by_length and functools.partial(by_length, in_order=True)
-    return problem._replace(apply=apply, speedups=SpeedUps(by_length, grouped))
-
-
 def require_group(reward: jax.Array) -> None:
     """Raises ConfigError if G = 1 in rewards `[P, G, T]`."""
     if reward.shape[1] < 2:
@@ -208,10 +194,7 @@ def make(
     actor_critic.require_on_policy(problem)
     # A part of a batch in order is whole groups.
     in_order = config.num_minibatches == 1 and not extra_samples
-    if not in_order:
-        problem = problem._replace(speedups=problem.speedups._replace(grouped=None))
-    if problem.speedups.grouped is not None:
-        problem = in_groups(problem, problem.speedups.grouped)
+    problem = actor_critic.in_groups(problem, in_order)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     corrections.require_mismatch(config, problem, config.num_epochs * config.num_minibatches)
     reference = reference_of(config)

@@ -96,12 +96,13 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem = problem.on(target)
-    if not problem.facts.linearizable:
+    plain = problem.on(target)
+    if not plain.facts.linearizable:
         raise ConfigError(
             "fused_attention must be left out with natural steps: its kernels have no forward "
             "derivative"
         )
+    problem = actor_critic.in_groups(plain, in_order=True)
     policy = actor_critic.policy_of(problem)
     if surrogate is None:
         surrogate = policy_surrogate if problem.facts.on_policy else proposal_surrogate
@@ -114,6 +115,7 @@ def make(
         update = natural_updates.trust_region_update(
             surrogate,
             actor_critic.wrt_policy(policy, params),
+            of_some=actor_critic.wrt_policy(actor_critic.policy_of(plain), params),
             max_kl=config.max_kl,
             damping=config.damping,
             iterations=config.cg_iterations,
@@ -136,7 +138,7 @@ def make(
 
     return critic_fit.make_with_fitted_critic(
         config,
-        problem,
+        plain,  # the critic's minibatches are shuffled
         estimate=actor_critic.make_estimate(
             config, problem, advantage, keep_proposal=not problem.facts.on_policy
         ),

@@ -82,7 +82,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem = problem.on(target)
+    problem = actor_critic.in_groups(problem.on(target), config.num_minibatches == 1)
     actor_critic.require_on_policy(problem)
     # By default Adam, its step size and the clip of the gradient's norm taken from the config.
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)

@@ -69,6 +69,13 @@ class Grouped(NamedTuple):
     position: jax.Array | None
     kept: jax.Array | None
 
+    def whole(self) -> Sequences:
+        """The rows, each with its prompt."""
+        group = self.tokens.shape[0] // self.prompt.shape[0]
+        prompt, pad = (jnp.repeat(x, group, axis=0) for x in (self.prompt, self.pad))
+        tokens = jnp.concatenate([prompt, self.tokens], axis=1)
+        return Sequences(tokens, pad, None, self.position, self.kept)
+
 
 Inputs = Sequences | Grouped
 TokenPolicy = Categorical | Listed | Unembedded
@@ -165,10 +172,11 @@ def make_networks(
         return Grouped(prompt[::group_size], pad, tokens, inputs.position, inputs.kept)
 
     def value(params: ActorCritic, inputs: Inputs) -> jax.Array:
-        if critic is None or params.value is None or isinstance(inputs, Grouped):
+        if critic is None or params.value is None:
             every = (inputs.tokens.shape[0], after_prompt(inputs))
             return jnp.zeros(every if inputs.position is None else inputs.position.shape)
         last = after_prompt(inputs)
+        inputs = inputs.whole() if isinstance(inputs, Grouped) else inputs
         values = critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=last)[0]
         values = values[..., 0]
         if inputs.position is None:
@@ -177,7 +185,7 @@ def make_networks(
 
     # In models of few blocks it gains little, and sums would have another order.
     deep = isinstance(model, Transformer) and model.scanned
-    shares = deep and critic is None and group_size > 1
+    shares = deep and group_size > 1
     alike = old_log_prob == AUTO and rounds_alike(model, sampler, target)
     exact = alike or old_log_prob == SAMPLER
     linear = getattr(model, "kernel", None) is None

@@ -114,7 +114,7 @@ class Composition(NamedTuple):
         algorithm = self.records[""].algorithm
         num_minibatches = vars(method).get("num_minibatches", 1)
         alone = isinstance(task, Dialogue) or self.placement.cuts_params or not self.policy.scanned
-        together = algorithm in methods.IN_GROUPS and num_minibatches == 1 and not alone
+        together = algorithm in methods.SHARING and num_minibatches == 1 and not alone
         if isinstance(task, Dialogue):
             completion = task.longest(settings.max_new_tokens)
         elif algorithm in methods.SUPERVISED:
