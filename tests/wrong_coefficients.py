@@ -23,8 +23,8 @@ WRONG = [
     Wrong(
         "entropy with the other sign in the joint loss",
         "algorithms.actor_critic",
-        '"entropy": -config.entropy_coefficient',
-        '"entropy": config.entropy_coefficient',
+        "entropy * -config.entropy_coefficient",
+        "entropy * config.entropy_coefficient",
         ("test_coefficients.py::test_the_entropy_bonus_raises_entropy_in_proportion[a2c]",),
     ),
     Wrong(
@@ -51,8 +51,8 @@ WRONG = [
     Wrong(
         "value loss twice",
         "algorithms.actor_critic",
-        '"value_loss": config.value_coefficient',
-        '"value_loss": 2.0 * config.value_coefficient',
+        "value * config.value_coefficient",
+        "value * (2.0 * config.value_coefficient)",
         (
             "test_coefficients.py::test_the_value_loss_is_half_the_squared_error_times_its_coefficient",
         ),

@@ -253,7 +253,6 @@ def make_estimate(
         advantage, target = estimate(chosen, batch)
         if config.normalize_advantage:  # mean 0 and std 1 over the unmasked slots of all devices
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
-        value = batch.value if keep_value else None
         if keep_proposal and "sampler_log_prob" not in batch.columns:
             raise ConfigError(
                 "sampler_log_prob must be given by a problem that is not on-policy: it is "
@@ -266,7 +265,7 @@ def make_estimate(
             advantage=advantage,
             mask=batch.mask,
             target=target,
-            value=value,
+            value=batch.value if keep_value else None,
             columns=batch.of_slots() if keep_proposal else {},
         )
 
@@ -379,12 +378,9 @@ def joint_loss(
         **others,
     }
     means = {name: losses.token_mean(x, samples.mask) for name, x in elements.items()}
-    terms = {
-        "policy_loss": 1.0,
-        "value_loss": config.value_coefficient,
-        "entropy": -config.entropy_coefficient,
-    }
-    return tuple(means[name] * coefficient for name, coefficient in terms.items()), means
+    policy, value, entropy = (means[name] for name in ("policy_loss", "value_loss", "entropy"))
+    weighted = value * config.value_coefficient, entropy * -config.entropy_coefficient
+    return (policy, *weighted), means
 
 
 def choose_optimizer(
@@ -434,8 +430,7 @@ def update_kl(
       num_parts: smallest number of parts to process one after another, to bound memory. Several
         parts are sorted by length.
     """
-    policy = policy_of(problem)
-    rows = samples.mask.shape[0]
+    policy, rows = policy_of(problem), samples.mask.shape[0]
     num_parts = next(n for n in range(num_parts, rows + 1) if rows % n == 0)
 
     def total(part: Samples) -> Mean:
