@@ -4,15 +4,15 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_122,
-    "shell code": 11_691,
+    "library code": 24_931,
+    "shell code": 12_231,
     "experiments code": 4_686,
-    "shell import pairs": 379,
+    "shell import pairs": 390,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
     "ppo's closure, files": 14,
-    "ppo's closure, code": 1_542,
+    "ppo's closure, code": 1_550,
     "public without a docstring": 0,
     "README lines": 150,
     "docs words (studies aside)": 26_000,
