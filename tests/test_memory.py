@@ -26,6 +26,7 @@ from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
 from jaxrl_po.cli import evaluate, launch, render
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import actor, memory, modules, networks, recorded, recurrence, unroll
+from jaxrl_po.control.problem import CRITIC_MEMORY
 
 GRU = control.NetworkSettings(width=8, depth=1, memory="gru")
 SIZES = {
@@ -436,6 +437,17 @@ def test_a_host_environment_replays_what_acted():
         np.testing.assert_allclose(ours[mask], acted[mask], atol=1e-5)
 
 
+def test_a_pool_that_is_opened_begins_without_a_memory():
+    hosted = hosted_problem(3, 6, memory="transformer")
+    rollouts = started(hosted)[2]
+    state = jax.eval_shape(started(hosted)[0].init, jax.random.split(jax.random.key(0), 1))
+    state = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), state._replace(key=None))
+    began = rollouts._begin(state._replace(step=np.zeros(1)), ignore)
+    memory = jax.tree.leaves(began.collector.sharded[CRITIC_MEMORY])
+    assert len(memory) == 2
+    assert not any(x.any() for x in memory)
+
+
 def test_what_cannot_remember_is_named():
     remembering = networks.Recurrent(networks.Torso((4,)), networks.CategoricalHead(2), 4)
     for flags, message in (
@@ -446,13 +458,14 @@ def test_what_cannot_remember_is_named():
     ):
         with pytest.raises(ConfigError, match=message):
             made(RandomEnds(), control.NetworkSettings(**flags))
-    with pytest.raises(ConfigError, match="memory_of must be critic where the policy is given"):
-        control.from_settings(
-            RandomEnds(),
-            control.Settings(),
-            control.NetworkSettings(memory="gru"),
-            policy=remembering,
-        )
+    of_role = functools.partial(control.from_settings, RandomEnds(), control.Settings())
+    with pytest.raises(ConfigError, match="memory_of must not be policy, which is given"):
+        of_role(control.NetworkSettings(memory="gru", memory_of="policy"), policy=remembering)
+    of_role(control.NetworkSettings(memory="gru"), policy=remembering)  # the critic's
+    narrow = {"memory": "transformer", "memory_of": "policy", "critic_width": 6}
+    control.NetworkSettings(**narrow).validate()
+    with pytest.raises(ConfigError, match="memory_heads must divide critic_width = 6"):
+        control.NetworkSettings(**narrow | {"memory_of": "both"}).validate()
     sizes = control.GroupSettings(num_prompts=2, group_size=3, num_steps=6)
     network = control.NetworkSettings(memory="gru", memory_of="policy")
     with pytest.raises(ConfigError, match=r"memory_of.* there is a critic"):

@@ -105,11 +105,12 @@ class NetworkSettings:
         transforms = self.memory == TRANSFORMER
         for name in ("memory_window", "memory_layers", "memory_heads"):
             require_effect(self, name, transforms, "memory is transformer")
-        for name in ("width", "critic_width"):
-            if transforms and getattr(self, name) % self.memory_heads:
+        of_critic = "critic_width" if self.critic_width else "width"
+        for role, name in ((POLICY, "width"), (CRITIC, of_critic)):
+            width = getattr(self, name)
+            if transforms and self.remembers(role) and width % self.memory_heads:
                 raise ConfigError(
-                    f"memory_heads must divide {name} = {getattr(self, name)}, "
-                    f"got {self.memory_heads}"
+                    f"memory_heads must divide {name} = {width}, got {self.memory_heads}"
                 )
 
     def remembers(self, role: str) -> bool:
@@ -236,11 +237,10 @@ def choose_modules(
     for role in given:
         for name in (*of_given[role], "shared_torso"):
             require_unset(settings, name, f"the {role} is made here, not given; leave it out")
-        if settings.remembers(role):
-            other = CRITIC if role == POLICY else POLICY
+        if settings.memory_of == role:
             raise ConfigError(
-                f"memory_of must be {other} where the {role} is given: a networks.Recurrent of "
-                "your own has its memory in it"
+                f"memory_of must not be {role}, which is given: a networks.Recurrent of your own "
+                "has its memory in it"
             )
     return default_modules(spaces, settings, target) | given
 

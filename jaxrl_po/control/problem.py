@@ -50,8 +50,7 @@ class Settings:
         require_effect(self, "reward_discount", self.scale_rewards, "scale_rewards is on")
 
 
-# Entries of the collector's sharded state: `EnvState`, and where the critic has memory, that,
-# `[B, H]`.
+# Entries of the collector's sharded state: `EnvState`, and where the critic has memory, that.
 ENVIRONMENTS, CRITIC_MEMORY = "environments", "critic_memory"
 
 
@@ -97,8 +96,8 @@ def make_problem(
       num_steps: T, steps of each environment in one iteration.
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation `[E*, …]` to a distribution; None builds a 64 × 64 tanh
-        perceptron for the action space. A `networks.Recurrent` has memory; the critic must be one
-        too, and rows stay whole sequences in minibatches.
+        perceptron for the action space. With a `networks.Recurrent` as policy or critic rows stay
+        whole sequences in minibatches.
       critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds a 64 × 64 tanh
         perceptron.
       actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both,

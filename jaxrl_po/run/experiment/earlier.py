@@ -129,7 +129,11 @@ def state(
     with blame(flag, run):
         placement = Placement(options.seeds, 1, 1)
         algorithm = methods.ALGORITHMS[options.algorithm]
-        experiment = script.build(script.continued(records), algorithm, placement)
+        records = script.continued(records)
+        if "model" in records:  # its kernels are for training, and may not be here
+            model = dataclasses.replace(records["model"], fused_attention=False)
+            records = {**records, "model": model}
+        experiment = script.build(records, algorithm, placement)
         require_base(experiment.base, flag, run)
         of_run = dataclasses.replace(options, out=run)
         return experiment, *state_of(experiment, of_run, flag, kind)

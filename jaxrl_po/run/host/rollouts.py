@@ -236,7 +236,7 @@ class Rollouts:
         self._episodes = Episodes(seen, no, no, self._start(num_envs), zeros, zeros)
         sharded = dict(state.collector.sharded)
         for name in {ROLLING_RETURN, CRITIC_MEMORY} & set(sharded):
-            sharded[name] = jnp.zeros_like(sharded[name])
+            sharded[name] = jax.tree.map(jnp.zeros_like, sharded[name])
         return state._replace(collector=state.collector._replace(sharded=sharded))
 
     def _start(self, rows: int) -> Any:
