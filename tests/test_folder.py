@@ -111,6 +111,7 @@ def test_the_flags_of_a_start_are_not_taken_over(used):
         ("", {}, "--out must name a folder"),
         (".", {}, r"--out=.* already holds files; add --resume .* --overwrite"),
         (".", {"resume": True, "overwrite": True}, "--resume and --overwrite exclude each other"),
+        ("odd [1]/a", {}, r"--out=.* must have no \[ in its path .*odd \[1\]"),
         ("notes.txt", {}, r"--out=.*notes.txt must be a folder, but .*notes.txt is a file"),
         ("notes.txt/below", {}, r"--out=.*below must be a folder, but .*notes.txt is a file"),
         ("checkpoints/..", {}, "already holds files"),

@@ -69,6 +69,11 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
         raise UsageError("--resume and --overwrite exclude each other: give one of them")
     folder = Path(out)
     require_name(out)
+    if "[" in str(folder.absolute()):  # a pattern to orbax, which then finds no file
+        raise UsageError(
+            f"--out={out} must have no [ in its path ({folder.absolute()}): checkpoints could not "
+            "be read again"
+        )
     require_links(f"--out={out}", folder, () if overwrite else LINKED)
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir():
