@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,20 @@ import numpy as np
 import pytest
 
 from jaxrl_po import run
+from jaxrl_po.algorithms import sft
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language import Transformer
+from jaxrl_po.language.settings import Settings
+from jaxrl_po.language.tasks import addition
 from jaxrl_po.run.ahead import counts as counting
 from jaxrl_po.run.ahead import products, report, topology
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import ahead
+from jaxrl_po.run.experiment.composition import Composition
+from jaxrl_po.run.experiment.flags import RunError
+from jaxrl_po.run.experiment.microbatches import FLAG
+from jaxrl_po.run.experiment.models import Start
 
 # A loop as a TPU's compiler writes it: a product of 128 rows by 64 columns as a convolution, its
 # rows in the chip's own memory (S(1)), its weights a slice of a stack.
@@ -156,6 +167,64 @@ def test_what_limits_a_program_and_what_does_not_fit():
     (said,) = report.lines(lost)
     assert "Used 20.10G of 15.75G hbm. Exceeded hbm capacity by 4.35G" in said
     assert "--config.num_microbatches" in said
+
+
+def test_each_program_of_a_run_is_reported_once(monkeypatch):
+    """With the fewest microbatches whose update fits, whether sampling does or not."""
+    monkeypatch.setattr(report, "reports", lambda job, *_: iter(job))
+
+    def plan(number, sampling_fits, later):
+        def refit(peak):
+            assert peak == 80 // number
+            if not later:
+                raise RunError("nothing fits")
+            return plan(later[0], sampling_fits, later[1:])
+
+        made = [
+            report.Report("m", name, fits, {"peak": peak}, None, {}, 1.0)
+            for name, fits, peak in (
+                (report.SAMPLING, sampling_fits, 99),
+                ("update of an iteration", number == 4, 80 // number),
+            )
+        ]
+        return SimpleNamespace(
+            job=made, placement=0, axes=0, counted=None, settings={FLAG: number}, refit=refit
+        )
+
+    for sampling_fits in (True, False):
+        found = list(ahead._fitting(plan(1, sampling_fits, (2, 4)), None))
+        assert [(each.program, each.fits) for each in found] == [
+            (f"{report.SAMPLING} in 4 microbatches", sampling_fits),
+            ("update of an iteration in 4 microbatches", True),
+        ]
+    reports = ahead._fitting(plan(1, True, (2,)), None)
+    found = [next(reports), next(reports)]
+    assert [(each.program, each.fits) for each in found] == [
+        (f"{report.SAMPLING} in 2 microbatches", True),
+        ("update of an iteration in 2 microbatches", False),
+    ]
+    with pytest.raises(RunError, match="nothing fits"):
+        next(reports)
+
+
+@pytest.mark.parametrize("columns", [None, 4])
+def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
+    task = addition(1)
+    model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
+    placement = Placement(1, 1, 1, described=(SimpleNamespace(platform="tpu"),))
+    composed = Composition(
+        records={"": SimpleNamespace(algorithm="sft")},
+        algorithm=sft,
+        placement=placement,
+        start=Start(task, model, None, None, ""),
+        settings=Settings(num_prompts=2),
+        teacher=None,
+        verify=True,
+        columns=columns,
+        policy=model,
+        critic=None,
+    )
+    assert composed._problem(None, {}).target == placement.target
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer
 from jaxrl_po.run.devices import room
 from jaxrl_po.run.devices.compilation import Memory
+from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import language, microbatches
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.experiment.microbatches import Fit, Need
 from jaxrl_po.run.experiment.plan import prepare
 from jaxrl_po.run.store.metrics import read
+from jaxrl_po.types import ActorCritic, TrainState
 
 PLENTY = 10**12
 
@@ -56,6 +58,27 @@ def test_activations_are_those_of_every_block_or_with_remat_of_one():
     assert fused == kept - 4 * 6 * 2 * 2 * 5
 
 
+def test_a_critic_shares_no_prompts():
+    policy = Transformer(16, width=8, layers=6, heads=2, mlp_width=32)
+    critic = policy.clone(layers=3, outputs=1)
+    state = TrainState(ActorCritic({}, {}), *[None] * 6)
+    kept = [
+        microbatches.counted(
+            models,
+            state,
+            Placement(1, 1, 1),
+            rows=24,
+            columns=(10, 3),
+            num_minibatches=1,
+            group=4,
+        ).kept
+        for models in ([policy], [policy, critic])
+    ]
+    each = [microbatches.activations(model, columns=13) for model in (policy, critic)]
+    assert kept[0] == 6 * (10 + 4 * 3) * each[0]
+    assert kept[1] - kept[0] == 24 * (10 + 3) * each[1]
+
+
 def test_cpu_devices_share_what_is_free(free):
     free(1000)
     assert [microbatches.space(devices) for devices in (1, 2)] == [900, 450]
@@ -80,6 +103,14 @@ def test_what_fits_with_no_number_is_refused_with_what_would_fit(free):
     free(10**9)
     with pytest.raises(RunError, match="a smaller model is needed"):
         fit.smaller(8 * 10**9)
+
+
+def test_sampling_that_does_not_fit_is_refused(free):
+    records = {"config": grpo.Config(), "problem": SimpleNamespace(num_prompts=12)}
+    free(1000)
+    fit = Fit(records, None, Need(100, 800, (1, 2, 4), sampling=1200), 1, None)
+    with pytest.raises(RunError, match=r"with --config\.num_microbatches=1: --problem.num_prompts"):
+        fit.smaller(1300)
 
 
 def test_a_number_that_does_not_divide_makes_way_for_the_next(monkeypatch):
@@ -142,7 +173,9 @@ def test_a_program_that_needs_more_than_was_counted_is_compiled_again(
     free(PLENTY)
     assert run("little", "--total_steps=64", "--resume")[0] == number
     free(1)
-    asked = [f"--out={tmp_path / 'asked'}", *flags, "--config.num_microbatches=2"]
-    plan = prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, asked).settings)
-    assert plan.settings["config.num_microbatches"] == 2
-    assert plan.refit is None
+    # One more microbatch would be other bits.
+    for number, flag in (2, "--config.num_microbatches=2"), (1, "--deterministic"):
+        asked = [f"--out={tmp_path / 'asked'}", *flags, flag]
+        plan = prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, asked).settings)
+        assert plan.settings["config.num_microbatches"] == number
+        assert plan.refit is None

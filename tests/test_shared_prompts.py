@@ -122,11 +122,14 @@ def test_adapters_get_the_gradients_of_whole_rows():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
 
 
-def read_positions(learner):
+def read_positions(learner, *, sampling=False):
     """Positions that the MLP sees in one update, over all products with its matrix `up`."""
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    state, batch = jax.eval_shape(learner.sample, state)
-    program = jax.make_jaxpr(learner.update)(state, batch)
+    if sampling:
+        program = jax.make_jaxpr(learner.sample)(state)
+    else:
+        state, batch = jax.eval_shape(learner.sample, state)
+        program = jax.make_jaxpr(learner.update)(state, batch)
     products = (e.invars for e in equations(program.jaxpr) if e.primitive.name == "dot_general")
     return max(x.aval.shape[0] for x, matrix in products if matrix.aval.shape == (8, 24))
 
@@ -229,6 +232,15 @@ def test_methods_with_a_critic_read_prompts_once_too(name):
     ]
     assert float(ends[0][2]) > 1e-7
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), *ends)
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_old_log_probabilities_are_of_the_pass_that_an_update_reads(name):
+    """In another they would round differently, and no ratio would begin at 1."""
+    problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC, old_log_prob="learner")
+    rows, columns, budget = PROMPTS * GROUP, TASK.prompt_length, TASK.answer_length
+    read = read_positions(IN_ORDER[name](problem), sampling=True)
+    assert read == PROMPTS * columns + rows * (budget - 1)
 
 
 def test_dialogues_share_their_prompts_too():

@@ -7,6 +7,27 @@ KERNELS = "test_ahead.py::test_kernels_that_are_not_hlo_are_named_and_what_follo
 GATHER = "test_ahead.py::test_a_gather_beside_a_product_counts_once_and_a_scattered_sum_as_such"
 WRONG = [
     Wrong(
+        "a program that fits is reported for each number of microbatches",
+        "run.experiment.ahead",
+        "        if each.fits or plan.refit",
+        "        yield found.pop()\n        if each.fits or plan.refit",
+        ("test_ahead.py::test_each_program_of_a_run_is_reported_once",),
+    ),
+    Wrong(
+        "more microbatches are sought for sampling",
+        "run.experiment.ahead",
+        " or each.program == report.SAMPLING",
+        "",
+        ("test_ahead.py::test_each_program_of_a_run_is_reported_once",),
+    ),
+    Wrong(
+        "demonstrations are compiled for the machine that is here",
+        "run.experiment.composition",
+        "num_prompts=settings.num_prompts, **shared",
+        "num_prompts=settings.num_prompts, initial=initial",
+        ("test_ahead.py::test_programs_that_sample_nothing_are_of_the_machine_too[None]",),
+    ),
+    Wrong(
         "a gather counts in each fusion that carries it on",
         "run.ahead.counts",
         'self._begun |= {channel} - {""}',

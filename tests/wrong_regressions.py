@@ -11,6 +11,29 @@ WRONG = [
         ("test_microbatches.py::test_less_memory_never_means_fewer_microbatches",),
     ),
     Wrong(
+        "a critic's prompts are counted once a group",
+        "run.experiment.microbatches",
+        "unshared * sum(each[1:])",
+        "tokens * sum(each[1:])",
+        ("test_microbatches.py::test_a_critic_shares_no_prompts",),
+    ),
+    Wrong(
+        "sampling that does not fit is compiled in more microbatches",
+        "run.experiment.microbatches",
+        "need.choices and need.sampling * SHARE <= there",
+        "need.choices",
+        ("test_microbatches.py::test_sampling_that_does_not_fit_is_refused",),
+    ),
+    Wrong(
+        "an exact run follows the memory that is free",
+        "run.experiment.plan",
+        "chosen = options.exact or ",
+        "chosen = ",
+        (
+            "test_microbatches.py::test_a_program_that_needs_more_than_was_counted_is_compiled_again",
+        ),
+    ),
+    Wrong(
         "each CPU device has all the memory of the machine",
         "run.experiment.microbatches",
         "(devices if backend.here().on_cpu else 1)",

@@ -42,6 +42,7 @@ def make_with_fitted_critic(
     *,
     estimate: learner.Estimate,
     improve_policy: ImprovePolicy,
+    plain: Problem | None = None,
     init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: None,
     num_parts: int = 1,
 ) -> Learner:
@@ -53,6 +54,7 @@ def make_with_fitted_critic(
       estimate: see `learner.make`.
       improve_policy: `(params, opt_state, samples, key) -> (policy, opt_state, metrics)`, with the
         policy's own optimizer state; consumes `key`.
+      plain: the problem for rows in any order, on which the critic is fitted; None for `problem`.
       init_policy_optimizer: policy parameters to the state of their optimizer; none by default.
       num_parts: see `learner.make`.
 
@@ -66,7 +68,7 @@ def make_with_fitted_critic(
         params: ActorCritic, opt_state: PyTree, rows: Samples, key: jax.Array
     ) -> tuple[PyTree, PyTree, Metrics]:
         def loss(value_params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
-            _, value = problem.apply(params._replace(value=value_params), samples.inputs)
+            _, value = (plain or problem).apply(params._replace(value=value_params), samples.inputs)
             mean = losses.token_mean(losses.squared_value(value, samples.target), samples.mask)
             return (mean,), {"value_loss": mean}
 

@@ -138,10 +138,11 @@ def make(
 
     return critic_fit.make_with_fitted_critic(
         config,
-        plain,  # the critic's minibatches are shuffled
+        problem,
         estimate=actor_critic.make_estimate(
             config, problem, advantage, keep_proposal=not problem.facts.on_policy
         ),
         improve_policy=improve_policy,
+        plain=plain,  # the critic's minibatches are shuffled
         num_parts=config.num_microbatches,
     )

@@ -29,6 +29,8 @@ SMALLER = (
     "--model.dtype=bfloat16 or --model.remat"
 )
 
+SAMPLING = "sampling of an iteration"
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -104,7 +106,7 @@ def _functions(
     if job.rewarded is None:
         yield "an iteration", programs.chunk_of(job), (like, np.int32(0))
         return
-    yield "sampling of an iteration", job.learner.sample, (like,)
+    yield SAMPLING, job.learner.sample, (like,)
     batch = jax.eval_shape(job.learner.sample, like)[1]
     mesh = parallel.make_mesh(placement)
     placed = jax.tree.map(

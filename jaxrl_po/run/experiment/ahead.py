@@ -8,7 +8,7 @@ from jaxrl_po.run.ahead.report import Report
 from jaxrl_po.run.ahead.topology import Machine
 from jaxrl_po.run.experiment import extras, flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.flags import RunError, UsageError
 from jaxrl_po.run.experiment.microbatches import FLAG
 from jaxrl_po.run.experiment.plan import Plan, prepare, sections_of
 
@@ -29,6 +29,7 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
 
     Raises:
       UsageError: a machine that is not known, or whose chips do not divide seeds or rows.
+      RunError: after the reports, where no number of microbatches makes it fit.
     """
     script = SCRIPTS[experiment.script]
     options = flags.fill(experiment.settings, {"": script.options})[""]
@@ -50,14 +51,22 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
 
 
 def _fitting(plan: Plan, machine: Machine) -> Iterator[Report]:
-    """The reports of a plan, or of one with more microbatches where it does not fit."""
+    """The reports of a plan, or of one with more microbatches where an update does not fit."""
     assert plan.placement is not None
     counted = {} if plan.counted is None else {"counted": plan.counted}
     number = plan.settings.get(FLAG, 1)
+    found = list[Report]()
     for each in report.reports(plan.job, plan.placement, plan.axes, machine):
-        peak = each.memory.get("peak", 0)
-        if not each.fits and plan.refit and (smaller := plan.refit(peak)):
+        name = f"{each.program} in {number} microbatches" if number > 1 else each.program
+        found.append(dataclasses.replace(each, program=name, memory=each.memory | counted))
+        if each.fits or plan.refit is None or each.program == report.SAMPLING:
+            continue
+        try:
+            smaller = plan.refit(each.memory.get("peak", 0))
+        except RunError:
+            yield from found
+            raise
+        if smaller is not None:
             yield from _fitting(smaller, machine)
             return
-        name = f"{each.program} in {number} microbatches" if number > 1 else each.program
-        yield dataclasses.replace(each, program=name, memory=each.memory | counted)
+    yield from found

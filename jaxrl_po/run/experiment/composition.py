@@ -163,8 +163,9 @@ class Composition(NamedTuple):
     def _problem(self, warm_start: Any, given: PyTree) -> Problem:
         records, task, policy, settings = self.records, self.start.task, self.policy, self.settings
         initial = {lora.BASE: given[lora.BASE]} if self.start.params else None
-        own = {"critic": self.critic, "initial": initial, "warm": warm_start} | vars(settings)
-        own |= {"sampler": records.get("sampler"), "target": self.placement.target}
+        shared: dict[str, Any] = {"initial": initial, "target": self.placement.target}
+        own = {"critic": self.critic, "warm": warm_start, "sampler": records.get("sampler")}
+        own |= shared | vars(settings)
         if self.columns is not None:
             assert isinstance(task, language.Task)
             return recorded_problem(
@@ -173,14 +174,14 @@ class Composition(NamedTuple):
                 settings,
                 columns=self.columns,
                 critic=self.critic,
-                initial=initial,
+                **shared,
             )
         if isinstance(task, Dialogue):
             return language.dialogues.make_problem(task, policy, **own)
         source = reading(task, given)
         if records[""].algorithm in methods.SUPERVISED:
             return demonstrations.make_problem(
-                source, policy, num_prompts=settings.num_prompts, initial=initial
+                source, policy, num_prompts=settings.num_prompts, **shared
             )
         problem = language.make_problem(source, policy, **own, verify=self.verify)
         if records[""].reward == rewarding.MODEL:

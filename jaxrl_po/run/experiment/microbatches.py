@@ -111,7 +111,8 @@ class Fit(NamedTuple):
         if there is None or peak <= there:
             return None
         need = self.need.corrected(self.number, peak)
-        if need.choices:
+        # Sampling knows no microbatches.
+        if need.choices and need.sampling * SHARE <= there:
             found = self._replace(need=need).with_number(need.choose(there))
             if found.number > self.number:
                 return found
@@ -214,7 +215,7 @@ def counted(
     """What one device needs, counted from shapes.
 
     Args:
-      models: the transformers that read each row.
+      models: the policy, and a critic, which shares no prompts.
       state: shapes of the training state of all seeds.
       placement: on devices.
       rows: of a batch of one seed, over all devices.
@@ -228,15 +229,16 @@ def counted(
     of_minibatch = rows // placement.data_devices // num_minibatches
     whole = max(1, of_minibatch // group)  # what microbatches divide
     prompt, completion = columns
-    tokens = whole * (prompt + group * completion)
-    each = sum(activations(model, prompt + completion, placement.model_devices) for model in models)
     seeds = placement.num_seeds // placement.seed_devices
+    tokens, unshared = whole * (prompt + group * completion), whole * group * (prompt + completion)
+    each = [activations(model, prompt + completion, placement.model_devices) for model in models]
+    kept = seeds * (tokens * each[0] + unshared * sum(each[1:]))
     choices = tuple(n for n in range(1, whole + 1) if whole % n == 0)
     held = (frozen + of_seeds) // shards + seeds * unembedding(models[0], tokens, placement)
     own = (frozen + (_bytes(state) - frozen) // placement.seed_devices) // shards
     rows_here = seeds * rows // placement.data_devices
     read = sampling(models[0], state, placement, rows_here, prompt + completion)
-    return Need(held, seeds * tokens * each, choices, own + read)
+    return Need(held, kept, choices, own + read)
 
 
 def _bytes(tree: PyTree) -> int:

@@ -147,7 +147,7 @@ def prepare(
         )
         job = make_job(setup)
         programs.check(job)
-        chosen = microbatches.FLAG in (settings if before else given)
+        chosen = options.exact or microbatches.FLAG in (settings if before else given)
         fit = microbatches.fit(records, job, setup, placement, make_job, chosen=chosen)
 
     earlier = before.get("resolved", {})
