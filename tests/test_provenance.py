@@ -131,10 +131,16 @@ def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
     other = NOW | {"device": "1 × cpu", "versions": {"jax": "1", "numpy": "1"}}
     with pytest.raises(
         UsageError,
-        match=r"run in runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. "
-        r"Resume it there",
+        match=r"^--deterministic .* same machine, devices and versions as those of the run in "
+        r"runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. "
+        r"Resume it there, or begin another without --deterministic$",
     ):
         provenance.require_same(NOW, other, "runs/x")
+    with pytest.raises(
+        UsageError,
+        match=r"^--reproducible .* same machine and versions as .* without --reproducible$",
+    ):
+        provenance.require_same(NOW, other, "runs/x", reproducible=True)
     with pytest.raises(UsageError, match="there differ source: None → aa"):
         provenance.require_same(
             NOW,

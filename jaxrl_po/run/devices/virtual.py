@@ -409,10 +409,22 @@ def _while(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
         more = [*operands[:of_test], *values(arrays)]
         return _alike(play(test.jaxpr, test.consts, more, turns)[0])
 
+    def advance(arrays: list[Any]) -> list[Any]:
+        later = _like(step(values(arrays)), owned, turns)
+        # Lanes of a function that is vmapped: those that have ended stay as they are.
+        lanes = test.out_avals[0].ndim
+        if not lanes:
+            return later
+        going = unfinished(arrays)
+        return [
+            jax.lax.select(
+                jax.lax.broadcast_in_dim(going, new.shape, range(own, own + lanes)), new, old
+            )
+            for new, old, own in zip(later, arrays, owned, strict=True)
+        ]
+
     after = jax.lax.while_loop(
-        unfinished,
-        lambda arrays: _like(step(values(arrays)), owned, turns),
-        [value.array for value in carry],
+        lambda arrays: jnp.any(unfinished(arrays)), advance, [value.array for value in carry]
     )
     return values(after)
 

@@ -190,12 +190,14 @@ def ask_for_threads(number: int) -> None:
     if os.environ.get(THREADS) == str(number) and WHOLE_LOOPS in given:
         return
     if _backend_runs():
+        # All that a start in time sets, in its order: a run goes on only under equal flags.
+        wanted = " ".join(dict.fromkeys([*given, WHOLE_LOOPS, f"{FLAG}=true"]))
         raise UsageError(
             "--reproducible must be asked for before JAX starts, which runs already: start Python "
-            f"with {THREADS}={number} and XLA_FLAGS={WHOLE_LOOPS} in the environment"
+            f"with {THREADS}={number} and XLA_FLAGS='{wanted}' in the environment"
         )
     os.environ[THREADS] = str(number)
-    os.environ["XLA_FLAGS"] = " ".join([*given, WHOLE_LOOPS])
+    os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*given, WHOLE_LOOPS]))
 
 
 def ask_for_determinism(threads: int = 0) -> None:
@@ -248,15 +250,18 @@ def without_layout(origin: Mapping[str, Any]) -> dict[str, Any]:
     return kept | ({"device": kept["device"].partition(" × ")[2]} if "device" in kept else {})
 
 
-def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) -> None:
-    """Refuses to resume a deterministic run where its bits could change.
+def require_same(
+    now: Mapping[str, Any], before: Mapping[str, Any], out: str, reproducible: bool = False
+) -> None:
+    """Refuses to resume a deterministic or reproducible run where its bits could change.
 
     Another commit with the same source digest is allowed.
 
     Args:
-      now: see `describe`.
+      now: see `describe`; see `without_layout` of a reproducible run.
       before: the same, of the run in the folder; empty for a new run.
       out: the value of `--out`.
+      reproducible: whether `--reproducible` was given.
 
     Raises:
       UsageError: names everything that differs.
@@ -265,10 +270,15 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) ->
     # Here an entry that was not recorded before counts as different.
     found = differences(relevant, {**dict.fromkeys(relevant), **before} if before else {})
     if found:
+        flag, circumstances = (
+            ("--reproducible", "machine and versions")
+            if reproducible
+            else ("--deterministic", "machine, devices and versions")
+        )
         raise UsageError(
-            "--deterministic promises the same bits only on the same machine, devices and "
-            f"versions as those of the run in {out}; there differ {'; '.join(found)}. "
-            "Resume it there, or begin another without --deterministic"
+            f"{flag} promises the same bits only on the same {circumstances} as those of the run "
+            f"in {out}; there differ {'; '.join(found)}. "
+            f"Resume it there, or begin another without {flag}"
         )
 
 
