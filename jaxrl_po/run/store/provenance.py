@@ -222,9 +222,8 @@ def ask_for_determinism(threads: int = 0) -> None:
         os.environ["XLA_FLAGS"] = " ".join([*given, f"{FLAG}=true"])
     elif jax.default_backend() != "cpu":
         raise UsageError(
-            "--deterministic must be asked for before JAX starts its "
-            f"{jax.default_backend()}, which runs already: start Python with "
-            f"XLA_FLAGS={FLAG}=true in the environment"
+            f"--deterministic must be asked for before JAX starts its {jax.default_backend()}, "
+            f"which runs already: start Python with XLA_FLAGS={FLAG}=true in the environment"
         )
 
 
@@ -250,18 +249,16 @@ def without_layout(origin: Mapping[str, Any]) -> dict[str, Any]:
     return kept | ({"device": kept["device"].partition(" × ")[2]} if "device" in kept else {})
 
 
-def require_same(
-    now: Mapping[str, Any], before: Mapping[str, Any], out: str, reproducible: bool = False
-) -> None:
+def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str, flag: str) -> None:
     """Refuses to resume a deterministic or reproducible run where its bits could change.
 
     Another commit with the same source digest is allowed.
 
     Args:
-      now: see `describe`; see `without_layout` of a reproducible run.
+      now: see `describe`, and `without_layout` for a reproducible run.
       before: the same, of the run in the folder; empty for a new run.
       out: the value of `--out`.
-      reproducible: whether `--reproducible` was given.
+      flag: that was given, for the message.
 
     Raises:
       UsageError: names everything that differs.
@@ -270,15 +267,9 @@ def require_same(
     # Here an entry that was not recorded before counts as different.
     found = differences(relevant, {**dict.fromkeys(relevant), **before} if before else {})
     if found:
-        flag, circumstances = (
-            ("--reproducible", "machine and versions")
-            if reproducible
-            else ("--deterministic", "machine, devices and versions")
-        )
         raise UsageError(
-            f"{flag} promises the same bits only on the same {circumstances} as those of the run "
-            f"in {out}; there differ {'; '.join(found)}. "
-            f"Resume it there, or begin another without {flag}"
+            f"{flag} promises the same bits only under the circumstances of the run in {out}; "
+            f"there differ {'; '.join(found)}. Resume it there, or begin another without {flag}"
         )
 
 
