@@ -19,6 +19,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.virtual import VIRTUAL
+from jaxrl_po.run.experiment import control, plan
+from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import provenance
 from jaxrl_po.run.store.metrics import read
@@ -93,6 +95,27 @@ def test_sums_are_taken_from_the_first_virtual_device_to_the_last():
     np.testing.assert_array_equal(jax.jit(run)(x), functools.reduce(operator.add, x))
 
 
+def test_a_seed_whose_loop_has_ended_stays_as_it_is():
+    def of_seed(trips, x):
+        def add(carry):
+            done, _, x = carry
+            total = masked.psum(x.sum(), "data")
+            return done + 1, total, x + total * jax.lax.axis_index("data")
+
+        return jax.lax.while_loop(lambda carry: carry[0] < trips, add, (0, 0, x))
+
+    def run(turns):
+        placement = Placement(3, 1, VIRTUAL, turns=turns)
+        specs, results = (P(), P(None, "data")), (P(), P(), P(None, "data"))
+        program = parallel.on_devices(jax.vmap(of_seed), placement, specs, results)
+        return jax.jit(program)(jnp.array([2, 0, 3]), jnp.arange(3 * ROWS).reshape(3, ROWS))
+
+    done, total, x = run(4)
+    np.testing.assert_array_equal(done, [2, 0, 3])
+    for mine, theirs in zip((total, x), run(0)[1:], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def test_seeds_before_rows_and_as_many_devices_as_divide():
     choose = functools.partial(parallel.choose, reproducible=True)
     assert choose(2, num_seeds=16, num_rows=64) == Placement(16, VIRTUAL, 1, turns=4)
@@ -136,17 +159,29 @@ def test_what_cannot_be_is_refused_by_name(tmp_path, flags, match):
         launch.control(["--reproducible", "--seeds=1", *flags, f"--out={tmp_path}"])
 
 
+@pytest.mark.usefixtures("asked")
+def test_several_seeds_of_trpo_share_their_rows_out(tmp_path):
+    flags = ["--algorithm=trpo", "--reproducible", "--seeds=2", "--problem.num_envs=8"]
+    experiment = Experiment.parse(control.SCRIPT, [*flags, f"--out={tmp_path}"])
+    job = plan.prepare(control.SCRIPT, experiment.settings).job
+    _, metrics = jax.eval_shape(job.learner.step, jax.eval_shape(job.learner.init, job.keys))
+    assert {leaf.shape for leaf in jax.tree.leaves(metrics["kl"])} == {(2,)}
+
+
 def test_threads_are_pinned_before_the_backend_starts(monkeypatch):
     monkeypatch.setenv(provenance.THREADS, "2")
-    with pytest.raises(
-        UsageError, match=r"--reproducible .* start Python with PJRT_NPROC=8 and XLA_FLAGS="
-    ):
-        provenance.ask_for_threads(VIRTUAL)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    with pytest.raises(UsageError, match="--reproducible must be asked for before JAX") as refused:
+        provenance.ask_for_determinism(VIRTUAL)
     monkeypatch.setattr(provenance, "_backend_runs", lambda: False)
-    monkeypatch.setenv("XLA_FLAGS", "")
-    provenance.ask_for_threads(VIRTUAL)
+    provenance.ask_for_determinism(VIRTUAL)
     assert os.environ[provenance.THREADS] == "8"
     assert provenance.WHOLE_LOOPS in os.environ["XLA_FLAGS"]
+    # A run that is begun by the remedy goes on from the command line, where flags must be equal.
+    remedy = f"start Python with PJRT_NPROC=8 and XLA_FLAGS='{os.environ['XLA_FLAGS']}' in the"
+    assert remedy in str(refused.value)
+    provenance.ask_for_determinism(VIRTUAL)
+    assert f"'{os.environ['XLA_FLAGS']}'" in remedy
 
 
 TINY = [

@@ -117,4 +117,11 @@ WRONG = [
         "[value.array for value in arguments if value.own])",
         ("test_virtual.py::test_the_bits_are_those_of_eight_devices",),
     ),
+    Wrong(
+        "a seed goes on while another of a reproducible run does",
+        "run.devices.virtual",
+        "if not test.out_avals[0].ndim:",
+        "if True:",
+        ("test_virtual.py::test_a_seed_whose_loop_has_ended_stays_as_it_is",),
+    ),
 ]

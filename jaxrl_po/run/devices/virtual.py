@@ -254,10 +254,8 @@ def _variables(atoms: Iterable[Any]) -> list[Any]:
 
 def _communicates(equation: JaxprEqn) -> bool:
     """Whether an equation, or one inside it, communicates between virtual devices."""
-    if equation.primitive in COMMUNICATIONS:
-        return True
-    inner = jaxprs_in_params(equation.params)
-    return any(_communicates(each) for jaxpr in inner for each in jaxpr.eqns)
+    inner = (each for jaxpr in jaxprs_in_params(equation.params) for each in jaxpr.eqns)
+    return equation.primitive in COMMUNICATIONS or any(map(_communicates, inner))
 
 
 def _evaluate(
@@ -405,16 +403,23 @@ def _while(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
     def values(arrays: list[Any]) -> list[Value]:
         return [Value(x, own) for x, own in zip(arrays, owned, strict=True)]
 
-    def unfinished(arrays: list[Any]) -> jax.Array:
-        more = [*operands[:of_test], *values(arrays)]
-        return _alike(play(test.jaxpr, test.consts, more, turns)[0])
+    def unfinished(x: list[Any]) -> jax.Array:
+        return _alike(play(test.jaxpr, test.consts, [*operands[:of_test], *values(x)], turns)[0])
 
-    after = jax.lax.while_loop(
-        unfinished,
-        lambda arrays: _like(step(values(arrays)), owned, turns),
-        [value.array for value in carry],
-    )
-    return values(after)
+    def advance(arrays: list[Any]) -> list[Any]:
+        later = _like(step(values(arrays)), owned, turns)
+        if not test.out_avals[0].ndim:
+            return later
+        going = unfinished(arrays)  # of each lane of a function that is vmapped
+
+        def where_going(new: Any, old: Any, own: bool) -> Any:
+            mask = jax.lax.broadcast_in_dim(going, new.shape, range(own, own + going.ndim))
+            return jax.lax.select(mask, new, old)
+
+        return list(map(where_going, later, arrays, owned))
+
+    start = [value.array for value in carry]
+    return values(jax.lax.while_loop(lambda x: jnp.any(unfinished(x)), advance, start))
 
 
 def _cond(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
@@ -423,8 +428,7 @@ def _cond(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
         functools.partial(play, branch.jaxpr, branch.consts, turns=turns)
         for branch in params["branches"]
     ]
-    each = [_owned(branch, given) for branch in branches]
-    owned = [any(flags) for flags in zip(*each, strict=True)]
+    owned = list(map(any, zip(*(_owned(branch, given) for branch in branches), strict=True)))
 
     def arrays_of(branch: Callable[[list[Value]], list[Value]]) -> Callable[..., list[Any]]:
         return lambda: _like(branch(given), owned, turns)

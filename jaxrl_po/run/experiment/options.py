@@ -102,9 +102,9 @@ class Options:
     )
 
     @property
-    def exact(self) -> bool:
-        """Whether a run that goes on equals an uninterrupted one to the bit, or is refused."""
-        return self.deterministic or self.reproducible
+    def exact(self) -> str:
+        """Name of the flag that makes a resumed run equal a whole one to the bit; or empty."""
+        return "--reproducible" if self.reproducible else "--deterministic" * self.deterministic
 
     def validate(self) -> None:
         """Refuses settings without effect."""

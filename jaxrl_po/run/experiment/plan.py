@@ -254,7 +254,7 @@ def _resolve(
     if options.reproducible:
         now, before = provenance.without_layout(now), provenance.without_layout(before)
     if options.exact:
-        provenance.require_same(now, before, options.out)
+        provenance.require_same(now, before, options.out, options.exact)
     data = {provenance.BASE: setup.base, provenance.PROMPTS: setup.prompts}
     for entry, digest in data.items():
         provenance.require_data(entry, digest, earlier, f"--resume: --out={options.out}")

@@ -190,12 +190,14 @@ def ask_for_threads(number: int) -> None:
     if os.environ.get(THREADS) == str(number) and WHOLE_LOOPS in given:
         return
     if _backend_runs():
+        # All that a start in time sets, in its order: a run goes on only under equal flags.
+        wanted = " ".join(dict.fromkeys([*given, WHOLE_LOOPS, f"{FLAG}=true"]))
         raise UsageError(
             "--reproducible must be asked for before JAX starts, which runs already: start Python "
-            f"with {THREADS}={number} and XLA_FLAGS={WHOLE_LOOPS} in the environment"
+            f"with {THREADS}={number} and XLA_FLAGS='{wanted}' in the environment"
         )
     os.environ[THREADS] = str(number)
-    os.environ["XLA_FLAGS"] = " ".join([*given, WHOLE_LOOPS])
+    os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*given, WHOLE_LOOPS]))
 
 
 def ask_for_determinism(threads: int = 0) -> None:
@@ -220,9 +222,8 @@ def ask_for_determinism(threads: int = 0) -> None:
         os.environ["XLA_FLAGS"] = " ".join([*given, f"{FLAG}=true"])
     elif jax.default_backend() != "cpu":
         raise UsageError(
-            "--deterministic must be asked for before JAX starts its "
-            f"{jax.default_backend()}, which runs already: start Python with "
-            f"XLA_FLAGS={FLAG}=true in the environment"
+            f"--deterministic must be asked for before JAX starts its {jax.default_backend()}, "
+            f"which runs already: start Python with XLA_FLAGS={FLAG}=true in the environment"
         )
 
 
@@ -248,15 +249,16 @@ def without_layout(origin: Mapping[str, Any]) -> dict[str, Any]:
     return kept | ({"device": kept["device"].partition(" × ")[2]} if "device" in kept else {})
 
 
-def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) -> None:
-    """Refuses to resume a deterministic run where its bits could change.
+def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str, flag: str) -> None:
+    """Refuses to resume a deterministic or reproducible run where its bits could change.
 
     Another commit with the same source digest is allowed.
 
     Args:
-      now: see `describe`.
+      now: see `describe`, and `without_layout` for a reproducible run.
       before: the same, of the run in the folder; empty for a new run.
       out: the value of `--out`.
+      flag: that was given, for the message.
 
     Raises:
       UsageError: names everything that differs.
@@ -266,9 +268,8 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) ->
     found = differences(relevant, {**dict.fromkeys(relevant), **before} if before else {})
     if found:
         raise UsageError(
-            "--deterministic promises the same bits only on the same machine, devices and "
-            f"versions as those of the run in {out}; there differ {'; '.join(found)}. "
-            "Resume it there, or begin another without --deterministic"
+            f"{flag} promises the same bits only under the circumstances of the run in {out}; "
+            f"there differ {'; '.join(found)}. Resume it there, or begin another without {flag}"
         )
 
 
