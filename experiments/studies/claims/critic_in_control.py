@@ -73,7 +73,7 @@ def claim() -> Claim:
         measure="normalised greedy return, mean of the last three of ten evaluations",
         flags={"config.entropy_coefficient": 0.0, "eval_episodes": 32},
         objective=end,
-        limits="Of the paper's environments those that gymnax has.",
+        limits="Four environments of gymnax, at one number of steps each.",
     )
 
 
