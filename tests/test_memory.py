@@ -262,14 +262,15 @@ def test_laws_of_memory(memory, memory_of, kind):
     if kind == "masks":
         assert not np.exp(of.replayed[:, ~legal_at(np.arange(BEFORE, BEFORE + STEPS))]).any()
     # No gradient passes the end of an episode; within one it does, where there is memory.
+    remembered = False
     for leaf in jax.tree.leaves(of.gradient):
         if leaf.dtype == np.float32:
             for row, start in enumerate(BEGINS[:, BEFORE:].argmax(axis=1)):
                 reached = np.abs(leaf[row]).sum(axis=-1) > 0
                 assert not reached[:start].any()
                 assert reached[-1]
-    leaves = [x for x in jax.tree.leaves(of.gradient) if x.dtype == np.float32]
-    assert any(np.abs(x[1, -2]).any() for x in leaves)
+                remembered |= reached[start:-1].any()
+    assert remembered
     if memory_of == "policy":
         np.testing.assert_allclose(*of.products, rtol=1e-3, atol=1e-5)
         assert np.abs(of.products[0]).max() > 1e-3
