@@ -66,7 +66,7 @@ class Need(NamedTuple):
 
         Example:
           >>> Need(held=100, kept=800, choices=(1, 2, 4, 8)).corrected(2, 700)
-          Need(held=100, kept=1200, choices=(4, 8))
+          Need(held=100, kept=1200, choices=(4, 8), sampling=0)
         """
         kept = max(self.kept, (peak - self.held) * number)
         choices = tuple(each for each in self.choices if each > number)
