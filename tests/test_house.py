@@ -6,7 +6,7 @@ import pytest
 LIMITS = {
     "library code": 24_948,
     "shell code": 12_251,
-    "experiments code": 4_869,
+    "experiments code": 4_875,
     "shell import pairs": 390,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,

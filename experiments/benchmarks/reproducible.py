@@ -67,7 +67,7 @@ def digest(out: Path) -> str:
 
 def speed(out: Path) -> float:
     """Environment steps per second, compile time apart."""
-    return float(json.loads((out / "summary.json").read_text())["steps_per_second"])
+    return float(json.loads((out / "summary.json").read_text(encoding="utf-8"))["steps_per_second"])
 
 
 def main(options: Options) -> None:

@@ -123,7 +123,11 @@ def interval(scores: Sequence[float]) -> str:
 def write_page() -> None:
     """Writes the table of all rows into the page, and their curves beside it."""
     paths = {name: RESULTS / f"{name}.json" for name in (*ROWS, "trl")}
-    rows = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    rows = {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name, path in paths.items()
+        if path.exists()
+    }
     table = [
         "| row | seeds | steps | greedy, % | sampled, % | s an iteration | processor s | GB |",
         "|---|---|---|---|---|---|---|---|",

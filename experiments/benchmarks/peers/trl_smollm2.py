@@ -32,7 +32,9 @@ Prompts = list[dict[str, str]]
 def write(lines: list[dict[str, Any]], held_out: dict[str, list[float]]) -> None:
     """Writes the row as far as it is known."""
     row = {"settings": {"seeds": 1, "algorithm": "grpo"}, "held_out": held_out, "lines": lines}
-    Path("docs/studies/smollm2/trl.json").write_text(json.dumps(row, indent=2) + "\n", "utf-8")
+    Path("docs/studies/smollm2/trl.json").write_text(
+        json.dumps(row, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 class Lines(TrainerCallback):
@@ -61,8 +63,8 @@ class Lines(TrainerCallback):
 
 def prompts(out: Path, name: str) -> Prompts:
     """The prompts of one of the row's files, as it words them, and their answers."""
-    template = json.loads((out / "before/config.json").read_text("utf-8"))["task.template"]
-    rows = map(json.loads, (out / f"{name}.jsonl").read_text("utf-8").splitlines())
+    template = json.loads((out / "before/config.json").read_text(encoding="utf-8"))["task.template"]
+    rows = map(json.loads, (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
     return [
         {"prompt": template.replace("{prompt}", row["prompt"]), "answer": str(row["answer"])}
         for row in rows
