@@ -75,8 +75,8 @@ WRONG = [
     Wrong(
         "a control run is read by way of the one that it began from",
         "run.experiment.earlier",
-        "script.build(script.continued(records), algorithm, placement)",
-        "script.build(records, algorithm, placement)",
+        "        records = script.continued(records)\n",
+        "",
         ("test_init_from.py::test_a_control_run_needs_the_run_that_it_began_from_no_more",),
     ),
 ]
