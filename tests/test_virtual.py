@@ -177,7 +177,7 @@ def test_threads_are_pinned_before_the_backend_starts(monkeypatch):
     provenance.ask_for_determinism(VIRTUAL)
     assert os.environ[provenance.THREADS] == "8"
     assert provenance.WHOLE_LOOPS in os.environ["XLA_FLAGS"]
-    # A run that is begun by the remedy goes on from the command line, where flags must be equal.
+    # A run started as the message says can be resumed from the command line: its flags are equal.
     remedy = f"start Python with PJRT_NPROC=8 and XLA_FLAGS='{os.environ['XLA_FLAGS']}' in the"
     assert remedy in str(refused.value)
     provenance.ask_for_determinism(VIRTUAL)

@@ -118,7 +118,7 @@ WRONG = [
         ("test_virtual.py::test_the_bits_are_those_of_eight_devices",),
     ),
     Wrong(
-        "a seed goes on while another of a reproducible run does",
+        "a vmapped loop advances a seed that has finished",
         "run.devices.virtual",
         "if not test.out_avals[0].ndim:",
         "if True:",

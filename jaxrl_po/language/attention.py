@@ -25,7 +25,7 @@ BLOCKS = (512, 256, 128)
 """Columns of a block of splash attention, the largest that divides a row; it reads 128 at once."""
 
 LARGEST = 128
-"""Head size up to which cuDNN has kernels for every GPU; it must be a multiple of 8."""
+"""Largest head size that cuDNN supports on every GPU; head sizes are multiples of 8."""
 
 
 class Sight(NamedTuple):

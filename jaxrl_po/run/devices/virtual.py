@@ -438,7 +438,7 @@ def _cond(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
 
 
 def _alike(value: Value) -> Any:
-    """What decides over a communication; if devices differed in it, some would wait for ever."""
+    """A loop or branch condition around a collective: devices that disagreed would deadlock."""
     assert not value.own, "virtual devices differ in whether they communicate"
     return value.array
 

@@ -260,11 +260,10 @@ def unembedding(policy: Transformer, tokens: int, placement: Placement) -> int:
 def sampling(
     policy: Transformer, state: TrainState, placement: Placement, rows: int, columns: int
 ) -> int:
-    """Bytes of a device while it samples so many rows, beside the state.
+    """Bytes that sampling `rows` rows takes on a device, on top of the state.
 
-    The blocks in the type of their products, where they are not held like that, and all that is
-    sharded over rows gathered; keys and values; three arrays of logits. A gathered matrix of tokens
-    is also laid out anew, and rounded to half for the units of a TPU.
+    These are the gathered parameters, with blocks cast to the compute dtype, the KV cache, and
+    three arrays of logits. A gathered embedding also has a transposed copy and one in bfloat16.
     """
     dtype, copy = jnp.dtype(policy.dtype), 0
     paths = jax.tree_util.tree_leaves_with_path((state.params.policy, state.params.frozen))

@@ -190,7 +190,7 @@ def ask_for_threads(number: int) -> None:
     if os.environ.get(THREADS) == str(number) and WHOLE_LOOPS in given:
         return
     if _backend_runs():
-        # All that a start in time sets, in its order: a run goes on only under equal flags.
+        # The flags that the command line would set, in its order: resuming requires equal flags.
         wanted = " ".join(dict.fromkeys([*given, WHOLE_LOOPS, f"{FLAG}=true"]))
         raise UsageError(
             "--reproducible must be asked for before JAX starts, which runs already: start Python "
