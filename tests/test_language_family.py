@@ -2,7 +2,6 @@
 
 import json
 
-import group_estimates
 import jax
 import jax.numpy as jnp
 import language_family
@@ -186,19 +185,6 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
         ]
         with pytest.raises(AssertionError, match="compiled"):
             launch.language([*given, f"--out={tmp_path / name}", "--devices=1"])
-    estimates = group_estimates.Options()
-    for name, variant in group_estimates.chosen(estimates).items():
-        given = [
-            "--algorithm=grpo",
-            *group_estimates.arguments(variant, estimates),
-            "--total_steps=1280",
-        ]
-        with pytest.raises(AssertionError, match="compiled"):
-            launch.language(
-                [*given, f"--out={tmp_path / name}", "--devices=1", "--config.decay_iterations=0"]
-            )
-    with pytest.raises(UsageError, match="--variants has no '11'"):
-        group_estimates.main(["--variants=1,11", f"--out={tmp_path}"])
     for algorithm in presets.WITH_CRITIC:
         with pytest.raises(AssertionError, match="compiled"):
             launch.language(

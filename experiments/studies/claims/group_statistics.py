@@ -1,8 +1,7 @@
 """Do better estimates of a group's mean and standard deviation help, or a larger sum over √G?
 
-`python experiments/studies/claims/group_statistics.py --out=runs/group_statistics`: the notes'
-"potential extension", after four seeds left every interval touching its neighbour
-(docs/studies/group_estimates.md).
+`python experiments/studies/claims/group_statistics.py --out=runs/group_statistics` tests the notes'
+"potential extension".
 """
 
 import functools
