@@ -163,8 +163,3 @@ def totals(
         seconds, flops = seconds + each.runs * each.seconds, flops + each.runs * each.flops
         found[category(each)] = Total(number + round(each.runs), seconds, flops)
     return dict(sorted(found.items(), key=lambda item: -item[1].seconds))
-
-
-def kind(operation: Operation) -> str:
-    """XLA's kind; operations below `SMALL` are a kind of their own."""
-    return "small" if operation.seconds < SMALL else operation.kind
