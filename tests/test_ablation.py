@@ -14,7 +14,7 @@ import pytest
 from comparison import Result
 
 from experiments.benchmarks import language as benchmark_language
-from jaxrl_po.run.experiment import flags, methods, tasks
+from jaxrl_po.run.experiment import flags, methods
 from jaxrl_po.run.experiment.flags import UsageError
 
 
@@ -96,18 +96,13 @@ def test_ablation_leaves_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
     assert "generation_batches" not in first
 
 
-def test_every_task_has_valid_flags(tmp_path, monkeypatch):
+def test_flags_are_valid(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
     monkeypatch.setattr("jaxrl_po.run.loop.programs.check", refuse)
-    for task in tasks.GENERATED:
-        with pytest.raises(AssertionError, match="compiled"):
-            ablation.main([f"--out={tmp_path / task}", f"--task={task}", "--devices=1"])
-    with pytest.raises(UsageError, match="did you mean sorting"):
-        ablation.main([f"--out={tmp_path / 'x'}", "--task=sortin"])
-    with pytest.raises(UsageError, match="length has no effect unless task is running_sum"):
-        ablation.main([f"--out={tmp_path / 'x'}", "--task=sorting", "--length=3"])
+    with pytest.raises(AssertionError, match="compiled"):
+        ablation.main([f"--out={tmp_path / 'x'}", "--devices=1"])
     with pytest.raises(
         UsageError, match="warm_start has no effect unless warm_start_steps is above 0"
     ):

@@ -19,7 +19,8 @@ from comparison import START, Result
 from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, SEED, UNIT, static
-from jaxrl_po.run.experiment import flags, language, tasks
+from jaxrl_po.language.tasks import running_sum
+from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import metrics
 
@@ -45,16 +46,7 @@ OFF = {
 class Options:
     """The ablation as a whole."""
 
-    task: str = static("running_sum", f"one of {', '.join(tasks.GENERATED)}")
-    length: int = static(5, "digits of a list, for running_sum", within=COUNT)
-    max_new_tokens: int = static(
-        0,
-        "token budget of a completion; 0: the longest demonstration of running_sum, whose "
-        "length is to be learned, and 1.25 times the longest answer of other tasks, so that no "
-        "right answer is penalised for its length",
-        unit="tokens",
-        within=NON_NEGATIVE,
-    )
+    length: int = static(5, "digits of a list that is summed up", within=COUNT)
     seeds: int = static(8, "runs of each row", unit="seeds", within=COUNT)
     seed: int = static(0, "base seed", within=SEED)
     updates: int = static(200, "iterations of each run", unit="iterations", within=COUNT)
@@ -83,7 +75,6 @@ class Options:
 
     def validate(self) -> None:
         """Raises ConfigError for a field that has no effect."""
-        config.require_effect(self, "length", self.task == "running_sum", "task is running_sum")
         config.require_effect(
             self, "warm_start", self.warm_start_steps > 0, "warm_start_steps is above 0"
         )
@@ -116,26 +107,13 @@ def arguments() -> dict[str, list[str]]:
     return rows
 
 
-def budget(options: Options) -> int:
-    """Token budget of a completion, the same for every row."""
-    wordy = options.task == "running_sum"
-    task = flags.lookup("task", options.task, tasks.GENERATED).make(
-        **vars(
-            tasks.RunningSum(length=options.length)
-            if wordy
-            else tasks.GENERATED[options.task].settings()
-        )
-    )
-    room = language.language.rewards.budget_with_room
-    return options.max_new_tokens or (task.answer_length if wordy else room(task.answer_length))
-
-
 def run(options: Options, out: Path) -> list[Result]:
     """Warm starts once and trains every row from there."""
     batch = options.num_prompts * options.group_size
     shared = {
         "algorithm": "dapo",
-        "task": options.task,
+        "task": "running_sum",
+        "task.length": options.length,
         "seed": options.seed,
         "devices": options.devices,
         "log_every": max(1, options.updates // 40),
@@ -143,7 +121,8 @@ def run(options: Options, out: Path) -> list[Result]:
         "eval_prompts": 256,
         "problem.num_prompts": options.num_prompts,
         "problem.group_size": options.group_size,
-        "problem.max_new_tokens": budget(options),
+        # The longest demonstration: the length is to be learned.
+        "problem.max_new_tokens": running_sum(options.length).answer_length,
         "model.width": options.width,
         "model.layers": options.layers,
         "config.learning_rate": options.learning_rate,
@@ -153,8 +132,6 @@ def run(options: Options, out: Path) -> list[Result]:
         "config.num_epochs": 1,
         "config.num_minibatches": 2,
     }
-    if options.task == "running_sum":
-        shared["task.length"] = options.length
     start = {
         "warm_start.steps": options.warm_start_steps,
         "warm_start.accuracy": options.warm_start if options.warm_start_steps else 1.0,
@@ -211,10 +188,10 @@ def table(results: Sequence[Result], scores: Sequence[Scores]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def panels(results: Sequence[Result], options: Options) -> list[Panel]:
+def panels(results: Sequence[Result]) -> list[Panel]:
     """Accuracy, entropy, length and truncation of every row."""
     titles = {
-        "greedy_accuracy": f"{options.task}: held-out greedy accuracy",
+        "greedy_accuracy": "running_sum: held-out greedy accuracy",
         "entropy": "entropy, nats",
         "response_length": "response length, tokens",
         "truncated": "share truncated at the budget",
@@ -234,10 +211,10 @@ def main(argv: Sequence[str]) -> int:
     results = run(options, out)
     text = table(results, score(results))
     heading = (
-        f"{options.task}, {options.seeds} seeds, IQM of the held-out greedy accuracy "
+        f"running_sum, {options.seeds} seeds, IQM of the held-out greedy accuracy "
         "with 95 % intervals"
     )
-    comparison.leave(out, "ablation", panels(results, options), heading, text)
+    comparison.leave(out, "ablation", panels(results), heading, text)
     return 0
 
 
