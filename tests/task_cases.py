@@ -28,8 +28,8 @@ class Case(NamedTuple):
     scratch: bool = False
 
 
-def reverse(value, width, base=10):
-    return np.base_repr(value, base).lower()[::-1].ljust(width, "0")
+def reverse(value, width):
+    return str(value)[::-1].ljust(width, "0")
 
 
 def pair(found):
@@ -42,11 +42,6 @@ def multiset(found):
 
 def product(found):
     return int(found[1]) * int(found[2])
-
-
-def remainder(found):
-    a, b, c, modulus = map(int, found.groups())
-    return (a * b + c) % modulus
 
 
 def numbers(found):
@@ -80,26 +75,6 @@ def cases():
             multiset,
             shape="[0-2]+",
         ),
-        "modular": Case(
-            tasks.modular(2, modulus_digits=3),
-            r"\((\d{2})\*(\d{2})\+(\d{2})\)%(\d{3})=",
-            lambda m: reverse(remainder(m), 3),
-            lambda m: (tuple(sorted((m[1], m[2]))), m[3], m[4]),
-        ),
-        "binary": Case(
-            tasks.base_conversion(3, base=2),
-            r"(\d{3})=",
-            lambda m: reverse(int(m[1]), 10, 2),
-            lambda m: m[1],
-            shape="[01]+",
-        ),
-        "hexadecimal": Case(
-            tasks.base_conversion(9, base=16),
-            r"(\d{9})=",
-            lambda m: reverse(int(m[1]), 8, 16),
-            lambda m: m[1],
-            shape="[0-9a-f]+",
-        ),
         "countdown": Case(
             tasks.countdown(3, max_number=9), r"((?:\d,){2}\d)>(\d{2})=", None, numbers
         ),
@@ -124,7 +99,7 @@ def cases():
 
 
 # Other sizes of kinds that are there already.
-SIZES = "hexadecimal", "countdown, two places", "running sum, terse"
+SIZES = "countdown, two places", "running sum, terse"
 EVERY = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SIZES)) for name in cases()]
 )

@@ -26,7 +26,7 @@ def about(comparisons, arms=("a", "b"), settings=("one", "two"), **more):
         source="a test",
         script=language.SCRIPT,
         arms={name: Arm({"algorithm": "grpo"}, RATE, (1e-3, 1e-2)) for name in arms},
-        settings={name: {"task": "modular"} for name in settings},
+        settings={name: {"task": "sorting"} for name in settings},
         comparisons=comparisons,
         score=SCORE,
         measure="accuracy",
@@ -267,7 +267,7 @@ def claim():
     return Claim(
         statement="GRPO exceeds itself", source="a test", script=language.SCRIPT,
         arms={{"small": Arm({{}}, "config.learning_rate", (1e-4, 1e-3, 1e-2))}},
-        settings={{"modular": {{"task": "modular"}}}},
+        settings={{"sorting": {{"task": "sorting"}}}},
         comparisons=(Comparison("small", None, {by}),),
         score=last("greedy_accuracy"), measure="accuracy", flags={flags},
         warm_start={{"warm_start.steps": 2}}, evaluations=2, seeds=3, tuning_seeds=1)

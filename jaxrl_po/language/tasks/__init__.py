@@ -5,10 +5,8 @@ way.
 """
 
 from jaxrl_po.language.tasks.addition import addition
-from jaxrl_po.language.tasks.base_conversion import base_conversion
 from jaxrl_po.language.tasks.countdown import MAX_NUMBERS, Countdown, countdown
 from jaxrl_po.language.tasks.finite import finite
-from jaxrl_po.language.tasks.modular import modular
 from jaxrl_po.language.tasks.multiplication import multiplication
 from jaxrl_po.language.tasks.random_prompts import random_prompts
 from jaxrl_po.language.tasks.running_sum import MAX_FILLER, running_sum
@@ -31,12 +29,10 @@ __all__ = [
     "Prompt",
     "Task",
     "addition",
-    "base_conversion",
     "countdown",
     "exact_match",
     "finite",
     "is_held_out",
-    "modular",
     "multiplication",
     "random_prompts",
     "running_sum",

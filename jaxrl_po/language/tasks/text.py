@@ -28,22 +28,21 @@ class Piece(NamedTuple):
     length: jax.Array | int
 
 
-def digits(x: jax.Array, places: int, base: int = 10) -> jax.Array:
-    """The lowest digits of `x`, lowest first: `floor(x / base^i) mod base`.
+def digits(x: jax.Array, places: int) -> jax.Array:
+    """The lowest digits of `x`, lowest first: `floor(x / 10^i) mod 10`.
 
     Args:
       x: `[]`, uint32.
-      places: number of digits; base^(places − 1) < 2^32.
-      base: of the digits.
+      places: number of digits, at most 10.
 
     Returns:
       `[places]`, int32.
 
     Example:
-      >>> digits(jnp.uint32(340), 4).tolist(), digits(jnp.uint32(6), 4, base=2).tolist()
-      ([0, 4, 3, 0], [0, 1, 1, 0])
+      >>> digits(jnp.uint32(340), 4).tolist()
+      [0, 4, 3, 0]
     """
-    return (x // _powers(places, base) % base).astype(jnp.int32)
+    return (x // _powers(places) % 10).astype(jnp.int32)
 
 
 def number(
@@ -51,29 +50,25 @@ def number(
     places: int,
     tokenizer: Tokenizer,
     *,
-    base: int = 10,
     zero_pad: bool = True,
     reverse: bool = True,
 ) -> Piece:
     """Writes a number; the alphabet lists the digits in order, from `0`.
 
     Args:
-      x: `[]`, uint32, below base^places.
+      x: `[]`, uint32, below 10^places.
       places: width of the number, in digits.
       tokenizer: the alphabet.
-      base: of the digits.
       zero_pad: fill the width with leading zeros; otherwise there are none (0 is `0`).
       reverse: lowest digit first.
 
     Returns:
       A `Piece` of up to `places` tokens.
     """
-    length = (
-        places if zero_pad else jnp.maximum(1, jnp.sum(x >= _powers(places, base), dtype=jnp.int32))
-    )
+    length = places if zero_pad else jnp.maximum(1, jnp.sum(x >= _powers(places), dtype=jnp.int32))
     position = np.arange(places)
     order = position if reverse else jnp.maximum(length - 1 - position, 0)
-    return Piece(tokenizer.ids["0"] + digits(x, places, base)[order], length)
+    return Piece(tokenizer.ids["0"] + digits(x, places)[order], length)
 
 
 LOWEST_FIRST = "answers are written lowest digit first"
@@ -119,5 +114,5 @@ def _place(
     return jnp.full(length, tokenizer.pad, jnp.int32).at[position].set(tokens, mode="drop")
 
 
-def _powers(places: int, base: int) -> np.ndarray:
-    return np.array([base**i for i in range(places)], np.uint32)
+def _powers(places: int) -> np.ndarray:
+    return np.array([10**i for i in range(places)], np.uint32)

@@ -52,37 +52,6 @@ class Sorting:
 
 
 @config.record
-class Modular:
-    """Settings of `--task=modular`."""
-
-    num_digits: int = static(
-        1,
-        "digits of an operand",
-        unit="digits",
-        within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
-    )
-    modulus_digits: int = static(
-        1,
-        "digits of the modulus",
-        unit="digits",
-        within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
-    )
-
-
-@config.record
-class BaseConversion:
-    """Settings of `--task=base_conversion`."""
-
-    num_digits: int = static(
-        3,
-        "decimal digits of a number",
-        unit="digits",
-        within=Interval(1, language.tasks.MAX_DIGITS),
-    )
-    base: int = static(2, "base of the answer", within=Interval(2, 16))
-
-
-@config.record
 class Countdown:
     """Settings of `--task=countdown`."""
 
@@ -178,8 +147,6 @@ GENERATED = {
     "addition": TaskEntry(Addition, language.tasks.addition),
     "multiplication": TaskEntry(Multiplication, language.tasks.multiplication),
     "sorting": TaskEntry(Sorting, language.tasks.sorting),
-    "modular": TaskEntry(Modular, language.tasks.modular),
-    "base_conversion": TaskEntry(BaseConversion, language.tasks.base_conversion),
     "countdown": TaskEntry(Countdown, language.tasks.countdown),
     "running_sum": TaskEntry(RunningSum, language.tasks.running_sum),
 }
