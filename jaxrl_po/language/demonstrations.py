@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend, masked
+from jaxrl_po import masked
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, ConfigError, check, record, static
+from jaxrl_po.config import COUNT, ConfigError, record, static
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.dialogue import Dialogue
-from jaxrl_po.language.mismatch import Sampler
-from jaxrl_po.language.networks import SAMPLER, Sequences, make_networks, prompt_keys, shorten_after
+from jaxrl_po.language.mismatch import SAMPLER, Sampler
+from jaxrl_po.language.networks import Sequences, make_networks, prompt_keys, shorten_after
 from jaxrl_po.language.problem import problem_of
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
-from jaxrl_po.language.transformer import Transformer, compiled_for
+from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import next_tokens
 from jaxrl_po.language.warm_start import answered, drawn
 from jaxrl_po.types import (
@@ -85,20 +86,10 @@ def make_problem(
     """
     if isinstance(task, Dialogue):
         raise ConfigError("task must be no dialogue: supervised training is on single answers")
-    check(Settings(num_prompts=num_prompts))
-    model, target = compiled_for(target, model), target or backend.here()
+    settings = Sampling(num_prompts=num_prompts, group_size=1, old_log_prob=SAMPLER)
     networks = make_networks(
-        task,
-        model,
-        None,
-        num_prompts=num_prompts,
-        group_size=1,
-        columns=task.answer_length,
-        temperature=1.0,
-        old_log_prob=SAMPLER,
-        sampler=Sampler(),
+        *(task, model, None, settings, task.answer_length, Sampler()),
         initial=initial,
-        warm=None,
         target=target,
     )
 
@@ -112,7 +103,7 @@ def make_problem(
         length = masked.total(mask.sum(axis=1))
         return collector, batch._replace(metrics={"answer_length": length})
 
-    return problem_of(networks, collect, target, Facts(), shorten_after(task.prompt_length))
+    return problem_of(networks, collect, Facts(), shorten_after(task.prompt_length))
 
 
 def make_evaluate(

@@ -8,6 +8,7 @@ from jaxrl_po.config import NON_NEGATIVE, record, static
 
 DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
 SAME = "same"
+AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
 
 
 @record

@@ -6,26 +6,27 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po import backend
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, check
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora
 from jaxrl_po.language.checks import (
     check_adapters,
     check_attention,
     check_parameters,
+    check_top_k,
     check_vocabulary,
 )
 from jaxrl_po.language.dialogue import AnyTask
-from jaxrl_po.language.mismatch import Sampler
+from jaxrl_po.language.mismatch import AUTO, SAMPLER, Sampler
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import DATA, Task
-from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.unembedding import Listed, Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.lengths import Shorten
 from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples
-
-AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
 
 # Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
 PROMPT_NUMBER = "prompt_number"
@@ -85,6 +86,8 @@ class Networks(NamedTuple):
     """Policy and critic on sequences.
 
     Attributes:
+      model: the policy, compiled for the target.
+      target: what the program is compiled for.
       init: see `Problem`.
       apply: see `Problem`.
       value: `value(params, inputs) -> [B, S]`; zeros without a critic.
@@ -93,6 +96,8 @@ class Networks(NamedTuple):
       grouped: see `SpeedUps`.
     """
 
+    model: Transformer
+    target: Target
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
     apply: Callable[[ActorCritic, Inputs], tuple[TokenPolicy, jax.Array]]
     value: Callable[[ActorCritic, Inputs], jax.Array]
@@ -105,40 +110,39 @@ def make_networks(
     source: AnyTask,
     model: Transformer,
     critic: Transformer | None,
-    *,
-    num_prompts: int,
-    group_size: int,
+    settings: Sampling,
     columns: int,
-    temperature: float,
-    old_log_prob: str,
     sampler: Sampler,
-    initial: PyTree | None,
-    warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None,
-    target: Target,
+    *,
+    initial: PyTree | None = None,
+    warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
+    target: Target | None = None,
 ) -> Networks:
     """Checks the models against the task or dialogue, and makes the functions of a problem.
 
     Args:
       source: where prompts come from.
-      model: see `problem.make_problem`, as for all but `columns`.
+      model: see `problem.make_problem`, as for all but the next two.
       critic: likewise.
-      num_prompts: likewise.
-      group_size: likewise.
+      settings: sizes of the problem, and how it is sampled.
       columns: N, tokens of a completion at most.
-      temperature: likewise.
-      old_log_prob: likewise.
       sampler: likewise.
       initial: likewise.
       warm: likewise.
-      target: what the program is compiled for.
+      target: likewise.
 
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
+    model, critic = (compiled_for(target, each) for each in (model, critic))
+    target, group_size = target or backend.here(), settings.group_size
+    check(settings)
+    check(sampler)
+    check_top_k(settings.top_k, model)
     check_models(source, model, critic, initial)
     for each in (model, critic):
         check_attention(each, target)
-    init = make_init(source, model, critic, initial, warm, num_prompts=num_prompts)
+    init = make_init(source, model, critic, initial, warm, num_prompts=settings.num_prompts)
 
     def after_prompt(inputs: Inputs) -> int:
         """Tokens after the prompt: N, or fewer where rows were cut."""
@@ -156,7 +160,7 @@ def make_networks(
             params.policy,
             inputs.tokens[:, :-1],
             inputs.pad,
-            temperature=temperature,
+            temperature=settings.temperature,
             position=inputs.position,
             kept=inputs.kept,
             **reading,
@@ -186,10 +190,11 @@ def make_networks(
     # In models of few blocks it gains little, and sums would have another order.
     deep = isinstance(model, Transformer) and model.scanned
     shares = deep and group_size > 1
-    alike = old_log_prob == AUTO and rounds_alike(model, sampler, target)
-    exact = alike or old_log_prob == SAMPLER
+    alike = settings.old_log_prob == AUTO and rounds_alike(model, sampler, target)
+    exact = alike or settings.old_log_prob == SAMPLER
     linear = getattr(model, "kernel", None) is None
-    return Networks(init, apply, value, exact, linear, grouped if shares else None)
+    grouping = grouped if shares else None
+    return Networks(model, target, init, apply, value, exact, linear, grouping)
 
 
 def make_init(

@@ -7,27 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import backend, lengths, masked
+from jaxrl_po import lengths, masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError, check
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language import lora, sampling
-from jaxrl_po.language.checks import check_budget, check_top_k
-from jaxrl_po.language.dialogue import AnyTask
-from jaxrl_po.language.mismatch import Sampler
+from jaxrl_po.language.checks import check_budget
+from jaxrl_po.language.mismatch import AUTO, Sampler
 from jaxrl_po.language.networks import (
-    AUTO,
     Networks,
     Sequences,
     make_networks,
     prompt_keys,
     shorten_after,
 )
-from jaxrl_po.language.settings import Sampling, Settings
+from jaxrl_po.language.settings import Settings
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.tasks.types import check_lengths, reading
-from jaxrl_po.language.transformer import Transformer, compiled_for
+from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.lengths import Shorten
 from jaxrl_po.types import (
@@ -140,55 +138,23 @@ def make_problem(
         process_reward=process_reward,
         prompt_set=prompt_set,
     )
-    model, critic = (compiled_for(target, each) for each in (model, critic))
-    target = target or backend.here()
-    networks = checked_networks(
+    networks = make_networks(
         task, model, critic, settings, budget, sampler, initial=initial, warm=warm, target=target
     )
-    collect = _make_collect(task, model, networks, settings, sampler, verify=verify)
+    collect = _make_collect(task, networks, settings, sampler, verify=verify)
     facts = Facts(_drawn_from(task, prompt_set).strata, staleness=sampler.staleness)
     shorten = shorten_after(task.prompt_length) if budget >= CUT else None
-    return problem_of(networks, collect, target, facts, shorten)
-
-
-def checked_networks(
-    source: AnyTask,
-    model: Transformer,
-    critic: Transformer | None,
-    settings: Sampling,
-    columns: int,
-    sampler: Sampler,
-    **further: Any,
-) -> Networks:
-    """The networks of a problem, after a check of its settings; see `networks.make_networks`."""
-    check(settings)
-    check(sampler)
-    check_top_k(settings.top_k, model)
-    return make_networks(
-        source,
-        model,
-        critic,
-        num_prompts=settings.num_prompts,
-        group_size=settings.group_size,
-        columns=columns,
-        temperature=settings.temperature,
-        old_log_prob=settings.old_log_prob,
-        sampler=sampler,
-        **further,
-    )
+    return problem_of(networks, collect, facts, shorten)
 
 
 def problem_of(
-    networks: Networks,
-    collect: Collect,
-    target: Target,
-    facts: Facts,
-    shorten: Shorten | None = None,
+    networks: Networks, collect: Collect, facts: Facts, shorten: Shorten | None = None
 ) -> Problem:
     """The problem of these networks; whether the sampler is exact is theirs to say."""
     facts = facts._replace(exact_sampler=networks.exact_sampler, linearizable=networks.linearizable)
     speedups = SpeedUps(shorten and lengths.by_length(shorten), networks.grouped)
-    return Problem(networks.init, collect, networks.apply, rows, facts, speedups, target=target)
+    init, apply, target = networks.init, networks.apply, networks.target
+    return Problem(init, collect, apply, rows, facts, speedups, target=target)
 
 
 def _drawn_from(task: Task, prompt_set: int) -> Task:
@@ -196,13 +162,7 @@ def _drawn_from(task: Task, prompt_set: int) -> Task:
 
 
 def _make_collect(
-    task: Task,
-    model: Transformer,
-    networks: Networks,
-    settings: Settings,
-    sampler: Sampler,
-    *,
-    verify: bool,
+    task: Task, networks: Networks, settings: Settings, sampler: Sampler, *, verify: bool
 ) -> Collect:
     """`Problem.collect`: prompts, completions and what the task says of them."""
 
@@ -213,7 +173,7 @@ def _make_collect(
         keys = prompt_keys(collector, key)
         prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
-            lora.over(sampler.of(model), params.frozen),
+            lora.over(sampler.of(networks.model), params.frozen),
             params.policy,
             prompts.tokens,
             prompts.pad,

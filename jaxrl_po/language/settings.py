@@ -11,8 +11,7 @@ from jaxrl_po.config import (
     static,
 )
 from jaxrl_po.language import sampling
-from jaxrl_po.language.mismatch import DTYPES
-from jaxrl_po.language.networks import AUTO, OLD_LOG_PROBS
+from jaxrl_po.language.mismatch import AUTO, DTYPES, OLD_LOG_PROBS
 from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.transformer import Transformer

@@ -6,18 +6,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend, masked
+from jaxrl_po import masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
 from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_budget
 from jaxrl_po.language.dialogue import Dialogue, check_contract
-from jaxrl_po.language.mismatch import Sampler
-from jaxrl_po.language.networks import AUTO, Networks, Sequences, prompt_keys
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks, problem_of
+from jaxrl_po.language.mismatch import AUTO, Sampler
+from jaxrl_po.language.networks import Networks, Sequences, make_networks, prompt_keys
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, problem_of
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.transcript import Conversations
-from jaxrl_po.language.transformer import Transformer, compiled_for
+from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Facts, Problem, PyTree
@@ -107,14 +107,14 @@ def make_problem(
         min_p=min_p,
         old_log_prob=old_log_prob,
     )
-    model, critic = (compiled_for(target, each) for each in (model, critic))
-    target = target or backend.here()
-    networks = checked_networks(
-        *(dialogue, model, critic, settings, dialogue.longest(settings.max_new_tokens), sampler),
+    longest = dialogue.longest(settings.max_new_tokens)
+    networks = make_networks(
+        *(dialogue, model, critic, settings, longest, sampler),
         initial=initial,
         warm=warm,
         target=target,
     )
+    model = networks.model
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -143,7 +143,7 @@ def make_problem(
         recording = Recording(prompt, pad, held, accuracy, measures)
         return collector, batch_of(networks, params, recording, score.reshape(-1, group_size))
 
-    return problem_of(networks, collect, target, FACTS._replace(staleness=sampler.staleness))
+    return problem_of(networks, collect, FACTS._replace(staleness=sampler.staleness))
 
 
 def batch_of(

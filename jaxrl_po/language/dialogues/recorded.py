@@ -9,14 +9,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
 from jaxrl_po.language.dialogues.problem import FACTS, Recording, batch_of
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks, problem_of
+from jaxrl_po.language.networks import make_networks
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, problem_of
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks import Task
-from jaxrl_po.language.transformer import Transformer, compiled_for
+from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
 
@@ -57,19 +57,10 @@ def recorded_problem(
       ConfigError: for an invalid argument, which the message names.
     """
     check(settings)
-    model, critic = (compiled_for(target, each) for each in (model, critic))
-    target = target or backend.here()
-    networks = checked_networks(
-        task,
-        model,
-        critic,
-        # What a reset adds to a prompt is a member's own.
-        dataclasses.replace(settings, group_size=1),
-        columns,
-        SAMPLER_OF_LEARNER,
-        initial=initial,
-        warm=None,
-        target=target,
+    # What a reset adds to a prompt is a member's own.
+    alone = dataclasses.replace(settings, group_size=1)
+    networks = make_networks(
+        *(task, model, critic, alone, columns, SAMPLER_OF_LEARNER), initial=initial, target=target
     )
 
     def collect(
@@ -90,4 +81,4 @@ def recorded_problem(
         recording = recording._replace(measures=measures)
         return collector.remove(RECORDING), batch_of(networks, params, recording, score)
 
-    return problem_of(networks, collect, target, FACTS)
+    return problem_of(networks, collect, FACTS)
