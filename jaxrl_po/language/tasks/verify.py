@@ -10,27 +10,6 @@ from jaxrl_po.language.tokenizer import AnyTokenizer, Tokenizer
 from jaxrl_po.types import PyTree
 
 
-def exact_answer(
-    name: str,
-    tokenizer: AnyTokenizer,
-    prompt_length: int,
-    answer_length: int,
-    sample: Callable[[jax.Array, bool], Prompt],
-    demonstrate: Callable[[PyTree], jax.Array],
-) -> Task:
-    """A task whose demonstrations are the only correct answers."""
-    return Task(
-        name,
-        tokenizer,
-        prompt_length,
-        answer_length,
-        sample,
-        demonstrate,
-        score=lambda problem, tokens: exact_match(demonstrate(problem), tokens, tokenizer.pad),
-        credit=lambda problem, tokens: token_match(demonstrate(problem), tokens, tokenizer.pad),
-    )
-
-
 def one_answer(
     name: str,
     tokenizer: Tokenizer,
@@ -41,9 +20,21 @@ def one_answer(
     *,
     symbols: int = 10,
 ) -> Task:
-    """As `exact_answer`; answers consist of the first `symbols` characters of the alphabet."""
-    task = exact_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)
-    return task._replace(parses=lambda problem, tokens: is_word(tokens, symbols, tokenizer))
+    """A task whose demonstrations are the only correct answers.
+
+    They consist of the first `symbols` characters of the alphabet.
+    """
+    return Task(
+        name,
+        tokenizer,
+        prompt_length,
+        answer_length,
+        sample,
+        demonstrate,
+        score=lambda problem, tokens: exact_match(demonstrate(problem), tokens, tokenizer.pad),
+        credit=lambda problem, tokens: token_match(demonstrate(problem), tokens, tokenizer.pad),
+        parses=lambda problem, tokens: is_word(tokens, symbols, tokenizer),
+    )
 
 
 def exact_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
