@@ -50,10 +50,12 @@ def control_problem(name, axis_name):
 
 def everything_problem(axis_name):
     """Memory, masks, two choices at once, images of bytes, and a critic that sees more."""
-    return control.from_settings(
+    return control.make_problem(
         Everything(),
-        control.Settings(num_envs=NUM_ROWS, num_steps=8, normalize_observations=True),
-        control.NetworkSettings(width=8, depth=1, channels=2, memory="gru"),
+        num_envs=NUM_ROWS,
+        num_steps=8,
+        normalize_observations=True,
+        network=control.NetworkSettings(width=8, depth=1, channels=2, memory="gru"),
         axis_name=axis_name,
     )
 

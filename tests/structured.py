@@ -106,4 +106,4 @@ class Everything(Probe):
 
 def problem_of(env, network=SMALL, **settings):
     sizes = {"num_envs": 8, "num_steps": 8} | settings
-    return control.from_settings(env, control.Settings(**sizes), network)
+    return control.make_problem(env, **sizes, network=network)

@@ -35,10 +35,12 @@ def test_a_device_may_be_one_core(devices, cores, expected):
 
 def iterations(memory, target):
     """Parameters and returns after five iterations of PPO on CartPole."""
-    problem = control.from_settings(
+    problem = control.make_problem(
         gymnax.make("CartPole-v1")[0],
-        control.Settings(num_envs=4, num_steps=5, scale_rewards=True),
-        control.NetworkSettings(width=8, depth=1, memory=memory),
+        num_envs=4,
+        num_steps=5,
+        scale_rewards=True,
+        network=control.NetworkSettings(width=8, depth=1, memory=memory),
         target=target,
     )
     learner = ppo.make(config.as_arrays(ppo.Config(num_epochs=1, num_minibatches=2)), problem)
@@ -173,10 +175,12 @@ def test_other_trees_stay_as_they_are(tree):
 
 
 def on_cartpole(algorithm, config, target):
-    problem = control.from_settings(
+    problem = control.make_problem(
         gymnax.make("CartPole-v1")[0],
-        control.Settings(num_envs=4, num_steps=256, scale_rewards=True),
-        control.NetworkSettings(width=8, depth=1),
+        num_envs=4,
+        num_steps=256,
+        scale_rewards=True,
+        network=control.NetworkSettings(width=8, depth=1),
         target=target,
     )
     return algorithm.make(config, problem, target=target), problem

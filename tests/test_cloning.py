@@ -32,7 +32,7 @@ def test_steps_are_drawn_with_their_actions_whatever_the_layout():
     _, second = jax.jit(cloned.collect)(params, half, jax.random.key(1))
     np.testing.assert_array_equal(second.action, batch.action[2:])
     assert not np.array_equal(batch.action[0], batch.action[1])
-    remembering = control.from_settings(ENV, control.Settings(), NetworkSettings(memory="gru"))
+    remembering = control.make_problem(ENV, network=NetworkSettings(memory="gru"))
     with pytest.raises(ConfigError, match=r"^memory must be none"):
         control.demonstrated(remembering, observation, action, num_steps=2)
 

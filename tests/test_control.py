@@ -287,29 +287,23 @@ def test_bad_sizes_name_the_field(options, match):
 
 def test_bad_settings_name_the_field():
     with pytest.raises(ConfigError, match="initial_log_std applies to continuous actions"):
-        control.from_settings(
-            CART_POLE, control.Settings(), control.NetworkSettings(initial_log_std=-1.0)
-        )
+        control.make_problem(CART_POLE, network=control.NetworkSettings(initial_log_std=-1.0))
     with pytest.raises(ConfigError, match="reward_discount has no effect"):
-        control.from_settings(CART_POLE, control.Settings(reward_discount=0.5))
+        control.Settings(reward_discount=0.5).validate()
     with pytest.raises(ConfigError, match="activation must be one of"):
-        control.from_settings(
-            CART_POLE, control.Settings(), control.NetworkSettings(activation="cube")
-        )
+        control.make_problem(CART_POLE, network=control.NetworkSettings(activation="cube"))
     with pytest.raises(ConfigError, match="num_episodes"):
         control.make_evaluate(CART_POLE, control.make_problem(CART_POLE), num_episodes=0)
 
 
 def test_settings_reach_the_problem():
-    problem = control.from_settings(
+    settings = control.Settings(
+        num_envs=2, num_steps=3, normalize_observations=True, scale_rewards=True
+    )
+    problem = control.make_problem(
         PENDULUM,
-        control.Settings(
-            num_envs=2,
-            num_steps=3,
-            normalize_observations=True,
-            scale_rewards=True,
-        ),
-        control.NetworkSettings(width=8, depth=1, activation="relu", initial_log_std=-0.5),
+        **vars(settings),
+        network=control.NetworkSettings(width=8, depth=1, activation="relu", initial_log_std=-0.5),
     )
     params, collector = jax.jit(problem.init)(jax.random.key(0))
     assert params.policy["params"]["torso"]["Dense_0"]["kernel"].shape == (3, 8)

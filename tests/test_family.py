@@ -186,10 +186,8 @@ def test_rewards_that_are_not_numbers_move_nothing(module):
 
 
 def test_shared_parameters_are_refused_where_they_cannot_work():
-    shared = control.from_settings(
-        CART_POLE,
-        control.Settings(num_envs=4, num_steps=8),
-        control.NetworkSettings(shared_torso=True),
+    shared = control.make_problem(
+        CART_POLE, num_envs=4, num_steps=8, network=control.NetworkSettings(shared_torso=True)
     )
     for module in (reinforce, npg, trpo):
         learner = module.make(module.Config(value_minibatches=1), shared)
@@ -316,10 +314,8 @@ def test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body(module):
     state, want = (train(module, config, problem, 1)[0] for problem in (jitted, TABULAR))
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(want.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    shared = control.from_settings(
-        CART_POLE,
-        control.Settings(num_envs=4, num_steps=8),
-        control.NetworkSettings(shared_torso=True),
+    shared = control.make_problem(
+        CART_POLE, num_envs=4, num_steps=8, network=control.NetworkSettings(shared_torso=True)
     )
     learner = module.make(
         module.Config(value_minibatches=1), shared._replace(apply=jax.jit(shared.apply))

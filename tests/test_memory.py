@@ -52,7 +52,7 @@ class RandomEnds(Probe):
 
 def made(env, network=GRU, **sizes):
     sizes = {"num_envs": 16, "num_steps": 12} | sizes
-    return control.from_settings(env, control.Settings(**sizes), network)
+    return control.make_problem(env, **sizes, network=network)
 
 
 @functools.cache
@@ -459,18 +459,19 @@ def test_what_cannot_remember_is_named():
     ):
         with pytest.raises(ConfigError, match=message):
             made(RandomEnds(), control.NetworkSettings(**flags))
-    of_role = functools.partial(control.from_settings, RandomEnds(), control.Settings())
+    of_role = functools.partial(control.make_problem, RandomEnds())
     with pytest.raises(ConfigError, match="memory_of must not be policy, which is given"):
-        of_role(control.NetworkSettings(memory="gru", memory_of="policy"), policy=remembering)
-    of_role(control.NetworkSettings(memory="gru"), policy=remembering)  # the critic's
+        of_role(
+            network=control.NetworkSettings(memory="gru", memory_of="policy"), policy=remembering
+        )
+    of_role(network=control.NetworkSettings(memory="gru"), policy=remembering)  # the critic's
     narrow = {"memory": "transformer", "memory_of": "policy", "critic_width": 6}
     control.NetworkSettings(**narrow).validate()
     with pytest.raises(ConfigError, match="memory_heads must divide critic_width = 6"):
         control.NetworkSettings(**narrow | {"memory_of": "both"}).validate()
-    sizes = control.GroupSettings(num_prompts=2, group_size=3, num_steps=6)
     network = control.NetworkSettings(memory="gru", memory_of="policy")
     with pytest.raises(ConfigError, match=r"memory_of.* there is a critic"):
-        control.groups_from_settings(RandomEnds(), sizes, network)
+        control.make_groups(RandomEnds(), network=network)
     with pytest.raises(ConfigError, match="actor_critic must be without memory"):
         control.make_problem(RandomEnds(), actor_critic=remembering)
     with pytest.raises(ConfigError, match="memory must be none in a vine"):

@@ -151,11 +151,8 @@ def test_settings_for_which_a_module_stands_are_refused(given, settings, message
         "critic": networks.Critic(networks.Torso((4,))),
     }[given]
     with pytest.raises(ConfigError, match=message):
-        control.from_settings(
-            MatchCueContinuous(),
-            control.Settings(),
-            control.NetworkSettings(**settings),
-            **{given: module},
+        control.make_problem(
+            MatchCueContinuous(), network=control.NetworkSettings(**settings), **{given: module}
         )
 
 

@@ -156,9 +156,10 @@ def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys, monkeypat
 
 
 def test_groups_and_vines_take_masks():
-    sizes = control.GroupSettings(num_prompts=2, group_size=2, num_steps=6)
     remembering = control.NetworkSettings(width=8, depth=1, memory="gru")
-    groups = control.groups_from_settings(Structured(), sizes, remembering)
+    groups = control.make_groups(
+        Structured(), num_prompts=2, group_size=2, num_steps=6, network=remembering
+    )
     params, _, batch = collected(groups)
     assert batch.score.tolist() == [[5.0, 5.0], [5.0, 5.0]]
     replayed, _ = jax.jit(groups.apply)(params, batch.inputs)

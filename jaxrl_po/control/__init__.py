@@ -4,12 +4,12 @@ from jaxrl_po.control.actor import Actor
 from jaxrl_po.control.cloning import demonstrated, make_record
 from jaxrl_po.control.environment import Environment, Transition, adapt
 from jaxrl_po.control.evaluation import make_evaluate
-from jaxrl_po.control.groups import GroupSettings, groups_from_settings, make_groups
+from jaxrl_po.control.groups import GroupSettings, make_groups
 from jaxrl_po.control.modules import NetworkSettings
-from jaxrl_po.control.problem import Settings, from_settings, make_problem
+from jaxrl_po.control.problem import Settings, make_problem
 from jaxrl_po.control.recorded import recorded_from_settings
 from jaxrl_po.control.spaces import Observation, Spaces
-from jaxrl_po.control.vine import VineSettings, make_vine, vine_from_settings
+from jaxrl_po.control.vine import VineSettings, make_vine
 
 __all__ = [
     "Actor",
@@ -23,13 +23,10 @@ __all__ = [
     "VineSettings",
     "adapt",
     "demonstrated",
-    "from_settings",
-    "groups_from_settings",
     "make_evaluate",
     "make_groups",
     "make_problem",
     "make_record",
     "make_vine",
     "recorded_from_settings",
-    "vine_from_settings",
 ]

@@ -32,24 +32,6 @@ class GroupSettings:
     num_steps: int = static(500, "maximum steps of an episode", unit="steps", within=COUNT)
 
 
-def groups_from_settings(
-    env: Any,
-    settings: GroupSettings,
-    network: NetworkSettings | None = None,
-    *,
-    policy: Any = None,
-    target: Target | None = None,
-) -> Problem:
-    """`make_groups` with its arguments taken from settings records; there is no critic.
-
-    Raises:
-      ConfigError: a setting of the critic, or one out of its range or without effect.
-    """
-    check(settings)
-    policy = policy_module(adapt(env).spaces, network, policy, target=target)
-    return make_groups(env, **vars(settings), policy=policy, target=target)
-
-
 def make_groups(
     env: Any,
     *,
@@ -59,6 +41,7 @@ def make_groups(
     env_params: Any = None,
     policy: Any = None,
     critic: Any = None,
+    network: NetworkSettings | None = None,
     target: Target | None = None,
 ) -> Problem:
     """A control problem in groups: P fresh initial states per iteration, G episodes from each.
@@ -69,9 +52,10 @@ def make_groups(
       group_size: G.
       num_steps: T; longer episodes are truncated.
       env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
+      policy: Flax module, observation to a distribution; None builds what `network` describes.
         It may be a `networks.Recurrent`.
       critic: Flax module, observation to a value, or None for no critic (values are then zeros).
+      network: size and kind of the policy that is built; None for a 64 × 64 tanh perceptron.
       target: what the program is compiled for; None for `backend.here()`.
 
     Returns:
@@ -94,7 +78,7 @@ def make_groups(
     check(GroupSettings(num_prompts=num_prompts, group_size=group_size, num_steps=num_steps))
     environment = adapt(env, env_params)
     target = target or backend.here()
-    policy = policy_module(environment.spaces, policy=policy, target=target)
+    policy = policy_module(environment.spaces, network, policy, target=target)
     nets = build_networks({"policy": policy, "critic": critic}, environment.spaces)
     require_fit(nets, environment.spaces)
 

@@ -218,18 +218,19 @@ def choose_modules(
     Raises:
       ConfigError: as `default_modules`, or for a setting or module that another one replaces.
     """
+    settings = settings or NetworkSettings()
     if actor_critic is not None:
         if policy is not None or critic is not None:
             raise ConfigError(
                 "actor_critic stands for both networks; give it alone, or policy and critic"
             )
+        _require_default(settings)
         return {"actor_critic": actor_critic}
     given = {
         name: module
         for name, module in {"policy": policy, "critic": critic}.items()
         if module is not None
     }
-    settings = settings or NetworkSettings()
     if len(given) == 2:
         _require_default(settings)
         return given

@@ -54,25 +54,6 @@ class Settings:
 ENVIRONMENTS, CRITIC_MEMORY = "environments", "critic_memory"
 
 
-def from_settings(
-    env: Any,
-    settings: Settings,
-    network: NetworkSettings | None = None,
-    *,
-    axis_name: str | None = None,
-    policy: Any = None,
-    critic: Any = None,
-    target: Target | None = None,
-) -> Problem:
-    """`make_problem` with its arguments taken from settings records.
-
-    A policy or critic that is given replaces the one that `network` describes.
-    """
-    settings.validate()
-    modules = choose_modules(adapt(env).spaces, policy, critic, settings=network, target=target)
-    return make_problem(env, **vars(settings), **modules, axis_name=axis_name, target=target)
-
-
 def make_problem(
     env: Any,
     *,
@@ -82,6 +63,7 @@ def make_problem(
     policy: Any = None,
     critic: Any = None,
     actor_critic: Any = None,
+    network: NetworkSettings | None = None,
     normalize_observations: bool = False,
     scale_rewards: bool = False,
     reward_discount: float = 0.99,
@@ -95,13 +77,13 @@ def make_problem(
       num_envs: B, environments over all devices.
       num_steps: T, steps of each environment in one iteration.
       env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation `[E*, …]` to a distribution; None builds a 64 × 64 tanh
-        perceptron for the action space. With a `networks.Recurrent` as policy or critic rows stay
+      policy: Flax module, observation `[E*, …]` to a distribution; None builds what `network`
+        describes for the action space. With a `networks.Recurrent` as policy or critic rows stay
         whole sequences in minibatches.
-      critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds a 64 × 64 tanh
-        perceptron.
+      critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds it likewise.
       actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both,
         for a shared torso.
+      network: sizes and kinds of the networks that are built; None for 64 × 64 tanh perceptrons.
       normalize_observations: subtract the running mean and divide by the running std (clip ±10).
         The statistics are those before the iteration, so that every log-prob of a batch is of the
         same policy.
@@ -137,7 +119,7 @@ def make_problem(
     )
     environment = adapt(env, env_params)
     spaces = environment.spaces
-    modules = choose_modules(spaces, policy, critic, actor_critic, target=target)
+    modules = choose_modules(spaces, policy, critic, actor_critic, network, target=target)
     nets = build_networks(modules, spaces)
     require_fit(nets, spaces)
 

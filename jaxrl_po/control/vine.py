@@ -48,24 +48,6 @@ class VineSettings:
         )
 
 
-def vine_from_settings(
-    env: Any,
-    settings: VineSettings,
-    network: NetworkSettings | None = None,
-    *,
-    policy: Any = None,
-    target: Target | None = None,
-) -> Problem:
-    """`make_vine` with its arguments taken from settings records; there is no critic.
-
-    Raises:
-      ConfigError: as `make_vine`, or a setting of the critic, out of its range or without effect.
-    """
-    check(settings)
-    policy = policy_module(adapt(env).spaces, network, policy, target=target)
-    return make_vine(env, **vars(settings), policy=policy, target=target)
-
-
 def make_vine(
     env: Any,
     *,
@@ -77,6 +59,7 @@ def make_vine(
     discount: float = 0.99,
     env_params: Any = None,
     policy: Any = None,
+    network: NetworkSettings | None = None,
     target: Target | None = None,
 ) -> Problem:
     """A control problem that estimates `Q̂(s, a)` from K branches at each of some visited states.
@@ -102,7 +85,8 @@ def make_vine(
         it.
       discount: γ of the return of a branch, in [0, 1].
       env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
+      policy: Flax module, observation to a distribution; None builds what `network` describes.
+      network: size and kind of the policy that is built; None for a 64 × 64 tanh perceptron.
       target: what the program is compiled for; None for `backend.here()`.
 
     Returns:
@@ -142,7 +126,7 @@ def make_vine(
             "that step returns"
         )
     target = target or backend.here()
-    policy = policy_module(environment.spaces, policy=policy, target=target)
+    policy = policy_module(environment.spaces, network, policy, target=target)
     nets = build_networks({"policy": policy, "critic": None}, environment.spaces)
     require_fit(nets, environment.spaces)
     if has_memory(nets):

@@ -43,7 +43,7 @@ class Sampling(NamedTuple):
 
     Attributes:
       settings: record of `--problem.*`.
-      build: `(env, settings, network, axis_name=…, policy=…, critic=…) -> Problem`; only a path
+      build: `(env, **settings, network=…, axis_name=…, policy=…, critic=…) -> Problem`; only a path
         pools statistics over devices and has a critic.
       rows: settings to the number of rows that are sharded over devices.
       steps: settings and the number of discrete actions to the environment steps of one iteration,
@@ -59,19 +59,19 @@ class Sampling(NamedTuple):
 SAMPLINGS = {
     "path": Sampling(
         control.Settings,
-        control.from_settings,
+        control.make_problem,
         lambda s: s.num_envs,
         lambda s, _: s.num_envs * s.num_steps,
     ),
     "groups": Sampling(
         control.GroupSettings,
-        lambda *args, axis_name, critic, **own: control.groups_from_settings(*args, **own),
+        lambda env, *, axis_name, critic, **own: control.make_groups(env, **own),
         lambda s: s.num_prompts,
         lambda s, _: s.num_prompts * s.group_size * s.num_steps,
     ),
     "vine": Sampling(
         control.VineSettings,
-        lambda *args, axis_name, critic, **own: control.vine_from_settings(*args, **own),
+        lambda env, *, axis_name, critic, **own: control.make_vine(env, **own),
         lambda s: s.num_envs,
         control.VineSettings.steps,
     ),
@@ -249,7 +249,9 @@ def build_problem(
         )
         return Built(problem, source.spaces, None, source)
     env = suites.make_env(options.env, options.env_params)
-    problem = way.build(env, settings, network, axis_name=axis_name, target=target, **own)
+    problem = way.build(
+        env, **vars(settings), network=network, axis_name=axis_name, target=target, **own
+    )
     if options.demonstrations:
         steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
         if options.sampling not in ("auto", "path") or settings.normalize_observations:
