@@ -40,17 +40,15 @@ class AnyTokenizer(Protocol):
 
 
 class Tokenizer(NamedTuple):
-    """Characters to ids and back.
+    """Characters to ids and back; PAD is 0, EOS is 1, and the alphabet follows in its order.
 
     Attributes:
-      characters: the alphabet; ids ascend in its order, those of PAD and EOS left out.
-      pad: id of the padding token.
-      eos: id of the end-of-sequence token.
+      characters: the alphabet.
     """
 
     characters: str
-    pad: int = 0
-    eos: int = 1
+    pad = 0
+    eos = 1
 
     @property
     def size(self) -> int:
@@ -65,8 +63,7 @@ class Tokenizer(NamedTuple):
     @property
     def ids(self) -> dict[str, int]:
         """Id of each character."""
-        free = [i for i in range(self.size) if i not in (self.pad, self.eos)]
-        return dict(zip(self.characters, free, strict=True))
+        return {character: i for i, character in enumerate(self.characters, start=2)}
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without EOS.
@@ -110,30 +107,20 @@ class Tokenizer(NamedTuple):
         return ["".join(row[keep]) for row, keep in zip(alphabet[tokens], kept, strict=True)]
 
 
-def make_tokenizer(characters: str, *, pad: int = 0, eos: int = 1) -> Tokenizer:
+def make_tokenizer(characters: str) -> Tokenizer:
     """Checks and builds a tokenizer.
 
     Args:
       characters: the alphabet, each character once.
-      pad: id of PAD.
-      eos: id of EOS, another one.
 
     Raises:
-      ConfigError: PAD = EOS (a mask by `token != pad` would leave EOS out of training), ids outside
-        the vocabulary, or a character that occurs twice.
+      ConfigError: a character occurs twice.
 
     Example:
       >>> tokenizer = make_tokenizer("01+=")
       >>> tokenizer.encode("1+0="), tokenizer.decode([3, 4, 2, 5, 1, 0])
       ([3, 4, 2, 5], '1+0=')
     """
-    size = len(characters) + 2
-    if pad == eos:
-        raise ConfigError(f"pad and eos must be different ids, both are {pad}")
-    if not (0 <= pad < size and 0 <= eos < size):
-        raise ConfigError(
-            f"pad and eos must lie in [0, {size}), the vocabulary, got {pad} and {eos}"
-        )
     if len(set(characters)) != len(characters):
         raise ConfigError(f"characters must be distinct, got {characters!r}")
-    return Tokenizer(characters, pad, eos)
+    return Tokenizer(characters)
