@@ -62,12 +62,6 @@ def cases():
             pair,
             scratch=True,
         ),
-        "multiplication, answer only": Case(
-            tasks.multiplication(4, chain_of_thought=False),
-            r"(\d{4})\*(\d{4})=",
-            lambda m: reverse(product(m), 8),
-            pair,
-        ),
         "sorting": Case(
             tasks.sorting(6, symbols=3),
             r"([0-2]{6})=",

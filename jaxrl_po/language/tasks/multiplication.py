@@ -16,13 +16,13 @@ from jaxrl_po.language.tasks.text import (
     write_prompt,
 )
 from jaxrl_po.language.tasks.types import Prompt, Task, check_size
-from jaxrl_po.language.tasks.verify import after_scratch, at_end, fill, one_answer
+from jaxrl_po.language.tasks.verify import after_scratch, at_end, fill
 from jaxrl_po.language.tokenizer import make_tokenizer
 
 Pair = tuple[jax.Array, jax.Array]
 
 
-def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
+def multiplication(num_digits: int) -> Task:
     """Multiplication of two numbers: `840+0630:8040#8040` and EOS is an answer to `12*34=`.
 
     Operands have their highest digit first, all other numbers their lowest; all are zero-padded to
@@ -31,15 +31,12 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
     answer follows `#`. Only the answer is scored: any text of any length may precede the last `#`.
 
     `credit` gives 1 / (2 num_digits) for each product and each sum that is as demonstrated, at the
-    mark that ends it, and as much for the score, at EOS. Without a chain of thought each correct
-    token earns its share, as in addition.
+    mark that ends it, and as much for the score, at EOS.
 
     One pair of operands in ten is held out, by a hash of the unordered pair.
 
     Args:
       num_digits: digits of an operand, in [1, 4]; sets the difficulty.
-      chain_of_thought: demonstrate the steps; otherwise the answer is only the product, without
-        `#`.
 
     Returns:
       The task.
@@ -54,7 +51,7 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
       '840+0630:8040#8040'
     """
     check_size("num_digits", num_digits, Interval(1, MAX_FACTOR_DIGITS))
-    tokenizer = make_tokenizer("0123456789*=+:#" if chain_of_thought else "0123456789*=")
+    tokenizer = make_tokenizer("0123456789*=+:#")
     draw = make_draw([(0, 10**num_digits)] * 2, canonical=jnp.sort, advice="raise num_digits")
     name = f"{num_digits}-digit multiplication"
     prompt_length, full = 2 * num_digits + 2, 2 * num_digits
@@ -71,10 +68,6 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
 
     def answer(problem: Pair) -> jax.Array:
         return write_answer([number(problem[0] * problem[1], full, tokenizer)], full + 1, tokenizer)
-
-    if not chain_of_thought:
-        task = one_answer(name, tokenizer, prompt_length, full + 1, sample, answer)
-        return task._replace(note=LOWEST_FIRST)
 
     # A product shifted by i places and the sum so far have num_digits + 1 + i digits; a mark ends
     # each of them.

@@ -36,9 +36,6 @@ class Multiplication:
         unit="digits",
         within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
     )
-    chain_of_thought: bool = static(
-        True, "write the partial products and the partial sums before the answer"
-    )
 
 
 @config.record
