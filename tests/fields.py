@@ -111,6 +111,7 @@ CASES = {
             "num_microbatches": {"num_microbatches": 2},
             "decay_iterations": {"decay_iterations": 2},
             "warm_up_iterations": {"warm_up_iterations": 2},
+            "reset_iterations": {"reset_iterations": 1},
             "dual_clip": {"dual_clip": True, "dual_clip_ratio": 1.001},
             "supervision": {"supervision": "process"},
             "extra_samples": {"extra_samples": 2},

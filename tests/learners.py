@@ -199,7 +199,9 @@ ALGORITHMS = {
     "grpo": (grpo, grpo.Config(num_epochs=2, num_minibatches=2)),
     "grpo-process": (
         grpo,
-        grpo.Config(supervision="process", dual_clip=True, warm_up_iterations=3),
+        grpo.Config(
+            supervision="process", dual_clip=True, reset_iterations=1, warm_up_iterations=3
+        ),
     ),
     "grpo-turn": (grpo, grpo.Config(supervision="turn")),
     "ppo-turn": (ppo, ppo.Config(num_epochs=1, num_minibatches=2, discount_per="turn")),

@@ -176,6 +176,11 @@ def test_every_switch_and_size_does_something(algorithm, field):
         ),
         ("grpo", {"group_divisor": "root"}, "group_divisor must be one of size, root_size"),
         ("npg", {"num_microbatches": 3}, "num_microbatches = 3 must divide the 64 rows"),
+        (
+            "grpo",
+            {"use_reference": False, "reset_iterations": 5},
+            "reset_iterations has no effect unless use_reference is on",
+        ),
         ("dapo", {"max_generation_batches": 0}, "max_generation_batches must lie in"),
         ("dapo", {"epsilon_high": 0.1}, "epsilon_high must be at least epsilon_low = 0.2, got 0.1"),
         (

@@ -249,6 +249,25 @@ def test_gspo_clips_whole_sequences():
     )
 
 
+def test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh():
+    learner = grpo.make(grpo.Config(reset_iterations=2), PROBLEM)
+    step = jax.jit(learner.step)
+    first = jax.jit(learner.init)(jax.random.key(0))
+    one, _ = step(first)
+    same(one.reference_params, first.params.policy)
+    two, _ = step(one)
+    for a, b in zip(
+        jax.tree.leaves(two.reference_params), jax.tree.leaves(two.params.policy), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(jax.tree.leaves(two.opt_state), jax.tree.leaves(first.opt_state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert any((np.asarray(x) != 0).any() for x in jax.tree.leaves(one.opt_state))
+    three, metrics = step(two)
+    assert float(metrics["reference_kl"].value()) == pytest.approx(0.0, abs=1e-6)
+    same(three.reference_params, two.params.policy)
+
+
 def test_a_group_of_one_has_no_baseline():
     alone = tabular_problem(num_prompts=4, group_size=1)
     for module in (grpo, dr_grpo, rloo, gspo, cispo):

@@ -386,11 +386,13 @@ WRONG = [
         ("test_dynamic_sampling.py::test_it_gives_up_and_masks_what_is_empty",),
     ),
     Wrong(
-        "the penalty stays where it began",
-        "algorithms.ppo_penalty",
-        "beta = adapt(beta, metrics)",
-        "pass",
-        ("test_family.py::test_adaptive_penalty_doubles_and_halves",),
+        "the reference follows the policy",
+        "algorithms.group_policy",
+        "due = (state.step + 1) % iterations == 0",
+        "due = state.step >= 0",
+        (
+            "test_group_policy.py::test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh",
+        ),
     ),
     Wrong(
         "a shuffle that starts anew on every device",

@@ -63,11 +63,18 @@ class Reference(GradientSteps):
         "multiply the penalty in the loss by the ratio π / π_old, so that its expected gradient is "
         "that of KL(policy ‖ reference) (DeepSeek-V3.2)",
     )
+    reset_iterations: int = static(
+        0,
+        "at every n-th iteration the policy becomes the reference and the optimizer state is reset "
+        "(ProRL); 0 never",
+        unit="iterations",
+        within=NON_NEGATIVE,
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
         super().validate()
-        for name in ("kl_coefficient", "reweight_kl"):
+        for name in ("kl_coefficient", "reweight_kl", "reset_iterations"):
             config_lib.require_effect(self, name, self.use_reference, "use_reference is on")
 
 

@@ -280,6 +280,7 @@ def make_improve(
 ) -> learner.Improve:
     """Gradient steps on the samples, and the KL of all of them; arguments as for `make`."""
     loss = make_loss(config, problem, surrogate, aggregate, loss_kl)
+    reference = reference_of(config)
     num_parts = config.num_minibatches * config.num_microbatches
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
@@ -310,7 +311,10 @@ def make_improve(
         metrics |= actor_critic.update_kl(problem, params, samples.measured, num_parts=num_kl_parts)
         if "teacher_log_prob" not in samples.columns:  # else every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
-        return state._replace(params=params, opt_state=opt_state), metrics
+        state = state._replace(params=params, opt_state=opt_state)
+        if reference is not None and reference.reset_iterations:
+            state = reset(state, optimizer, reference.reset_iterations)
+        return state, metrics
 
     return improve
 
@@ -350,3 +354,17 @@ def make_loss(
         return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
 
     return loss
+
+
+def reset(
+    state: TrainState, optimizer: optax.GradientTransformation, iterations: int
+) -> TrainState:
+    """After every n-th iteration the policy is the reference, and the optimizer starts afresh."""
+    policy = state.params.policy
+    due = (state.step + 1) % iterations == 0
+    reference_params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(due, new, old),
+        (policy, optimizer.init(policy)),
+        (state.reference_params, state.opt_state),
+    )
+    return state._replace(reference_params=reference_params, opt_state=opt_state)
