@@ -48,6 +48,7 @@ NATURAL = {
 }
 # Curvature from every eighth row is so inaccurate that the first candidate is refused.
 REFUSED = {"fisher_stride": 8, "damping": 1e-3, "max_kl": 0.1}
+PENALISED = {"penalty": "adaptive", "kl_coefficient": 3.0, "target_kl": 1e-4}
 REFERRED = {"reference_kl_coefficient": 5.0}
 # Field to its change, or to the two settings to compare if it has no effect at the base.
 CASES = {
@@ -86,6 +87,11 @@ CASES = {
         ppo_penalty.Config(learning_rate=3e-2, num_epochs=3, num_minibatches=2),
         {
             "penalty": {"penalty": "fixed"},
+            "kl_direction": {"kl_direction": "new_old"},
+            "max_rounds": (
+                PENALISED | {"penalty": "satisfied"},
+                PENALISED | {"penalty": "satisfied", "max_rounds": 2},
+            ),
         },
     ),
     "ppo_reference": (

@@ -186,7 +186,7 @@ ALGORITHMS = {
     ),
     "ppo-penalty": (
         ppo_penalty,
-        ppo_penalty.Config(num_epochs=2, num_minibatches=2),
+        ppo_penalty.Config(num_epochs=2, num_minibatches=2, penalty="satisfied"),
     ),
     "ppo-reference": (
         ppo_reference,

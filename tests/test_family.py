@@ -70,6 +70,12 @@ NATURAL = [pytest.param(npg, marks=slow), trpo]  # both share one step function
             ppo_penalty,
             ppo_penalty.Config(learning_rate=1e-2, num_epochs=4, num_minibatches=1),
         ),
+        (
+            ppo_penalty,
+            ppo_penalty.Config(
+                penalty="satisfied", learning_rate=1e-2, num_epochs=4, num_minibatches=1
+            ),
+        ),
     ],
     ids=[
         "reinforce",
@@ -79,6 +85,7 @@ NATURAL = [pytest.param(npg, marks=slow), trpo]  # both share one step function
         "npg",
         "trpo",
         "ppo-adaptive",
+        "ppo-satisfied",
     ],
 )
 def test_policy_learns_to_name_the_cue(module, config):
@@ -218,13 +225,38 @@ def test_fixed_penalty_holds_the_policy_back():
     assert near["kl_coefficient"].value().tolist() == [100.0]
 
 
-def test_adaptive_penalty_doubles_and_halves():
-    config = ppo_penalty.Config(learning_rate=1e-2, num_epochs=4, target_kl=0.01)
+@slow
+@pytest.mark.parametrize("direction", ["old_new", "new_old"])
+def test_adaptive_penalty_doubles_and_halves(direction):
+    config = ppo_penalty.Config(
+        penalty="adaptive",
+        kl_direction=direction,
+        learning_rate=1e-2,
+        num_epochs=4,
+        target_kl=0.01,
+    )
     _, metrics, _ = train(ppo_penalty, config, TABULAR, 12)
     beta, kl = (np.asarray(metrics[name].value()) for name in ("kl_coefficient", "exact_kl"))
     expected = np.where(kl > 0.015, 2.0, np.where(kl < 0.01 / 1.5, 0.5, 1.0))
     np.testing.assert_allclose(beta[1:] / beta[:-1], expected[:-1])
     assert len(set(expected.tolist())) > 1
+
+
+def test_penalty_is_adapted_until_satisfied_or_the_cap():
+    config = ppo_penalty.Config(
+        penalty="satisfied",
+        learning_rate=1e-2,
+        num_epochs=4,
+        target_kl=0.01,
+        max_rounds=4,
+    )
+    _, metrics, _ = train(ppo_penalty, config, TABULAR, 12)
+    rounds, kl = (np.asarray(metrics[name].value()) for name in ("rounds", "exact_kl"))
+    assert rounds.min() >= 1
+    assert rounds.max() <= 4
+    assert len(set(rounds.tolist())) > 1
+    inside = (kl <= 0.015) & (kl >= 0.01 / 1.5)
+    assert inside[rounds < 4].all()
 
 
 def test_monte_carlo_is_gae_with_lambda_one():

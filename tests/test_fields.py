@@ -127,13 +127,15 @@ def test_every_switch_and_size_does_something(algorithm, field):
         (
             "ppo_penalty",
             {"penalty": "addaptive"},
-            "penalty must be one of fixed, adaptive",
+            "penalty must be one of fixed, adaptive, satisfied",
         ),
         (
             "ppo_penalty",
             {"penalty": "fixed", "target_kl": 0.5},
             "target_kl has no effect unless the penalty adapts",
         ),
+        ("ppo_penalty", {"max_rounds": 3}, "max_rounds has no effect unless penalty is satisfied"),
+        ("ppo_penalty", {"penalty": "satisfied", "max_rounds": 1}, r"max_rounds must lie in \[2"),
         ("ppo", {"n": 3}, "n has no effect unless estimator is n_step"),
         (
             "a2c",

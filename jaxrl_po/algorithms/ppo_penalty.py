@@ -1,7 +1,7 @@
 """PPO with a KL penalty (Schulman et al. 2017, arXiv:1707.06347, eq. 8).
 
-`−r A + β · KL(old ‖ new) + c_v ½(v − G)² − c_e H(π)`, with β fixed, or adapted after each iteration
-towards `target_kl`.
+`−r A + β · KL(old ‖ new) + c_v ½(v − G)² − c_e H(π)`, with β fixed, adapted after each iteration
+towards `target_kl`, or adapted within an iteration until the batch's KL is near it.
 """
 
 import functools
@@ -17,7 +17,7 @@ from jaxrl_po.algorithms import actor_critic, surrogates
 from jaxrl_po.algorithms.actor_critic import Advantage, Epochs
 from jaxrl_po.algorithms.surrogates import Surrogate
 from jaxrl_po.backend import Target
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,
@@ -30,7 +30,9 @@ from jaxrl_po.types import (
     TrainState,
 )
 
-FIXED, ADAPTIVE = PENALTIES = ("fixed", "adaptive")
+FIXED, ADAPTIVE, SATISFIED = PENALTIES = ("fixed", "adaptive", "satisfied")
+OLD_NEW, NEW_OLD = DIRECTIONS = ("old_new", "new_old")
+Update = tuple[ActorCritic, Any, Metrics]
 
 
 @config_lib.record
@@ -38,15 +40,27 @@ class Config(Epochs):
     """Hyperparameters of PPO with a KL penalty; the defaults suit control tasks."""
 
     penalty: str = static(
-        ADAPTIVE, "β is fixed, or adapted after each iteration", choices=PENALTIES
+        ADAPTIVE,
+        "β is fixed, adapted after each iteration, or adapted within an iteration until the KL is "
+        "near target_kl",
+        choices=PENALTIES,
     )
     kl_coefficient: Number = number(1.0, "β; its initial value if adapted", within=NON_NEGATIVE)
+    kl_direction: str = static(
+        OLD_NEW, "the penalty is KL(old ‖ new) or KL(new ‖ old)", choices=DIRECTIONS
+    )
     target_kl: Number = number(0.02, "target KL of an adapted β", unit="nats", within=POSITIVE)
+    max_rounds: int = static(
+        6, "most optimisations of one batch, for penalty=satisfied", within=Interval(2)
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
         super().validate()
         config_lib.require_effect(self, "target_kl", self.penalty != FIXED, "the penalty adapts")
+        config_lib.require_effect(
+            self, "max_rounds", self.penalty == SATISFIED, f"penalty is {SATISFIED}"
+        )
 
 
 def make(
@@ -60,7 +74,7 @@ def make(
 ) -> Learner:
     """PPO with a KL penalty on any problem with a critic; arguments as for `ppo.make`.
 
-    Metric `exact_kl` is KL(old ‖ new) of the whole update; `policy_loss` includes the penalty.
+    Metric `exact_kl` is in the direction of `kl_direction`; `policy_loss` includes the penalty.
     """
     config.validate()
     problem = problem.on(target)
@@ -73,14 +87,10 @@ def make(
 
     def exact_kl(params: ActorCritic, part: tuple[Samples, Distribution]) -> Mean:
         samples, old = part
-        return masked.total(old.kl(policy(params, samples)), samples.mask)
+        return masked.total(divergence(config, old, policy(params, samples)), samples.mask)
 
-    def adapt(beta: jax.Array, metrics: Metrics) -> jax.Array:
-        kl = masked.psum(metrics["exact_kl"], config.axis_name).value()
-        return divergences.adapt_coefficient(beta, kl, config.target_kl)
-
-    def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        rows, beta = problem.rows(samples), state.kl_coefficient
+    def optimise(state: TrainState, beta: jax.Array, rows: Samples, key: jax.Array) -> Update:
+        """One update from the old parameters with a given β, and its KL."""
         old = policy(state.params, rows)  # shuffled along with the samples
         require_kept(old, rows)
         params, opt_state, metrics = actor_critic.gradient_steps(
@@ -100,6 +110,26 @@ def make(
             functools.partial(exact_kl, params), (rows, old), config.num_parts
         )
         metrics |= actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
+        return params, opt_state, metrics
+
+    def adapt(beta: jax.Array, metrics: Metrics) -> jax.Array:
+        kl = masked.psum(metrics["exact_kl"], config.axis_name).value()
+        return divergences.adapt_coefficient(beta, kl, config.target_kl)
+
+    def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
+        rows, beta = problem.rows(samples), state.kl_coefficient
+        first_key, further_key = jax.random.split(key)
+        update = optimise(state, beta, rows, first_key)
+        if config.penalty == SATISFIED:
+            beta, update = satisfied(
+                lambda beta, key: optimise(state, beta, rows, key),
+                adapt,
+                beta,
+                update,
+                further_key,
+                max_rounds=config.max_rounds,
+            )
+        params, opt_state, metrics = update
         metrics["kl_coefficient"] = Mean(beta, jnp.float32(1.0))
         if config.penalty == ADAPTIVE:
             beta = adapt(beta, metrics)
@@ -116,6 +146,11 @@ def make(
     )
 
 
+def divergence(config: Config, old: Distribution, new: Distribution) -> jax.Array:
+    """The exact KL between the two policies, in nats, in the direction of `kl_direction`."""
+    return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)
+
+
 def make_loss(config: Config, problem: Problem, surrogate: Surrogate) -> Callable[..., Any]:
     """`loss(params, (samples, old), *, beta) -> (means, metrics)`, with the penalty β · KL."""
 
@@ -130,7 +165,7 @@ def make_loss(config: Config, problem: Problem, surrogate: Surrogate) -> Callabl
             config,
             distribution,
             samples,
-            policy_loss=policy_loss + beta * old.kl(distribution),
+            policy_loss=policy_loss + beta * divergence(config, old, distribution),
             value_loss=losses.squared_value(value, samples.target),
             approximate_kl=divergences.k3(samples.log_prob, log_prob),
             **others,
@@ -147,3 +182,45 @@ def require_kept(old: Distribution, rows: Samples) -> None:
             "the penalty keeps the old distribution of every token, which is too much for a "
             "vocabulary of this size: take ppo, which needs log-probabilities alone"
         )
+
+
+def satisfied(
+    optimise: Callable[[jax.Array, jax.Array], Update],
+    adapt: Callable[[jax.Array, Metrics], jax.Array],
+    beta: jax.Array,
+    first: Update,
+    key: jax.Array,
+    *,
+    max_rounds: int,
+) -> tuple[jax.Array, Update]:
+    """Repeats an update from the old parameters until β no longer changes.
+
+    Each round discards the update before it. With rows sharded, all devices run the same number of
+    rounds, since `adapt` pools the KL.
+
+    Args:
+      optimise: `(beta, key) -> update`, from the old parameters.
+      adapt: `(beta, metrics) -> beta`.
+      beta: of the first update.
+      first: the first update.
+      key: consumed.
+      max_rounds: the most updates, the first included.
+
+    Returns:
+      β and the last update, with the metric `rounds`.
+    """
+    Carry = tuple[jax.Array, jax.Array, Update]
+
+    def unsatisfied(carry: Carry) -> jax.Array:
+        rounds, beta, (_, _, metrics) = carry
+        return (rounds < max_rounds) & (adapt(beta, metrics) != beta)
+
+    def again(carry: Carry) -> Carry:
+        rounds, beta, (_, _, metrics) = carry
+        beta = adapt(beta, metrics)
+        return rounds + 1, beta, optimise(beta, jax.random.fold_in(key, rounds))
+
+    rounds, beta, last = jax.lax.while_loop(unsatisfied, again, (jnp.int32(1), beta, first))
+    params, opt_state, metrics = last
+    count = Mean(rounds.astype(jnp.float32), jnp.float32(1.0))
+    return beta, (params, opt_state, {**metrics, "rounds": count})
