@@ -38,7 +38,7 @@ COMMON = {
     *("num_prompts", "group_size", "max_new_tokens", "temperature"),
     *("width", "depth", "memory", "layers", "heads", "rank"),
     *("num_digits", "length", "max_turns", "train", "test", "template", "steps"),
-    *("evaluations", "draws", "save"),
+    *("evaluations", "draws"),
 }
 
 

@@ -19,7 +19,7 @@ Combination = dict[str, str]
 OF_A_START = ("resume", "overwrite")
 SWEPT = ("config.", "problem.", "network.")  # flags that may have several values
 DRAW = re.compile(r"(log_uniform|uniform|choice)\((.+)\)")
-MAY_DIFFER = ("out", "devices", "mesh", "compilation_cache", "save", *OF_A_START)
+MAY_DIFFER = ("out", "devices", "mesh", "compilation_cache", *OF_A_START)
 
 
 class Asked(NamedTuple):
@@ -29,8 +29,7 @@ class Asked(NamedTuple):
       flags: name to value, of the flags with one value.
       swept: name to values, as written, of the flags with several.
       drawn: name to distribution, as written, of the flags that are drawn.
-      tuned: the defaults of `jaxrl-po control` when the sweep began; stored, since `--save` changes
-        them.
+      tuned: the defaults of `jaxrl-po control` when the sweep began.
     """
 
     flags: dict[str, Any]

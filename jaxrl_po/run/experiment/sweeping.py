@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
 from jaxrl_po.run.devices import parallel
@@ -57,7 +55,6 @@ class Options(control.Options):
         "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(a,b) or choice(a,b,c)",
         within=NON_NEGATIVE,
     )
-    save: bool = static(False, "write the best flags to jaxrl_po/run/experiment/configs/")
 
 
 class Swept(NamedTuple):
@@ -181,8 +178,6 @@ def carry_out(
         tunable = [name for name in asked.flags if name.startswith(search.SWEPT)]
         names = dict.fromkeys([*asked.tuned, *tunable, *asked.swept, *asked.drawn])
         chosen = {name: best[name] for name in names if name in best}
-        if options.save:
-            save(options, asked, chosen, rows[0])
     return Swept(rows, chosen, out)
 
 
@@ -265,11 +260,6 @@ def refuse(options: Options, asked: Asked) -> None:
         )
     if not options.total_steps:
         raise UsageError("--total_steps=0 must be at least the steps of an iteration in a sweep")
-    if options.save and user_code.is_source(options.env):
-        raise UsageError(
-            f"--save must be left out with --env={options.env}: the tuned flags of an environment "
-            "of one's own are not looked up; sweep.json and the last line show them"
-        )
 
 
 def check(group: Group, options: Options, given: Collection[str]) -> None:
@@ -330,34 +320,6 @@ def done(path: Path) -> list[dict[str, Any]]:
         raise UsageError(
             f"--resume: {path} is damaged; repair it, or choose another --out"
         ) from None
-
-
-def save(
-    options: Options, asked: Asked, chosen: Mapping[str, Any], best: Mapping[str, Any]
-) -> None:
-    """Writes the best flags to `jaxrl_po/run/experiment/configs/<algorithm>/<env>.json`.
-
-    The file also holds their score and the command that found them.
-    """
-    searched = asked.flags | asked.swept | asked.drawn
-    arguments = {
-        name: value for name, value in searched.items() if name not in ("out", "save", *OF_A_START)
-    }
-    scores = search.final(best["scores"])
-    content = {
-        "found_by": " ".join(["jaxrl-po", "sweep", *flags.written(arguments)]),
-        "score": {
-            "mean": float(np.mean(scores)),
-            "worst": float(np.min(scores)),
-            "seeds": len(scores),
-            "steps": best["steps"][-1],
-        },
-        "flags": chosen,
-    }
-    path = control.tuned_file(options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder.write_json(path, content)
-    print(f"saved to {path}")
 
 
 def sections_of(options: Options) -> dict[str, type]:
