@@ -106,9 +106,7 @@ def swept(tmp_path_factory):
     "arguments",
     [
         [],
-        ["--seeds=2", "--config.learning_rate=0.01,0.001"],  # unchanged, spelled differently
-        ["--seed=0", "--config.gamma=0.99"],  # unchanged, the default
-        ["--network.width=8,4", "--devices=auto"],
+        ["--seeds=2", "--config.learning_rate=1e-3,1e-2", "--devices=auto"],
     ],
 )
 def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
@@ -138,12 +136,10 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
         ),
         (
             ["--config.learning_rate=1e-4,1e-2"],
-            r"--config\.learning_rate=0\.0001,0\.01 must be 0\.001,0\.01, as in",
+            r"--config\.learning_rate=1e-4,1e-2 must be 1e-3,1e-2, as in",
         ),
-        (
-            ["--config.gamma=0.9", "--network.width=4"],
-            r"--config\.gamma=0\.9 must be 0\.99, --network\.width=4 must be 4,8, as in",
-        ),
+        (["--config.gamma=0.9"], r"--config\.gamma=0\.9 must be left out, as in"),
+        (["--network.width=4"], r"--network\.width=4 must be 4,8, as in"),
         (["--algorithm=a2c", "--config.n=3"], r"--algorithm=a2c must be ppo, as in"),
         (["--total_steps=512"], r"--total_steps=512 must be 256, as in"),
         (["--config.gama=0.9"], r"--config\.gama is not a flag; did you mean --config\.gamma\?"),

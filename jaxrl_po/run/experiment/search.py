@@ -121,29 +121,6 @@ def draw(name: str, written: str, count: int, generator: np.random.Generator) ->
     return [f"{value:.4g}" for value in drawn]
 
 
-def refuse_differences(
-    now: Mapping[str, Any], before: Sequence[Mapping[str, Any]], out: str
-) -> None:
-    """Raises UsageError for flags whose values are not those of the sweep in `out`.
-
-    Args:
-      now: flag name to its value, or to a list of its values.
-      before: the settings of each combination of the stored sweep.
-      out: the value of `--out`.
-    """
-    different = []
-    for name in set(now) - set(MAY_DIFFER):
-        values = now[name] if isinstance(now[name], list) else [now[name]]
-        expected = list(dict.fromkeys(settings[name] for settings in before))
-        if set(values) != set(expected):
-            different.append(f"--{name}={flags.shown(values)} must be {flags.shown(expected)}")
-    if different:
-        raise UsageError(
-            f"{', '.join(sorted(different))}, as in the sweep in {out} that is resumed; leave "
-            f"{'the flag' if len(different) == 1 else 'them'} out, or choose another --out"
-        )
-
-
 def static_part(records: Mapping[str, Any]) -> str:
     """All settings but the numeric ones of the algorithm; equal ones share a program."""
     values = flags.flatten(records)

@@ -189,7 +189,7 @@ def read(argv: Sequence[str], options: Options) -> Asked:
 
 
 def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
-    """The sweep stored in a folder; arguments may omit its flags but not contradict them.
+    """The sweep stored in a folder; arguments may omit its flags, or repeat them as they were.
 
     Args:
       argv: arguments.
@@ -197,7 +197,7 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
       out: the value of `--out`.
 
     Raises:
-      UsageError: names the flags that differ, with both values.
+      UsageError: names the first flag that differs, with both values.
     """
     if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
         raise UsageError(
@@ -211,31 +211,18 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
             f"--resume: {Path(out) / folder.CONFIG} is damaged; repair it, or choose another --out"
         )
     asked = asked._replace(flags=asked.flags | user_code.found(asked.flags, code, Path(out)))
-    options = flags.parse([], {"": Options}, stored=asked.flags)[""]
-    whole = flags.given(argv, {"": Options}, partial=True)
-    whole |= user_code.absolute(whole)
-    search.refuse_differences(whole, [flags.flatten({"": options})], out)
-    sections = sections_of(options)
-    kept, swept, drawn = search.split(argv)
-    single = flags.given(kept, sections)
-    single |= user_code.absolute(single)
-    several = {
-        name: [flags.given([f"--{name}={value}"], sections)[name] for value in values]
-        for name, values in swept.items()
-    }
-    search.refuse_differences(drawn, [dict.fromkeys(drawn, "left out") | asked.drawn], out)
-    search.refuse_differences(
-        single | several,
-        [
-            flags.flatten(asked.records(each, sections))
-            for each in search.combinations(asked, options.draws, options.seed)
-        ],
-        out,
-    )
-    return asked._replace(
-        flags=asked.flags
-        | {name: value for name, value in single.items() if name in search.MAY_DIFFER}
-    )
+    options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]
+    again = read(argv, options)
+    before = {**asked.flags, **asked.swept, **asked.drawn}
+    for name, value in {**again.flags, **again.swept, **again.drawn}.items():
+        if name not in search.MAY_DIFFER and value != before.get(name):
+            wanted = flags.shown(before[name]) if name in before else "left out"
+            raise UsageError(
+                f"--{name}={flags.shown(value)} must be {wanted}, as in the sweep in {out} that is "
+                "resumed; leave the flag out, or choose another --out"
+            )
+    may_differ = {name: x for name, x in again.flags.items() if name in search.MAY_DIFFER}
+    return asked._replace(flags=asked.flags | may_differ)
 
 
 def refuse(options: Options, asked: Asked) -> None:
