@@ -14,7 +14,7 @@ from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import extras, flags, tasks
+from jaxrl_po.run.experiment import flags, tasks
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.types import Problem
@@ -111,7 +111,7 @@ def host_score(
             f"such as rewards.py:nearly{near}"
         )
     if options.reward == "math":
-        extras.require("reward=math", "math_verify", "math")
+        flags.require("reward=math", "math_verify", "math")
     if options.distributed:
         raise UsageError(
             "--reward must be left out with --distributed: completions are scored in one process"
