@@ -18,7 +18,7 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
     assembly,
-    beginning,
+    earlier,
     flags,
     methods,
     microbatches,
@@ -282,7 +282,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             )
     built = build_problem(records, placement.axis_name, placement.target)
     if options.init_from:
-        begun = beginning.begun(SCRIPT, built.problem, options.init_from)
+        begun = earlier.begun(SCRIPT, built.problem, options.init_from)
         built = built._replace(problem=begun)
     make = functools.partial(optimization.make, algorithm)
     if (
