@@ -12,14 +12,9 @@ LEARNED = 0.05  # a training accuracy above it is not chance
 
 
 class Doubts:
-    """Remembers what was said.
+    """Remembers what was said."""
 
-    Args:
-      on_host: whether environments run on the host, which tell of numbers that are not finite.
-    """
-
-    def __init__(self, *, on_host: bool):
-        self._on_host = on_host
+    def __init__(self) -> None:
         self._said = set[str | int]()
 
     def about(self, iteration: int, means: Metrics, row: Row) -> Iterator[str]:
@@ -31,7 +26,7 @@ class Doubts:
           row: their line of metrics.
         """
         spoiled = first_above_zero(means.get(NONFINITE))
-        if not self._on_host and spoiled is not None and self._is_new(spoiled[1]):
+        if spoiled is not None and self._is_new(spoiled[1]):
             yield (
                 f"seed {spoiled[1]}: a reward or observation of iteration "
                 f"{iteration + spoiled[0] + 1} is not finite; minibatches that it spoils are "

@@ -218,7 +218,7 @@ class _Run:
         self.shown: list[Row] = []  # examples of the last evaluation
         self.streak = np.zeros(job.num_seeds, np.int64)
         self.stuck: tuple[int, int] | None = None
-        self.doubts = Doubts(on_host=job.rollouts is not None)
+        self.doubts = Doubts()
 
     def open_files(self, done: int, *, resume: bool) -> tuple[list[Row], Row]:
         """Drops the lines after iteration `done`; returns all, and one that lacks its evaluation.
