@@ -261,7 +261,7 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
         (["--config.learning_rat=1e-3,1e-2"], "learning_rate"),
         (["--problem.num_envs=4,many"], "num_envs"),
         (["--env=CartPole-v2"], "CartPole-v1"),
-        (["--patience=3"], "--patience must be left out: a sweep has --evaluations"),
+        (["--eval_every=3"], "--eval_every must be left out: a sweep has --evaluations"),
         (["--total_steps=0"], "--total_steps=0 must be at least the steps of an iteration"),
         (["--total_steps=1"], "--total_steps=1 must be 0 or at least 32"),
         (["--devices=99"], "--devices must be at most"),

@@ -34,7 +34,7 @@ from jaxrl_po.run.store import folder, metrics
 
 ALONE = Placement(1, 1, 1)
 PROGRAMS = "programs"  # folder of their runs
-OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every", "patience", "idle_patience")
+OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every")
 OF_A_RUN_ALONE = ("distributed", "tensorboard", "wandb", "deterministic", "reproducible")
 
 Group = Sequence[Mapping[str, Any]]  # records of the combinations that share one program
