@@ -88,7 +88,7 @@ def host_score(
     """
     options = records[""]
     sources, arguments = functions(options), pattern(options)
-    for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
+    for name in ("reward_weights", "reward_timeout"):
         config.require_effect(options, name, bool(sources), "reward names functions")
     if isinstance(task, Dialogue):
         if options.reward == VERIFIER:
@@ -122,11 +122,6 @@ def host_score(
             "(--shard_params, model in --mesh)"
         )
     weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)
-    if len(weights) != len(sources):
-        raise UsageError(
-            f"--reward_weights={options.reward_weights} must be {len(sources)} numbers, one "
-            "for each function"
-        )
     try:
         rewards = [
             scoring.Reward(source, float(weight), arguments)
@@ -134,12 +129,12 @@ def host_score(
         ]
     except ValueError:
         raise UsageError(
-            f"--reward_weights must be numbers such as 1,0.2, got {options.reward_weights!r}"
+            f"--reward_weights={options.reward_weights} must be {len(sources)} numbers, one "
+            "for each function"
         ) from None
     return scoring.HostScore(
         rewards,
         task,
-        accuracy=options.reward_accuracy,
         timeout=float(options.reward_timeout),
         require_end="reward" in records and records["reward"].require_end,
     )

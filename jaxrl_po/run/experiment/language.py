@@ -65,7 +65,8 @@ class Options(RunOptions):
         "mathematics; `last_number` or `contains`, whether its last number is the answer, or the "
         "answer stands in it; `regex:PATTERN`, whether the last match, or its first group, is the "
         "answer; or Python functions that score completions, as in "
-        "rewards.py:nearly,package.module:other",
+        "rewards.py:nearly,package.module:other, of which the first gives the accuracy and decides "
+        "which groups are informative",
     )
     eval_prompts: int = static(
         0,
@@ -81,11 +82,6 @@ class Options(RunOptions):
         within=NON_NEGATIVE,
     )
     reward_weights: str = static("", "weights of the functions, as in 1,0.2; empty is 1 for each")
-    reward_accuracy: str = static(
-        "",
-        "the function whose score is the accuracy and decides which groups are "
-        "informative; empty takes the first",
-    )
     reward_timeout: float = number(
         60.0, "time limit of one call of a function", unit="seconds", within=POSITIVE
     )
