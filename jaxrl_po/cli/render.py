@@ -81,12 +81,6 @@ class Options:
         unit="steps",
         within=NON_NEGATIVE,
     )
-    fps: int = static(
-        0,
-        "frames per second, at most 50; 0 is what suits the environment",
-        unit="frames",
-        within=Interval(0, 50),
-    )
     width: int = static(
         480,
         "width of a frame; its height is three quarters of that",
@@ -321,7 +315,7 @@ def main(argv: Sequence[str]) -> int:
         episode, scene = film(player, source, options, int(limit))
     with folder.writing(out):
         pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
-        rendering.save_gif(pictures, out, fps=options.fps or scene.fps)
+        rendering.save_gif(pictures, out, fps=scene.fps)
     total = float(np.sum(episode.reward, dtype=np.float64))
     which = f"{options.checkpoint} checkpoint (iteration {player.iteration})"
     steps = f"{len(episode.reward)} steps, return {total:.5g}"
