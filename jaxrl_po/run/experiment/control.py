@@ -21,7 +21,6 @@ from jaxrl_po.run.experiment import (
     earlier,
     flags,
     methods,
-    microbatches,
     optimization,
     suites,
     user_code,
@@ -325,12 +324,6 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         score="greedy_return",
         notes=notes,
         learner_of=learner_of,
-        need=functools.partial(
-            microbatches.of_rows,
-            sampling(options).rows(settings),
-            vars(records["config"]).get("num_minibatches", 1),
-            placement,
-        ),
     )
 
 

@@ -147,6 +147,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         policy=policy,
         critic=critic,
     )
+    filtered = composition.filtered(settings, policy)
     data = None if isinstance(task, Dialogue) else task.data
     whole = functools.partial(
         assembly.Setup,
@@ -161,7 +162,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         prompts="" if data is None else models.digest(data, None),
     )
     if hosted is not None:
-        return whole(composed.learner(None), evaluate=None, host=hosted, notes=composed.filtered)
+        return whole(composed.learner(None), evaluate=None, host=hosted, notes=filtered)
     if options.algorithm in methods.SUPERVISED:
         shown = demonstrated(options, task)
         measure = functools.partial(
@@ -182,7 +183,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     return whole(
         composed.learner(records["warm_start"]),
         **evaluations(composed, rewarded),
-        notes=(*notes(task, settings, start.base), *composed.filtered),
+        notes=(*notes(task, settings, start.base), *filtered),
         explain=None if start.base is None else rewarding.explain_zero,
         warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),
         learner_of=functools.partial(composed.learner, records["warm_start"]),

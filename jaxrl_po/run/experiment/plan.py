@@ -211,7 +211,7 @@ def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
         job=fit.job,
         settings={**plan.settings, microbatches.FLAG: fit.number},
         notes=[*plan.notes, *filter(None, [fit.note()])],
-        counted=fit.need.peak(fit.number) if fit.need.kept else None,
+        counted=fit.need.peak(fit.number),
         refit=refit,
     )
 
