@@ -1,7 +1,7 @@
 import numpy as np
 
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.loop.doubts import Doubts
+from jaxrl_po.run.loop.log import Doubts
 
 
 def mean(total):

@@ -14,10 +14,9 @@ from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags, models, user_code
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.host.dialogues.environments import Environments, Offer
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
-from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, ToolPartner
+from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner
 
 
 @config.record
