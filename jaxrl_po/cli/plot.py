@@ -1,6 +1,6 @@
 """Compares runs: `jaxrl-po plot runs/a runs/b --out=runs/plot`.
 
-Learning curves (interquartile mean over seeds with its 95 % stratified-bootstrap interval) and the
+Learning curves (interquartile mean over seeds with its 95 % bootstrap interval) and the
 performance profile of the final scores (share of the seeds at or above each score) are drawn, and
 the table has the probability of improvement over the first run. Writes `plot.png`, `table.txt` and
 `curves.csv` (every per-seed metric, one row per step, seed and name) to `--out`, or the figure
@@ -180,15 +180,17 @@ def table(runs: Sequence[Run], metric: str) -> str:
     lines = [line("", "seeds", "mean", *head)]
     for i, run in enumerate(runs):
         scores = final(run, metric)
-        ends = metrics.interquartile_mean(scores), *metrics.bootstrap_interval([scores])
-        iqm = "{:.4g} [{:.4g}, {:.4g}]".format(*map(float, ends))
         improvement = ""
         if i and run.place == runs[0].place:
             interval = metrics.improvement_interval(scores, first)
             probability = float(metrics.probability_of_improvement(scores, first))
             improvement = f"{probability:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
         mean, lowest = f"{metrics.mean(scores):.4g}", f"{np.nanmin(scores):.4g}"
-        lines.append(line(run.label, len(scores), mean, iqm, lowest, improvement).rstrip())
+        lines.append(
+            line(
+                run.label, len(scores), mean, metrics.with_interval(scores), lowest, improvement
+            ).rstrip()
+        )
     return "\n".join(lines) + "\n"
 
 

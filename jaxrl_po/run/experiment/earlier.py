@@ -174,6 +174,12 @@ def state_of(
     return found[0], programs.with_frozen(found[1], job)
 
 
+def require_seed(name: str, index: int, seeds: int, flag: str, run: str) -> None:
+    """Raises UsageError unless the flag `name` is the index of one of a run's seeds."""
+    if not 0 <= index < seeds:
+        raise UsageError(f"--{name}={index} must be below {seeds}, the seeds of --{flag}={run}")
+
+
 def require_base(digest: str, flag: str, run: str) -> None:
     """Raises UsageError unless the adapters of a run were trained over the base with this digest.
 
