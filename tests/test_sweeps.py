@@ -140,7 +140,7 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
         ),
         (["--config.gamma=0.9"], r"--config\.gamma=0\.9 must be left out, as in"),
         (["--network.width=4"], r"--network\.width=4 must be 4,8, as in"),
-        (["--algorithm=a2c", "--config.n=3"], r"--algorithm=a2c must be ppo, as in"),
+        (["--algorithm=a2c", "--config.n=3"], r"--algorithm=a2c must be left out, as in"),
         (["--total_steps=512"], r"--total_steps=512 must be 256, as in"),
         (["--config.gama=0.9"], r"--config\.gama is not a flag; did you mean --config\.gamma\?"),
     ],
