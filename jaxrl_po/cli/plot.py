@@ -2,16 +2,14 @@
 
 Learning curves (interquartile mean over seeds with its 95 % bootstrap interval) and the
 performance profile of the final scores (share of the seeds at or above each score) are drawn, and
-the table has the probability of improvement over the first run. Writes `plot.png`, `table.txt` and
-`curves.csv` (every per-seed metric, one row per step, seed and name) to `--out`, or the figure
-alone to a file. Runs on different environments or tasks are labelled as such, and only those on
-that of the first run are compared with it.
+the table has the probability of improvement over the first run. Writes `plot.png` and `table.txt`
+to `--out`, or the figure alone to a file. Runs on different environments or tasks are labelled as
+such, and only those on that of the first run are compared with it.
 """
 
-import csv
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,16 +149,11 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     known = ", ".join(sorted(shared))
     known_scores = [*SCORES, *(run.config.get("score", "") for run in runs)]
     name = asked or next((score for score in known_scores if score in shared), "")
-    if not name and differ(runs):
-        scores = [next((s for s in SCORES if s in names), "none") for names in available]
-        other = next((i for i, score in enumerate(scores) if score != scores[0]), -1)
-        raise UsageError(
-            f"{runs[0].label} has {scores[0]} and {runs[other].label} {scores[other]}, which "
-            "cannot be compared; name runs of one environment or task, or a --metric that all "
-            f"have: {known}"
-        )
     if not name:
-        raise UsageError(f"no run was evaluated: give --metric, one of {known}")
+        raise UsageError(
+            "the runs have no score in common: name evaluated runs of one environment or task, or "
+            f"give a --metric that all have: {known}"
+        )
     if name not in shared:
         raise UsageError(f"--metric={name} must be in the lines of all runs, which have {known}")
     return name
@@ -192,16 +185,6 @@ def table(runs: Sequence[Run], metric: str) -> str:
             ).rstrip()
         )
     return "\n".join(lines) + "\n"
-
-
-def values(run: Run) -> Iterator[tuple[str, int, int, str, float]]:
-    """Run, step, seed, name and value of every per-seed metric; missing values are skipped."""
-    for row in run.rows:
-        for name, numbers in row.items():
-            if isinstance(numbers, list):
-                for seed, number in enumerate(numbers):
-                    if number is not None:
-                        yield run.label, row["step"], seed, name, number
 
 
 def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
@@ -273,11 +256,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def save_all(runs: Sequence[Run], metric: str, text: str, place: str) -> None:
-    """Writes the table, the values and the figure to a folder."""
+    """Writes the table and the figure to a folder."""
     folder.inspect(place, resume=False, overwrite=True)
     with folder.claim(place, overwrite=False) as out:
         (out / "table.txt").write_text(text, encoding="utf-8")
-        with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(("run", "step", "seed", "name", "value"))
-            csv.writer(file).writerows(row for run in runs for row in values(run))
         save_figure(runs, metric, out / "plot.png")
