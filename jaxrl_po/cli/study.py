@@ -328,10 +328,7 @@ def main(argv: Sequence[str], claim: Claim | None = None) -> int:
     if options is None:
         return 0
     if claim is None:
-        asked = f"--claim={options.claim}"
-        if not user_code.is_source(options.claim):
-            raise UsageError(f"{asked} must be a file and a name, as in mine.py:claim")
         claim = user_code.make("claim", options.claim)
         if not isinstance(claim, Claim):
-            raise UsageError(f"{asked} must return a claims.Claim, got {claim!r}")
+            raise UsageError(f"--claim={options.claim} must return a claims.Claim, got {claim!r}")
     return carry_out(claim, options)

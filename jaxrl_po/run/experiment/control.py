@@ -128,10 +128,6 @@ class Options(RunOptions):
                 "env_params is for environments of another suite, such as envpool:Name or "
                 f"{next(iter(suites.SUITES))}:Name, not for env={self.env}"
             )
-        for name in ("policy", "critic"):
-            source = getattr(self, name)
-            if source and not user_code.is_source(source):
-                raise ConfigError(f"{name} must be a file and a name, file.py:Name, got {source}")
         for name in ("distributed", "deterministic", "reproducible"):
             if getattr(self, name) and vector_envs.is_host(self.env):
                 raise ConfigError(

@@ -116,11 +116,6 @@ class Options(RunOptions):
                     f"{name} must be {flags.shown(wanted)} with environment={self.environment}: "
                     f"{why}"
                 )
-        if not models.root(self.init_from):
-            raise ConfigError(
-                f"init_from must be a pretrained model with environment={self.environment}, whose "
-                "chat template writes tools and their results"
-            )
 
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
