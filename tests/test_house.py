@@ -4,10 +4,10 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_948,
-    "shell code": 12_251,
+    "library code": 24_437,
+    "shell code": 11_797,
     "experiments code": 4_875,
-    "shell import pairs": 390,
+    "shell import pairs": 370,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
