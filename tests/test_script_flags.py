@@ -75,7 +75,6 @@ from jaxrl_po.run.experiment.flags import UsageError
             "--devices=auto --mesh=model:2",
             r"--mesh=model:2: model is for jaxrl-po language; the networks of jaxrl-po control are",
         ),
-        ("control", "--algorithm=sft", r"--algorithm=sft is for jaxrl-po language"),
         ("control", "--shard_params", r"--shard_params is not a flag"),
         (
             "language",

@@ -504,11 +504,11 @@ WRONG = [
         ("test_answers.py::test_a_first_evaluation_of_0_is_explained",),
     ),
     Wrong(
-        "supervised training in control imitates the policy itself",
-        "run.experiment.control",
-        "if self.algorithm in methods.SUPERVISED:",
-        "if False:",
-        ("test_script_flags.py::test_bad_input_ends_before_compiling_and_leaves_no_folder",),
+        "a demonstrated action is that of another step",
+        "control.cloning",
+        "observation[drawn], action[drawn]",
+        "observation[drawn], action[drawn - 1]",
+        ("test_cloning.py::test_steps_are_drawn_with_their_actions_whatever_the_layout",),
     ),
     Wrong(
         "an overwritten sweep goes on with the programs of the one before",

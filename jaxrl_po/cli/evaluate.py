@@ -18,10 +18,12 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import SEED, Interval, static
+from jaxrl_po.control import adapt, make_record
 from jaxrl_po.run.devices.compilation import compiled
-from jaxrl_po.run.devices.seeds import STATE_AXES
+from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
 from jaxrl_po.run.experiment import control, earlier, flags, language
 from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import folder, metrics
 
 SCRIPTS = (control.SCRIPT, language.SCRIPT)
@@ -63,6 +65,11 @@ class Options:
         within=Interval(0, 10**6),
     )
     seed: int = static(1, "seed of the evaluation's random numbers", within=SEED)
+    record: str = static(
+        "",
+        "also write the episodes of the first seed, an .npz file of observation, action, "
+        "terminated and truncated, for --algorithm=sft",
+    )
 
 
 def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found:
@@ -99,6 +106,34 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
     return Found(script.title(records), iteration, size, scores)
 
 
+def record(options: Options, script: Script, records: dict[str, Any]) -> None:
+    """Writes greedy episodes of the first seed to `--record`.
+
+    Raises:
+      UsageError: the run is not one in control, or in an environment that cannot be recorded.
+    """
+    if script.name != control.SCRIPT.name:
+        raise UsageError("--record is for a run of jaxrl-po control")
+    path = folder.require_file(options.record, ".npz", "record")
+    state = earlier.state(script, records, "run", options.run, options.checkpoint)[2]
+    problem, spaces, env, _ = control.build_problem(records, None)
+    bound = None if env is None else adapt(env).max_steps
+    if bound is None or not hasattr(spaces.observation, "shape"):
+        raise UsageError(
+            f"--record: {records[''].env} must be in JAX, bound its episodes, and have one array "
+            "as its observation"
+        )
+    made = make_record(
+        env, problem, num_episodes=options.size or records[""].eval_episodes, max_steps=bound
+    )
+    one = of_seed(state)
+    steps, mask = jax.jit(made)(one.params, one.collector, jax.random.key(options.seed))
+    kept = np.asarray(mask)
+    with folder.writing(path):
+        np.savez(path, **{name: np.asarray(x)[kept] for name, x in steps.items()})
+    print(f"see {path}: {int(kept.sum()):,} steps of {len(kept)} episodes")
+
+
 def table(scores: Scores) -> str:
     """One line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
     lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
@@ -116,6 +151,8 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         return 0
     script, records = earlier.read_any(SCRIPTS, "run", options.run)
+    if options.record:
+        record(options, script, records)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
     title, iteration, size, scores = evaluate(options, script, records)
     lists = {name: values.tolist() for name, values in scores.items()}

@@ -15,6 +15,7 @@ from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
     assembly,
@@ -105,6 +106,11 @@ class Options(RunOptions):
         "folder of an earlier run of this script (the latest parameters of its first seed), with "
         "which every seed begins; empty for none",
     )
+    demonstrations: str = static(
+        "",
+        "recorded episodes for --algorithm=sft, an .npz file of observation, action, terminated "
+        "and truncated, as jaxrl-po evaluate --record writes it",
+    )
     sampling: str = static(
         "auto",
         "rollouts that continue in the next iteration (path), groups of episodes from one "
@@ -119,10 +125,13 @@ class Options(RunOptions):
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        if self.algorithm in methods.SUPERVISED:
+        if bool(self.demonstrations) != (self.algorithm in methods.SUPERVISED):
             raise ConfigError(
-                f"algorithm={self.algorithm} is for jaxrl-po language, whose tasks demonstrate"
+                f"demonstrations={self.demonstrations} must name an .npz file with algorithm=sft, "
+                "and be left out with any other"
             )
+        if self.demonstrations and vector_envs.is_host(self.env):
+            raise ConfigError(f"demonstrations must be left out with env={self.env}: it is for JAX")
         if self.env_params and not vector_envs.is_host(self.env) and not suites.is_suite(self.env):
             raise ConfigError(
                 "env_params is for environments of another suite, such as envpool:Name or "
@@ -236,6 +245,14 @@ def build_problem(
         return Built(problem, source.spaces, None, source)
     env = suites.make_env(options.env, options.env_params)
     problem = way.build(env, settings, network, axis_name=axis_name, target=target, **own)
+    if options.demonstrations:
+        steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
+        if options.sampling not in ("auto", "path") or settings.normalize_observations:
+            raise UsageError(
+                "--sampling must be path and --problem.normalize_observations off with "
+                "--demonstrations"
+            )
+        problem = control.demonstrated(problem, *steps, num_steps=settings.num_steps)
     return Built(problem, control.adapt(env).spaces, env, None)
 
 
@@ -320,6 +337,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         score="greedy_return",
         notes=notes,
         learner_of=learner_of,
+        prompts=user_code.digest(options.demonstrations) if options.demonstrations else "",
     )
 
 

@@ -15,7 +15,7 @@ from jaxrl_po.run.experiment.flags import UsageError
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
 OWN = "python:"  # begins the name of an object that no other process can import
 DIGESTS = "code"  # entry of a run: what its files of code hold, by flag
-DATA = ("task.train", "task.test")
+DATA = ("task.train", "task.test", "demonstrations")
 FOLDERS = ("init_from", "teacher", *DATA)  # and files
 
 
@@ -139,7 +139,12 @@ def _digest(source: str) -> str:
     place, _, name = source.rpartition(":")
     if not in_file(source) or not os.path.isfile(place):
         return source
-    return f"{hashlib.sha256(Path(place).read_bytes()).hexdigest()[:16]}:{name}"
+    return f"{digest(place)}:{name}"
+
+
+def digest(path: str) -> str:
+    """Of a file's content."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
 def found(settings: Mapping[str, Any], stored: Mapping[str, str], run: Path) -> dict[str, str]:

@@ -269,8 +269,8 @@ def _remove(path: Path) -> None:
             raise
 
 
-def require_file(out: str, suffix: str) -> Path:
-    """The path of `--out`, a file, after a check that it can be written.
+def require_file(out: str, suffix: str, flag: str = "out") -> Path:
+    """The path of a flag that names a file, after a check that it can be written.
 
     Raises:
       UsageError: another suffix, a folder, or a file that cannot be written.
@@ -279,10 +279,10 @@ def require_file(out: str, suffix: str) -> Path:
     require_name(out)
     ancestor = next(each for each in path.absolute().parents if each.exists())
     if path.suffix.lower() != suffix or path.is_dir():
-        raise UsageError(f"--out={out} must be a file whose name ends in {suffix}")
+        raise UsageError(f"--{flag}={out} must be a file whose name ends in {suffix}")
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
         why = f"must be a file that can be written; {ancestor} is no folder to write to"
-        raise UsageError(f"--out={out} {why}")
+        raise UsageError(f"--{flag}={out} {why}")
     return path
 
 

@@ -41,7 +41,7 @@ PROMPTS = "prompts"  # entry of a run on prompts of a file: their digest, in the
 DATA = {
     BASE: ("holds adapters over another base", "what the run's --init_from names"),
     PROMPTS: (
-        "began with another set of prompts and answers",
+        "began with another set of prompts and answers, or demonstrations",
         "the file, or, where a chat template writes today's date, give it the date of the run as "
         "an argument (--task.template_arguments)",
     ),

@@ -1,0 +1,93 @@
+"""Recorded episodes as demonstrations: behaviour cloning is `algorithms.sft` on them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control import unroll
+from jaxrl_po.control.actor import actor_of
+from jaxrl_po.control.environment import adapt
+from jaxrl_po.control.problem import ENVIRONMENTS
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, demonstrations
+
+RECORDED = ("observation", "action", "terminated", "truncated")
+
+
+def demonstrated(
+    problem: Problem, observation: jax.Array, action: jax.Array, *, num_steps: int
+) -> Problem:
+    """The problem whose `collect` draws from N recorded steps, with replacement.
+
+    Args:
+      problem: of the same environment, see `control.make_problem`; without memory, and without
+        normalised observations.
+      observation: `[N, …]`, as the policy sees it.
+      action: `[N, …]`, as the policy gives it.
+      num_steps: T, drawn for each of the problem's environments in an iteration.
+
+    Returns:
+      The `Problem`, for `algorithms.sft`: `log_prob`, `reward` and `score` are 0.
+
+    Raises:
+      ConfigError: the policy has memory.
+    """
+    chex.assert_equal_shape_prefix([observation, action], 1)
+    if problem.actor is not None:
+        raise ConfigError("memory must be none: single steps are demonstrated")
+
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
+        del params
+        envs: Any = collector.sharded[ENVIRONMENTS]
+        keys = unroll.row_keys(key, envs.number)
+        draw: Any = jax.vmap(lambda key: jax.random.randint(key, (num_steps,), 0, len(action)))
+        drawn = draw(keys)
+        mask = jnp.ones(drawn.shape, bool)
+        return collector, demonstrations(observation[drawn], action[drawn], mask)
+
+    return problem._replace(collect=collect)
+
+
+def make_record(
+    env: Any, problem: Problem, *, num_episodes: int, max_steps: int, env_params: Any = None
+) -> Callable[[ActorCritic, CollectorState, jax.Array], tuple[dict[str, jax.Array], jax.Array]]:
+    """Makes `record(params, collector, key) -> (steps, mask)`: greedy episodes, step by step.
+
+    Args:
+      env: see `control.make_problem`, as for `env_params`.
+      problem: whose policy acts.
+      num_episodes: B, each in an environment of its own.
+      max_steps: T, steps after which an episode is cut.
+      env_params: see `env`.
+
+    Returns:
+      The function; `key` is consumed. `steps` has the entries `RECORDED`, `[B, T, …]`, and `mask`
+      `[B, T]` is True up to the end of the first episode.
+    """
+    environment, actor = adapt(env, env_params), actor_of(problem)
+
+    def record(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[dict[str, jax.Array], jax.Array]:
+        reset_key, step_key = jax.random.split(key)
+        index = jnp.arange(num_episodes, dtype=jnp.int32)
+        envs = unroll.start(environment, reset_key, index, actor.start(num_episodes))
+        _, played = unroll.unroll(
+            environment,
+            lambda memory, observation: actor.act(params, collector, memory, observation),
+            envs,
+            step_key,
+            num_steps=max_steps,
+            greedy=True,
+        )
+        terminated, truncated = played.transition.terminated, played.transition.truncated
+        mask = unroll.until_first(terminated | truncated)
+        steps = played.observation, played.action, terminated, truncated
+        return dict(zip(RECORDED, steps, strict=True)), mask
+
+    return record
