@@ -20,8 +20,7 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
   plot       compare runs in a figure and a table
   report     write an HTML page about one or several runs
   render     show an episode of a run as a GIF, or what a transformer wrote
-  export     write the model of a run for transformers
-  parity     compare a pretrained model with transformers"""
+  export     write the model of a run for transformers"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("--help", "-h", "help"):
         print(SUMMARY)
         return 0 if argv else 2
-    from jaxrl_po.cli import evaluate, export, launch, parity, plot, render, report, study, sweep
+    from jaxrl_po.cli import evaluate, export, launch, plot, render, report, study, sweep
     from jaxrl_po.run.experiment import flags
 
     commands = {
@@ -46,7 +45,6 @@ def main(argv: Sequence[str]) -> int:
         "report": report.main,
         "render": render.main,
         "export": export.main,
-        "parity": parity.main,
     }
     name, *arguments = argv
     if name not in commands:

@@ -357,7 +357,7 @@ ROWS = {
         metrics.interquartile_mean, "scores", MATRICES, lambda s: s[1:], laws.inside, compiled=False
     ),
     "bootstrap_interval": Row(
-        lambda x: metrics.bootstrap_interval([x, -x], replicates=20),
+        lambda x: metrics.bootstrap_interval(x, replicates=20),
         "scores",
         **NUMPY,
         law=laws.ordered,

@@ -117,8 +117,8 @@ def test_a_run_is_evaluated_again_and_its_games_are_shown(games, tmp_path, capsy
     assert report.main([str(out), f"--out={tmp_path / 'run.html'}"]) == 0
     page = (tmp_path / "run.html").read_text()
     assert all(html.escape(transcript(game)) in page for game in told[4:])
-    with pytest.raises(UsageError, match="--fps must be left out"):
-        render.main([f"--run={out}", "--fps=5"])
+    with pytest.raises(UsageError, match="--width must be left out"):
+        render.main([f"--run={out}", "--width=200"])
 
 
 @pytest.mark.usefixtures("trace_only")

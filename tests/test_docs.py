@@ -20,7 +20,7 @@ import pytest
 import jaxrl_po
 from jaxrl_po import __main__ as command_line
 from jaxrl_po import language as words
-from jaxrl_po.cli import evaluate, export, parity, plot, render, report, study
+from jaxrl_po.cli import evaluate, export, plot, render, report, study
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping, tasks
 from jaxrl_po.run.store import metrics
 
@@ -121,7 +121,7 @@ def flags_of():
         f"jaxrl-po {name}": training_flags(globals()[name]) for name in ("control", "language")
     }
     found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweeping.Options)
-    for command in (evaluate, export, parity, plot, render, report, study):
+    for command in (evaluate, export, plot, render, report, study):
         found[f"jaxrl-po {command.__name__.rpartition('.')[2]}"] = fields_of(command.Options)
     for path in SCRIPTS:
         spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)

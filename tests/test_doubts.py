@@ -1,7 +1,7 @@
 import numpy as np
 
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.loop.doubts import Doubts
+from jaxrl_po.run.loop.log import Doubts
 
 
 def mean(total):
@@ -10,7 +10,7 @@ def mean(total):
 
 
 def test_an_iteration_without_signal_in_any_seed_is_said_once():
-    doubts = Doubts(on_host=False)
+    doubts = Doubts()
     assert list(doubts.about(10, {"signal": mean([[1.0, 0.0], [0.0, 2.0]])}, {})) == []
     (said,) = doubts.about(12, {"signal": mean([[0.0, 1.0], [0.0, 0.0]])}, {})
     assert said.startswith("iteration 14 taught nothing: ")
@@ -18,7 +18,7 @@ def test_an_iteration_without_signal_in_any_seed_is_said_once():
 
 
 def test_a_held_out_accuracy_of_zero_is_said_where_training_has_another():
-    doubts = Doubts(on_host=False)
+    doubts = Doubts()
     for row in (
         {"accuracy": [0.3, 0.3]},  # not evaluated
         {"greedy_accuracy": [0.0, 0.0]},  # the first line
@@ -32,12 +32,11 @@ def test_a_held_out_accuracy_of_zero_is_said_where_training_has_another():
     assert list(doubts.about(0, {}, row)) == []
 
 
-def test_numbers_that_are_not_finite_are_said_once_a_seed_but_not_of_the_host():
+def test_numbers_that_are_not_finite_are_said_once_a_seed():
     spoiled = {"frac_nonfinite": mean([[0.0, 0.0], [0.0, 3.0]])}
-    doubts = Doubts(on_host=False)
+    doubts = Doubts()
     (said,) = doubts.about(4, spoiled, {})
     assert said.startswith("seed 1: a reward or observation of iteration 6 is not finite; ")
     assert list(doubts.about(6, spoiled, {})) == []
     (said,) = doubts.about(8, {"frac_nonfinite": mean([[2.0, 2.0]])}, {})
     assert said.startswith("seed 0: ")
-    assert list(Doubts(on_host=True).about(4, spoiled, {})) == []

@@ -9,7 +9,7 @@ import threading
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from jaxrl_po.run.experiment import extras
+from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import exporters, folder
 
@@ -158,11 +158,11 @@ def test_event_files_on_a_full_disk_end_no_run(tmp_path):
 
 
 def test_a_missing_package_is_named_before_anything_starts():
-    extras.require("tensorboard", "tensorboardX", "tensorboard")
+    flags.require("tensorboard", "tensorboardX", "tensorboard")
     with pytest.raises(
         UsageError, match=r"--wandb needs the package absent: pip install 'jaxrl_po\[wandb\]'"
     ):
-        extras.require("wandb", "absent", "wandb")
+        flags.require("wandb", "absent", "wandb")
 
 
 class FakeBiases:

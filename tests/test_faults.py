@@ -411,11 +411,11 @@ def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_pa
         walk(lambda step: step >= 7),
         lambda params, collector, key: {"greedy_return": params.policy[1]},
     )
-    assert main(tmp_path, "--patience=6", script=script) == 1
+    assert main(tmp_path, script=script) == 1
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(
-        "error: seed 0: loss or gradient was not finite in any update of the 6 iterations "
-        "up to iteration 13"
+        "error: seed 0: loss or gradient was not finite in any update of the 10 iterations "
+        "up to iteration 17"
     )
     assert "the last good checkpoint, of iteration 5, stays" in line
     assert not (tmp_path / "summary.json").exists()
@@ -430,16 +430,16 @@ def test_an_environment_whose_rewards_are_nan_leaves_finite_parameters(tmp_path,
         ppo.make(settings, problem),
         lambda params, collector, key: {"greedy_return": jax.tree.leaves(params.policy)[0].sum()},
     )
-    assert main(tmp_path, "--patience=12", script=script) == 1
+    assert main(tmp_path, script=script) == 1
     [line] = capfd.readouterr().err.splitlines()
     assert (
-        "seed 0: loss or gradient was not finite in any update of the 12 iterations up to "
-        "iteration 12 (step 120)"
+        "seed 0: loss or gradient was not finite in any update of the 10 iterations up to "
+        "iteration 10 (step 100)"
     ) in line
     assert "the last good checkpoint, of iteration 0, stays" in line
     rows = read(tmp_path / "metrics.jsonl")
     assert rows[-1]["skipped"] == [1.0, 1.0]
-    assert rows[-1]["iteration"] == 15
+    assert rows[-1]["iteration"] == 10
     with Store(tmp_path / "checkpoints" / "latest") as latest:
         assert latest.iterations() == [0]
         assert all(

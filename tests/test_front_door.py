@@ -280,8 +280,6 @@ def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
     swept = [*tiny.SWEPT, "--total_steps=330", "--config.learning_rate=0.01,0.05"]
     out = f"--out={files / 'sweep'}"
     monkeypatch.chdir(files)
-    with pytest.raises(UsageError, match=r"^--save must be left out with --env=/\S+mine.py:Corr"):
-        sweep.main([*swept, "--env=mine.py:Corridor", out, "--save"])
     with monkeypatch.context() as patch:
         patch.setattr("jaxrl_po.run.figures.plotting.save_sweep", refuse)
         assert sweep.main([*swept, "--env=mine.py:Corridor", out]) == 0

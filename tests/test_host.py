@@ -112,16 +112,11 @@ def test_statistics_are_those_of_the_samples():
 
 
 def test_a_reward_that_is_not_finite_is_counted_and_its_update_skipped():
-    lines, made = [], []
-    hosted = problem_of(2, 4, made, statistics=True)
+    hosted = problem_of(2, 4, statistics=True)
     learner, state, rollouts = started(hosted, (0, 7))
-    state, recording = rollouts.record(state, lines.append)
+    state, recording = rollouts.record(state, ignore)
     bad = recording._replace(reward=recording.reward.copy())
     bad.reward[1, 1, 1] = np.nan
-    rollouts._report_nonfinite(bad, lines.append)
-    rollouts._report_nonfinite(bad, lines.append)
-    assert len(lines) == 1
-    assert "environment 1 of seed 7" in lines[0]
     step = jax.jit(lambda state, recording: learner.step(recorded.with_recording(state, recording)))
     after, metrics = step(state, bad)
     for before, now in zip(

@@ -10,6 +10,7 @@ from jaxrl_po import control
 from jaxrl_po.cli import render
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
+from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.host import rollouts, vector_envs
 from jaxrl_po.run.host.vector_envs import PoolError
@@ -34,7 +35,7 @@ gymnasium.register("Shifted-v0", entry_point=Shifted)
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr(vector_envs.extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(flags.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'jaxrl_po\[envpool\]'"):
         vector_envs.find("envpool:HalfCheetah-v4")
 

@@ -1,7 +1,6 @@
 """Pretrained models: the numbers of `transformers`, files written and read, and what is refused."""
 
 import functools
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -16,13 +15,11 @@ from safetensors.numpy import load_file, save_file
 
 from jaxrl_po import language, types
 from jaxrl_po.algorithms import grpo
-from jaxrl_po.cli import parity
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import Transformer, pretrained, sampling
 from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.language.rope import Rope
-from jaxrl_po.run.experiment.flags import UsageError
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_pretrained.json").read_text())["families"]
 EVERY_FAMILY = pytest.mark.parametrize("name", families.CONFIGS)
@@ -38,7 +35,7 @@ def loaded(tmp_path_factory):
 
 
 def tokens_and_pad():
-    """Those of `jaxrl-po parity`."""
+    """Those of `make parity`."""
     usual = [i for i in range(97) if i not in (1, 2)]
     tokens = np.random.default_rng(0).choice(usual, size=(2, LENGTH))
     pad = LENGTH // 4
@@ -446,27 +443,6 @@ def test_a_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
     pretrained.save(tmp_path / "trained", model.model, params, model.tokenizer)
     again = pretrained.load(tmp_path / "trained")
     np.testing.assert_array_equal(last_logits(*again[:2]), last_logits(model.model, params))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--model must name the folder of a pretrained model"),
-        (["--model=x", "--tolerance=0"], "tolerance must lie in"),
-    ],
-)
-def test_parity_names_what_it_lacks(arguments, message):
-    with pytest.raises(UsageError, match=message):
-        parity.main(arguments)
-
-
-def test_parity_needs_transformers(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "torch" else found(name)
-    )
-    with pytest.raises(UsageError, match=r"--model is compared with .*: pip install torch"):
-        parity.main(["--model=x"])
 
 
 def test_missing_libraries_are_named(tmp_path, monkeypatch):

@@ -267,7 +267,7 @@ def test_a_place_that_cannot_be_written_is_told_of(script, run):
             ["--out={tmp}/file/a.gif"],
             r"--out=.* must be a file that can be written; .*file is no folder",
         ),
-        (["--fps=51"], r"--fps must lie in \[0, 50\] frames, got 51"),
+        (["--width=100"], r"--width must lie in \[120, 1920\] pixels, got 100"),
         (["--sead=1"], r"--sead is not a flag; did you mean --seed\?"),
     ],
 )

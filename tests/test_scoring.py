@@ -86,8 +86,8 @@ def test_scores_weights_and_the_last_token():
     assert values == {"reward/exact": 0.5, "reward": 1.375, **told}
 
 
-def test_the_accuracy_is_the_one_that_is_named():
-    batch, means = score(of("exact"), of("digits"), accuracy="digits")
+def test_the_accuracy_is_that_of_the_first_function():
+    batch, means = score(of("digits"), of("exact"))
     np.testing.assert_array_equal(batch.score, [[[1, 1], [1, 0]]])
     assert float(means["accuracy"].value()[0]) == 0.75
     # Both members of the first group are digits.
@@ -239,7 +239,7 @@ def test_an_evaluation_is_of_what_is_judged():
         score=np.zeros(length.shape, np.float32),
         expected=batch.action,
     )
-    with HostScore([of("abstains"), of("exact")], TASK, accuracy="abstains") as give:
+    with HostScore([of("abstains"), of("exact")], TASK) as give:
         both = rewarding.judged(give, {"greedy": jax.tree.map(lambda x: x[0], answers)})
     assert both["greedy"].score.tolist() == [[1.0], [1.0], [1.0], [1.0]]
     with HostScore([of("strict")], TASK) as give:
@@ -287,21 +287,14 @@ def test_what_cannot_be_loaded_is_named(tmp_path, source, match):
 
 
 @pytest.mark.parametrize(
-    ("rewards", "options", "match"),
+    ("rewards", "match"),
     [
-        ([], {}, "at least one"),
-        ([Reward("exact")], {}, "file.py:function or module:function, got 'exact'"),
-        ([Reward("nowhere.py:exact")], {}, "there is no file nowhere.py"),
-        ([of("exact"), of("exact")], {}, "exact twice"),
-        ([of("exact", float("nan"))], {}, "reward_weights must be finite"),
-        (
-            [of("exact")],
-            {"accuracy": "format"},
-            "reward_accuracy must be one of exact, got 'format'",
-        ),
-        ([of("exact")], {"timeout": 0.0}, "reward_timeout must be above 0 s"),
+        ([Reward("exact")], "file.py:function or module:function, got 'exact'"),
+        ([Reward("nowhere.py:exact")], "there is no file nowhere.py"),
+        ([of("exact"), of("exact")], "exact twice"),
+        ([of("exact", float("nan"))], "reward_weights must be finite"),
     ],
 )
-def test_bad_arguments_are_named(rewards, options, match):
+def test_bad_functions_are_named(rewards, match):
     with pytest.raises(ConfigError, match=match):
-        HostScore(rewards, TASK, **options)
+        HostScore(rewards, TASK)

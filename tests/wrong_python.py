@@ -43,7 +43,7 @@ WRONG = [
     ),
     Wrong(
         "a run that begins with another forgets what that saw of observations",
-        "run.experiment.beginning",
+        "run.experiment.earlier",
         "return begins, collector._replace(replicated={**collector.replicated, **of_run})",
         "return begins, collector",
         (

@@ -469,8 +469,8 @@ WRONG = [
     Wrong(
         "the interval of the probability that the first run is better",
         "cli.plot",
-        "metrics.improvement_interval(scores, first),",
-        "metrics.improvement_interval(first, scores),",
+        "metrics.improvement_interval(scores, first)",
+        "metrics.improvement_interval(first, scores)",
         ("test_plotting.py::test_the_probability_of_improvement_is_that_over_the_first_run",),
     ),
     Wrong(

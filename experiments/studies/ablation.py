@@ -170,7 +170,7 @@ def score(results: Sequence[Result]) -> list[Scores]:
 
 def interval(values: npt.NDArray[np.float64]) -> str:
     """Interquartile mean over seeds with its 95 % bootstrap interval."""
-    low, high = metrics.bootstrap_interval([values])
+    low, high = metrics.bootstrap_interval(values)
     return f"{float(metrics.interquartile_mean(values)):.3f} [{float(low):.3f}, {float(high):.3f}]"
 
 

@@ -116,7 +116,7 @@ def interval(scores: Sequence[float]) -> str:
     mean = f"{100 * np.mean(scores):.1f}"
     if len(scores) == 1:
         return mean
-    low, high = metrics.bootstrap_interval([scores], statistic=metrics.mean)
+    low, high = metrics.bootstrap_interval(scores, statistic=metrics.mean)
     return f"{mean} [{100 * low:.1f}, {100 * high:.1f}]"
 
 

@@ -138,10 +138,7 @@ def table(scores: Scores) -> str:
     """One line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
     lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
     for name, values in scores.items():
-        low, high = metrics.bootstrap_interval([values])
-        iqm = (
-            f"{float(metrics.interquartile_mean(values)):.4g} [{float(low):.4g}, {float(high):.4g}]"
-        )
+        iqm = metrics.with_interval(values)
         lines.append(f"{name:>28} {values.mean():>10.4g} {iqm:>32} {values.min():>10.4g}")
     return "\n".join(lines) + "\n"
 

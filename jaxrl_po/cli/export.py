@@ -38,9 +38,7 @@ def main(argv: Sequence[str]) -> int:
     out = Path(options.out)
     if not options.out or out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UsageError(f"--out={options.out} must be a folder that is new or empty")
-    if options.seed >= records[""].seeds:
-        seeds = f"{records[''].seeds}, the seeds of --run={options.run}"
-        raise UsageError(f"--seed={options.seed} must be below {seeds}")
+    earlier.require_seed("seed", options.seed, records[""].seeds, "run", options.run)
     with earlier.blame("run", options.run):
         base = models.read_base(records[""].init_from, records["model"])
     if base is None:

@@ -1,17 +1,15 @@
 """Compares runs: `jaxrl-po plot runs/a runs/b --out=runs/plot`.
 
-Learning curves (interquartile mean over seeds with its 95 % stratified-bootstrap interval), the
-performance profile of the final scores (share of the seeds at or above each score), and the
-probability of improvement over the first run. Writes `plot.png`, `table.txt` and `curves.csv`
-(every per-seed metric, one row per step, seed and name) to `--out`, or the figure alone to a file.
-Runs on different environments or tasks are labelled as such, and only those on that of the first
-run are compared with it.
+Learning curves (interquartile mean over seeds with its 95 % bootstrap interval) and the
+performance profile of the final scores (share of the seeds at or above each score) are drawn, and
+the table has the probability of improvement over the first run. Writes `plot.png` and `table.txt`
+to `--out`, or the figure alone to a file. Runs on different environments or tasks are labelled as
+such, and only those on that of the first run are compared with it.
 """
 
-import csv
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +23,10 @@ from jaxrl_po.config import static
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, Panel, Series
+from jaxrl_po.run.figures.plotting import COLOURS, Panel, Series
 from jaxrl_po.run.store import folder, metrics
 
 SCORES = ("greedy_return", "greedy_accuracy", "held_out_log_prob")
-BAND: dict[str, Any] = {"linewidth": 6, "alpha": 0.35}
 UNITS = {"control": "environment steps", "language": "completions"}
 
 
@@ -152,16 +149,11 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     known = ", ".join(sorted(shared))
     known_scores = [*SCORES, *(run.config.get("score", "") for run in runs)]
     name = asked or next((score for score in known_scores if score in shared), "")
-    if not name and differ(runs):
-        scores = [next((s for s in SCORES if s in names), "none") for names in available]
-        other = next((i for i, score in enumerate(scores) if score != scores[0]), -1)
-        raise UsageError(
-            f"{runs[0].label} has {scores[0]} and {runs[other].label} {scores[other]}, which "
-            "cannot be compared; name runs of one environment or task, or a --metric that all "
-            f"have: {known}"
-        )
     if not name:
-        raise UsageError(f"no run was evaluated: give --metric, one of {known}")
+        raise UsageError(
+            "the runs have no score in common: name evaluated runs of one environment or task, or "
+            f"give a --metric that all have: {known}"
+        )
     if name not in shared:
         raise UsageError(f"--metric={name} must be in the lines of all runs, which have {known}")
     return name
@@ -181,26 +173,18 @@ def table(runs: Sequence[Run], metric: str) -> str:
     lines = [line("", "seeds", "mean", *head)]
     for i, run in enumerate(runs):
         scores = final(run, metric)
-        ends = metrics.interquartile_mean(scores), *metrics.bootstrap_interval([scores])
-        iqm = "{:.4g} [{:.4g}, {:.4g}]".format(*map(float, ends))
         improvement = ""
         if i and run.place == runs[0].place:
             interval = metrics.improvement_interval(scores, first)
             probability = float(metrics.probability_of_improvement(scores, first))
             improvement = f"{probability:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
         mean, lowest = f"{metrics.mean(scores):.4g}", f"{np.nanmin(scores):.4g}"
-        lines.append(line(run.label, len(scores), mean, iqm, lowest, improvement).rstrip())
+        lines.append(
+            line(
+                run.label, len(scores), mean, metrics.with_interval(scores), lowest, improvement
+            ).rstrip()
+        )
     return "\n".join(lines) + "\n"
-
-
-def values(run: Run) -> Iterator[tuple[str, int, int, str, float]]:
-    """Run, step, seed, name and value of every per-seed metric; missing values are skipped."""
-    for row in run.rows:
-        for name, numbers in row.items():
-            if isinstance(numbers, list):
-                for seed, number in enumerate(numbers):
-                    if number is not None:
-                        yield run.label, row["step"], seed, name, number
 
 
 def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
@@ -225,49 +209,18 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     axes.set(ylabel="share of the seeds at or above", ylim=(-0.02, 1.04))
 
 
-def draw_improvement(axes: Axes, runs: Sequence[Run], metric: str) -> None:
-    """Probability of improvement over the first run, with its 95 % interval.
-
-    Only runs on the environment or task of the first are drawn.
-    """
-    first = final(runs[0], metric)
-    others = [
-        each for each in zip(runs[1:], COLOURS[1:], strict=False) if each[0].place == runs[0].place
-    ]
-    for height, (run, colour) in enumerate(others):
-        scores = final(run, metric)
-        axes.plot(
-            metrics.improvement_interval(scores, first), [height, height], color=colour, **BAND
-        )
-        centre = metrics.probability_of_improvement(scores, first)
-        axes.plot(centre, height, "o", color=colour, markersize=8)
-    axes.axvline(0.5, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)))
-    axes.set_yticks(range(len(others)), [run.label for run, _ in others], color=INK)
-    axes.set(title=f"better than {runs[0].label}", xlabel="probability that a seed is better")
-    axes.set(xlim=(-0.02, 1.02), ylim=(len(others) - 0.5, -0.5))
-
-
 def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
-    """Writes the figure: curves, profiles and, if any run is comparable, the improvement.
-
-    Args:
-      runs: the first is the one to compare with.
-      metric: its name.
-      path: see `plotting.write`.
-    """
+    """Writes the figure, curves beside profiles; see `plotting.write`."""
     series = [Series(metric, run.label, run.rows) for run in runs]
     units = dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
     unit, name = " or ".join(units), metrics.label(metric)
     title = name if differ(runs) or not runs[0].place else f"{name} on {runs[0].place}"
-    columns = 3 if any(run.place == runs[0].place for run in runs[1:]) else 2
     with plotting.style():
-        figure = Figure(figsize=(5.8 * columns, 4.2), layout="constrained", dpi=150)
-        axes = figure.subplots(1, columns)
+        figure = Figure(figsize=(11.6, 4.2), layout="constrained", dpi=150)
+        axes = figure.subplots(1, 2)
         x_label, y_label = f"{unit}, each seed", metrics.axis(metric)
         plotting.draw(axes[0], Panel([], series, title, x_label, y_label, seeds=len(runs) == 1))
         draw_profiles(axes[1], runs, metric)
-        if columns == 3:
-            draw_improvement(axes[2], runs, metric)
         plotting.write(figure, path)
 
 
@@ -303,11 +256,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def save_all(runs: Sequence[Run], metric: str, text: str, place: str) -> None:
-    """Writes the table, the values and the figure to a folder."""
+    """Writes the table and the figure to a folder."""
     folder.inspect(place, resume=False, overwrite=True)
     with folder.claim(place, overwrite=False) as out:
         (out / "table.txt").write_text(text, encoding="utf-8")
-        with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(("run", "step", "seed", "name", "value"))
-            csv.writer(file).writerows(row for run in runs for row in values(run))
         save_figure(runs, metric, out / "plot.png")

@@ -50,10 +50,6 @@ SCENES = {
     "Acrobot-v1": Scene(rendering.acrobot, 15),
     "MountainCar-v0": Scene(functools.partial(rendering.mountain_car, goal=0.5), 30),
     "MountainCarContinuous-v0": Scene(functools.partial(rendering.mountain_car, goal=0.45), 30),
-    **{
-        f"{game}-MinAtar": Scene(rendering.grid, 10)
-        for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
-    },
     **{f"{name}-bsuite": Scene(rendering.grid, 5) for name in ("Catch", "DeepSea", "MNISTBandit")},
 }
 OTHER = Scene(rendering.components, 10)
@@ -80,12 +76,6 @@ class Options:
         "maximum length of the episode; 0 is the environment's own limit",
         unit="steps",
         within=NON_NEGATIVE,
-    )
-    fps: int = static(
-        0,
-        "frames per second, at most 50; 0 is what suits the environment",
-        unit="frames",
-        within=Interval(0, 50),
     )
     width: int = static(
         480,
@@ -117,9 +107,7 @@ class Player(NamedTuple):
 def restore(options: Options, records: Mapping[str, Any]) -> Player:
     """Rebuilds the problem of the run and reads the checkpoint."""
     run = records[""]
-    if options.seed_index >= run.seeds:
-        seeds = f"{run.seeds}, the seeds of --run={options.run}"
-        raise UsageError(f"--seed_index={options.seed_index} must be below {seeds}")
+    earlier.require_seed("seed_index", options.seed_index, run.seeds, "run", options.run)
     which = options.run, options.checkpoint
     _, iteration, state = earlier.state(control.SCRIPT, records, "run", *which)
     title = f"{control.SCRIPT.title(records)}, seed {options.seed_index}"
@@ -321,7 +309,7 @@ def main(argv: Sequence[str]) -> int:
         episode, scene = film(player, source, options, int(limit))
     with folder.writing(out):
         pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
-        rendering.save_gif(pictures, out, fps=options.fps or scene.fps)
+        rendering.save_gif(pictures, out, fps=scene.fps)
     total = float(np.sum(episode.reward, dtype=np.float64))
     which = f"{options.checkpoint} checkpoint (iteration {player.iteration})"
     steps = f"{len(episode.reward)} steps, return {total:.5g}"

@@ -63,19 +63,6 @@ def picture(path: Path, text: str, kind: str = "") -> str:
     return f'<p><img class="{kind}" alt="{html.escape(text)}" src="{source}"></p>'
 
 
-def scores(runs: Sequence[plot.Run], metric: str) -> str:
-    """A table of final scores: mean, interquartile mean, and every seed."""
-    rows = []
-    for run in runs:
-        final, last = plot.final(run, metric), run.rows[-1]
-        means = metrics.mean(final), float(metrics.interquartile_mean(final))
-        each = ", ".join(f"{score:.4g}" for score in final)
-        seconds = f"{last.get('time/compile_seconds', float('nan')):.1f} s"
-        numbers = (*(f"{x:.4g}" for x in means), each, f"{last['step']:,}", seconds)
-        rows.append([html.escape(run.label), *numbers])
-    return table(["run", "mean", "IQM", "seeds", "steps of each", "compiling"], rows)
-
-
 def settings(runs: Sequence[plot.Run]) -> str:
     """A table of all settings; those that differ come first and are marked."""
     names = dict.fromkeys(name for run in runs for name in run.config if name != "resolved")
@@ -115,9 +102,8 @@ def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         comparison = Path(scratch) / "plot.png"
         plot.save_figure(runs, metric, comparison)
-        parts = [f"<h1>{html.escape(title)}</h1>", "<h2>Scores</h2>", scores(runs, metric)]
-        if len(runs) > 1:
-            parts.append(f"<pre>{html.escape(plot.table(runs, metric))}</pre>")
+        table_of_scores = f"<pre>{html.escape(plot.table(runs, metric))}</pre>"
+        parts = [f"<h1>{html.escape(title)}</h1>", "<h2>Scores</h2>", table_of_scores]
         parts += ["<h2>Curves</h2>", picture(comparison, f"{metric} of {title}")]
     for path, run in zip(paths, runs, strict=True):
         label = html.escape(run.label)

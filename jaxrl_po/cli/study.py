@@ -107,8 +107,8 @@ def check(claim: Claim) -> None:
 
 def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
     """Raises UsageError for flags that do not parse, or that ask for what a study cannot train."""
-    for value in arm.values:
-        records, iterations = settled(claim, setting, arm, value, [])
+    each = [settled(claim, setting, arm, value, []) for value in arm.values]
+    for records, iterations in each:
         options = records[""]
         if not iterations or iterations % claim.evaluations:
             raise UsageError(
@@ -118,8 +118,7 @@ def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
         reward = getattr(options, "reward", VERIFIER)
         if getattr(options, "environment", "") or reward != VERIFIER:
             raise UsageError("--claim: reward and environment of a study must be in its program")
-    each = [settled(claim, setting, arm, value, [])[0] for value in arm.values]
-    if len(set(map(search.static_part, each))) > 1:
+    if len({search.static_part(records) for records, _ in each}) > 1:
         raise UsageError(
             f"--claim: {arm.tuned} cannot be tuned: only a number of --config.* can, which "
             "needs no program of its own"
@@ -329,10 +328,7 @@ def main(argv: Sequence[str], claim: Claim | None = None) -> int:
     if options is None:
         return 0
     if claim is None:
-        asked = f"--claim={options.claim}"
-        if not user_code.is_source(options.claim):
-            raise UsageError(f"{asked} must be a file and a name, as in mine.py:claim")
         claim = user_code.make("claim", options.claim)
         if not isinstance(claim, Claim):
-            raise UsageError(f"{asked} must return a claims.Claim, got {claim!r}")
+            raise UsageError(f"--claim={options.claim} must return a claims.Claim, got {claim!r}")
     return carry_out(claim, options)

@@ -14,7 +14,7 @@ from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import extras, flags, tasks
+from jaxrl_po.run.experiment import flags, tasks
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.types import Problem
@@ -88,7 +88,7 @@ def host_score(
     """
     options = records[""]
     sources, arguments = functions(options), pattern(options)
-    for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
+    for name in ("reward_weights", "reward_timeout"):
         config.require_effect(options, name, bool(sources), "reward names functions")
     if isinstance(task, Dialogue):
         if options.reward == VERIFIER:
@@ -111,7 +111,7 @@ def host_score(
             f"such as rewards.py:nearly{near}"
         )
     if options.reward == "math":
-        extras.require("reward=math", "math_verify", "math")
+        flags.require("reward=math", "math_verify", "math")
     if options.distributed:
         raise UsageError(
             "--reward must be left out with --distributed: completions are scored in one process"
@@ -122,11 +122,6 @@ def host_score(
             "(--shard_params, model in --mesh)"
         )
     weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)
-    if len(weights) != len(sources):
-        raise UsageError(
-            f"--reward_weights={options.reward_weights} must be {len(sources)} numbers, one "
-            "for each function"
-        )
     try:
         rewards = [
             scoring.Reward(source, float(weight), arguments)
@@ -134,12 +129,12 @@ def host_score(
         ]
     except ValueError:
         raise UsageError(
-            f"--reward_weights must be numbers such as 1,0.2, got {options.reward_weights!r}"
+            f"--reward_weights={options.reward_weights} must be {len(sources)} numbers, one "
+            "for each function"
         ) from None
     return scoring.HostScore(
         rewards,
         task,
-        accuracy=options.reward_accuracy,
         timeout=float(options.reward_timeout),
         require_end="reward" in records and records["reward"].require_end,
     )

@@ -182,8 +182,7 @@ class HostScore:
 
     The functions run concurrently. Each is called once per seed, so that a seed's rewards do not
     depend on the other seeds. The reward is Σ weight · score, at the last token. The raw score is
-    that of the first function, or of the one that `accuracy` names; it decides which groups are
-    informative.
+    that of the first function; it decides which groups are informative.
 
     Where a function fails (it raises, exceeds its time limit, or returns something other than a
     finite number per completion), the score is 0. On the first batch of a run, a failure is an
@@ -193,7 +192,6 @@ class HostScore:
     Args:
       rewards: at least one, with different names.
       task: its columns are passed to the functions; if it has none, its demonstration as `answer`.
-      accuracy: name of the function that gives the raw score; empty for the first.
       timeout: limit of one call, seconds.
       require_end: a completion without an end within its budget scores 0, raw score and reward.
 
@@ -212,14 +210,12 @@ class HostScore:
         rewards: Sequence[Reward],
         task: Task,
         *,
-        accuracy: str = "",
         timeout: float = 60.0,
         require_end: bool = False,
     ):
-        check(rewards, accuracy, timeout)
+        check(rewards)
         self._rewards, self._tokenizer = tuple(rewards), task.tokenizer
         self._columns = task.columns or demonstrations(task)
-        self._accuracy = accuracy or self._rewards[0].name
         self._require_end = require_end
         self._workers = [Worker(each.source, timeout, each.arguments) for each in rewards]
         self._reported: set[str] = set()
@@ -326,18 +322,12 @@ class HostScore:
         weights = np.array([reward.weight for reward in self._rewards], np.float32)
         summed = np.nansum(weights[:, None, None] * values, axis=0, dtype=np.float32)
         total = np.where(absent, np.float32(np.nan), summed)
-        by_name = dict(zip([reward.name for reward in self._rewards], values, strict=True))
         measures = {"reward": total, FAILURES: failed}
-        measures |= {f"reward/{name}": each for name, each in by_name.items()}
-        ranked = [by_name[reward.name] for reward, _ in self._ranked]
-        raw = functools.reduce(lambda a, b: np.where(np.isnan(a), b, a), ranked)
+        measures |= {
+            f"reward/{each.name}": x for each, x in zip(self._rewards, values, strict=True)
+        }
+        raw = functools.reduce(lambda a, b: np.where(np.isnan(a), b, a), values)
         return Scored(raw, total, measures)
-
-    @property
-    def _ranked(self) -> list[tuple[Reward, Worker]]:
-        """The functions with their workers, the one of the raw score before the others."""
-        pairs = zip(self._rewards, self._workers, strict=True)
-        return sorted(pairs, key=lambda pair: pair[0].name != self._accuracy)
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -363,7 +353,7 @@ class HostScore:
             repeated.problem,
         )
         values = np.full(count * samples, np.nan, np.float32)
-        for reward, worker in self._ranked:
+        for reward, worker in zip(self._rewards, self._workers, strict=True):
             if np.isnan(values).any():
                 worker.ask(columns, count * samples)
                 scores = worker.take()
@@ -415,11 +405,9 @@ def demonstrations(task: Task) -> Callable[[PyTree], dict[str, list[Any]]]:
     return columns
 
 
-def check(rewards: Sequence[Reward], accuracy: str, timeout: float) -> None:
-    """Raises ConfigError for invalid arguments; no function is loaded."""
+def check(rewards: Sequence[Reward]) -> None:
+    """Raises ConfigError for invalid functions; none is loaded."""
     names = [reward.name for reward in rewards]
-    if not rewards:
-        raise ConfigError("rewards must name at least one function")
     for reward in rewards:
         place = reward.source.rpartition(":")[0]
         if not (place and reward.name.isidentifier()):
@@ -436,10 +424,6 @@ def check(rewards: Sequence[Reward], accuracy: str, timeout: float) -> None:
             raise ConfigError(
                 f"reward names {reward.name} twice: give the functions different names"
             )
-    if accuracy and accuracy not in names:
-        raise ConfigError(f"reward_accuracy must be one of {', '.join(names)}, got {accuracy!r}")
-    if not (math.isfinite(timeout) and timeout > 0.0):
-        raise ConfigError(f"reward_timeout must be above 0 s, got {timeout}")
 
 
 def _equal(score: Floats) -> Floats:

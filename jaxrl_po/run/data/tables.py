@@ -1,8 +1,6 @@
 """Tasks from tables of prompts: a JSONL file, or the items of a reasoning-gym data set."""
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, number, static
@@ -165,7 +163,7 @@ def worded(
       UsageError: arguments of a template that is not used.
     """
     written = [[row.worded(template, system) for row in part] for part in parts]
-    arguments = parse_object("template_arguments", template_arguments)
+    arguments = flags.json_object("task.template_arguments", template_arguments)
     if arguments and (text is None or prompts.MESSAGES not in written[0][0].columns):
         raise UsageError(
             "--task.template_arguments has no effect unless a pretrained model reads messages: "
@@ -215,21 +213,13 @@ def from_reasoning_gym(
     Raises:
       UsageError: the extra is not installed, or a flag is invalid; names it.
     """
+    flags.require("task=reasoning_gym", "reasoning_gym", "language")
+    from jaxrl_po.run.data import reasoning
+
+    flags.lookup("task.dataset", dataset, dict.fromkeys(reasoning.NAMES))
+    further = flags.json_object("task.options", options)
     try:
-        from jaxrl_po.run.data import reasoning
-    except ImportError as error:
-        raise UsageError(
-            "--task=reasoning_gym needs the extra `language`: pip install "
-            f"'jaxrl_po[language]' ({error})"
-        ) from None
-    if dataset not in reasoning.NAMES:
-        raise UsageError(
-            f"--task.dataset has no {dataset!r}{flags.suggest(dataset, reasoning.NAMES)}"
-        )
-    try:
-        items = reasoning.items(
-            dataset, seed=seed, size=size, options=parse_object("options", options)
-        )
+        items = reasoning.items(dataset, seed=seed, size=size, options=further)
         rows = [prompts.Row(item, f"item {i} of {dataset}") for i, item in enumerate(items)]
         parts, text = worded(prompts.split(rows, test_fraction, 2), text, **wording)
         train, validation, test = parts
@@ -243,16 +233,3 @@ def from_reasoning_gym(
         )
     except ValueError as error:  # ConfigError is a subclass
         raise UsageError(f"--task.dataset={dataset}: {error}") from None
-
-
-def parse_object(name: str, options: str) -> dict[str, Any]:
-    """The value of `--task.<name>`, a JSON object; raises UsageError for anything else."""
-    try:
-        parsed = json.loads(options)
-    except ValueError as error:
-        raise UsageError(f"--task.{name} must be JSON, got {options!r}: {error}") from None
-    if not isinstance(parsed, dict):
-        raise UsageError(
-            f'--task.{name} must be a JSON object such as {{"max_digits": 1}}, got {options!r}'
-        )
-    return parsed

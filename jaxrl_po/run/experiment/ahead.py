@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from jaxrl_po.run.ahead import report, topology
 from jaxrl_po.run.ahead.report import Report
 from jaxrl_po.run.ahead.topology import Machine
-from jaxrl_po.run.experiment import extras, flags
+from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
 from jaxrl_po.run.experiment.flags import RunError, UsageError
 from jaxrl_po.run.experiment.microbatches import FLAG
@@ -34,7 +34,7 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
     script = SCRIPTS[experiment.script]
     options = flags.fill(experiment.settings, {"": script.options})[""]
     if machine.startswith("tpu:"):
-        extras.require("compile_for", "libtpu", "tpu-compile")
+        flags.require("compile_for", "libtpu", "tpu-compile")
     settings = {
         name: value for name, value in experiment.settings.items() if name != "compilation_cache"
     }

@@ -183,8 +183,6 @@ def make_job(
         log_every=log_every,
         eval_every=options.eval_every,
         checkpoint_every=options.checkpoint_every,
-        patience=options.patience,
-        idle_patience=options.idle_patience,
         rollouts=rollouts,
         rewarded=setup.rewarded if rollouts is None else None,
         evaluate=in_program if rollouts is None else evaluate_on_host,

@@ -89,11 +89,6 @@ class Composition(NamedTuple):
         given = dict(self.start.params or {}) | ({} if data is None else {DATA: data})
         return given | ({} if self.teacher is None else {TEACHER: ActorCritic(self.teacher.params)})
 
-    @property
-    def filtered(self) -> tuple[str, ...]:
-        """The line shown about the filters of the sampler."""
-        return filtered(self.settings, self.policy)
-
     def learner(self, warm_start: Any, method: Any = None) -> Learner:
         """The learner with a warm start and the settings of its method, by default those given.
 

@@ -19,10 +19,9 @@ from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
     assembly,
-    beginning,
+    earlier,
     flags,
     methods,
-    microbatches,
     optimization,
     suites,
     user_code,
@@ -138,10 +137,6 @@ class Options(RunOptions):
                 "env_params is for environments of another suite, such as envpool:Name or "
                 f"{next(iter(suites.SUITES))}:Name, not for env={self.env}"
             )
-        for name in ("policy", "critic"):
-            source = getattr(self, name)
-            if source and not user_code.is_source(source):
-                raise ConfigError(f"{name} must be a file and a name, file.py:Name, got {source}")
         for name in ("distributed", "deterministic", "reproducible"):
             if getattr(self, name) and vector_envs.is_host(self.env):
                 raise ConfigError(
@@ -301,7 +296,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             )
     built = build_problem(records, placement.axis_name, placement.target)
     if options.init_from:
-        begun = beginning.begun(SCRIPT, built.problem, options.init_from)
+        begun = earlier.begun(SCRIPT, built.problem, options.init_from)
         built = built._replace(problem=begun)
     make = functools.partial(optimization.make, algorithm)
     if (
@@ -344,12 +339,6 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         score="greedy_return",
         notes=notes,
         learner_of=learner_of,
-        need=functools.partial(
-            microbatches.of_rows,
-            sampling(options).rows(settings),
-            vars(records["config"]).get("num_minibatches", 1),
-            placement,
-        ),
         prompts=user_code.digest(options.demonstrations) if options.demonstrations else "",
     )
 

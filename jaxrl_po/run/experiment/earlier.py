@@ -10,8 +10,10 @@ from typing import Any
 import jax
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.control import statistics
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.experiment import assembly, flags, methods, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
@@ -20,7 +22,7 @@ from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import checkpoint, folder, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.types import TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
 
 TRAIN = "train"  # what made the run of a learner of the user's own
 CHECKPOINTS = ("best", "latest")
@@ -172,6 +174,12 @@ def state_of(
     return found[0], programs.with_frozen(found[1], job)
 
 
+def require_seed(name: str, index: int, seeds: int, flag: str, run: str) -> None:
+    """Raises UsageError unless the flag `name` is the index of one of a run's seeds."""
+    if not 0 <= index < seeds:
+        raise UsageError(f"--{name}={index} must be below {seeds}, the seeds of --{flag}={run}")
+
+
 def require_base(digest: str, flag: str, run: str) -> None:
     """Raises UsageError unless the adapters of a run were trained over the base with this digest.
 
@@ -197,3 +205,49 @@ def blame(flag: str, run: str) -> Iterator[None]:
         raise UsageError(
             f"--{flag}={run} does not suit this version of the library: {error}"
         ) from None
+
+
+def begun(script: Script, problem: Problem, run: str) -> Problem:
+    """The problem whose parameters, and statistics of observations, are those a run ended with.
+
+    A critic of other shapes, or where that run has none, begins afresh.
+
+    Args:
+      script: that made the run.
+      problem: of the run that begins.
+      run: the folder.
+
+    Raises:
+      UsageError: the policy has other shapes, or only one of them normalises observations.
+    """
+    records = read(script, "init_from", run)
+    saved = of_seed(state(script, records, "init_from", run, "latest")[2])
+    fresh, collector = jax.eval_shape(problem.init, jax.random.key(0))
+    its, ours = (_shapes(params.policy) for params in (saved.params, fresh))
+    for name in sorted(its.keys() | ours.keys()):
+        if its.get(name) != ours.get(name):
+            raise UsageError(
+                f"--init_from={run}: its policy has {its.get(name, 'nothing')} at {name}, and this "
+                f"one {ours.get(name, 'nothing')}: give --env and --network of that run"
+            )
+    kept = statistics.OBSERVATION_STATISTICS
+    if (kept in saved.collector.replicated) != (kept in collector.replicated):
+        was = flags.shown(kept in saved.collector.replicated)
+        raise UsageError(
+            f"--problem.normalize_observations must be {was}, as in the run in --init_from={run}"
+        )
+    of_run = {kept: saved.collector.replicated[kept]} if kept in collector.replicated else {}
+    same_critic = _shapes(saved.params.value) == _shapes(fresh.value)
+
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
+        params, collector = problem.init(key)
+        value = saved.params.value if same_critic else params.value
+        begins = params._replace(policy=saved.params.policy, value=value)
+        return begins, collector._replace(replicated={**collector.replicated, **of_run})
+
+    return problem._replace(init=init)
+
+
+def _shapes(params: PyTree) -> dict[str, list[int]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in leaves}

@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import importlib.util
+import json
 import re
 import shutil
 import sys
@@ -38,7 +40,7 @@ COMMON = {
     *("num_prompts", "group_size", "max_new_tokens", "temperature"),
     *("width", "depth", "memory", "layers", "heads", "rank"),
     *("num_digits", "length", "max_turns", "train", "test", "template", "steps"),
-    *("evaluations", "draws", "save"),
+    *("evaluations", "draws"),
 }
 
 
@@ -177,7 +179,6 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
       >>> given(["--problem.num_envs=3"], {"problem": Settings}), given([], {"problem": Settings})
       ({'problem.num_envs': 3}, {})
     """
-    require_unicode(argv)
     values = absl_flags.FlagValues()
     types: dict[str, type] = {}
     for prefix, record in sections.items():
@@ -187,15 +188,6 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
             _DEFINE[types[name]](name, default, field.metadata["doc"], flag_values=values)
     _absorb(values, argv, types, partial)
     return {name: values[name].value for name in types if values[name].present}
-
-
-def require_unicode(words: Iterable[str]) -> None:
-    """Raises UsageError for an argument that is no UTF-8: it could not be written down."""
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"{word.encode(errors='replace').decode()} must be UTF-8") from None
 
 
 def _checked(record: type, fields: Values, assumed: Values) -> Any:
@@ -237,6 +229,7 @@ def _absorb(
 ) -> None:
     """Parses `argv` into `values`; errors of absl become `UsageError`."""
     try:
+        "".join(argv).encode()  # what is no UTF-8 could not be written down
         stray = values(["program", *argv], known_only=partial)[1:]
     except absl_flags.UnrecognizedFlagError as error:
         raise UsageError(unknown_flag(error.flagname, types)) from None
@@ -307,7 +300,7 @@ def _abbreviates(short: str, name: str) -> bool:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` with the nearest of `known`, or all of them if none is near.
+    """`; did you mean …?` with the nearest of `known`, or all of up to 100 if none is near.
 
     Example:
       >>> suggest("CartPol", ["Pendulum-v1", "CartPole-v1"])
@@ -317,7 +310,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     if near:
         return f"; did you mean {by_lower[near[0]]}?"
-    return f"; choose one of {', '.join(by_lower.values())}"
+    return f"; choose one of {', '.join(by_lower.values())}" if len(by_lower) <= 100 else ""
 
 
 def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
@@ -325,6 +318,22 @@ def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
     if name not in table:
         raise UsageError(f"--{flag} has no {name!r}{suggest(name, table)}")
     return table[name]
+
+
+def json_object(flag: str, text: str) -> Values:
+    """The value of a flag, a JSON object; raises UsageError for anything else."""
+    try:
+        return dict(json.loads(text).items())
+    except (AttributeError, ValueError):
+        raise UsageError(
+            f'--{flag} must be a JSON object such as {{"name": 1}}, got {text!r}'
+        ) from None
+
+
+def require(flag: str, package: str, extra: str) -> None:
+    """Raises UsageError if a package that only a flag needs is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise UsageError(f"--{flag} needs the package {package}: pip install 'jaxrl_po[{extra}]'")
 
 
 @contextlib.contextmanager

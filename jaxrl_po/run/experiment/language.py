@@ -65,7 +65,8 @@ class Options(RunOptions):
         "mathematics; `last_number` or `contains`, whether its last number is the answer, or the "
         "answer stands in it; `regex:PATTERN`, whether the last match, or its first group, is the "
         "answer; or Python functions that score completions, as in "
-        "rewards.py:nearly,package.module:other",
+        "rewards.py:nearly,package.module:other, of which the first gives the accuracy and decides "
+        "which groups are informative",
     )
     eval_prompts: int = static(
         0,
@@ -81,11 +82,6 @@ class Options(RunOptions):
         within=NON_NEGATIVE,
     )
     reward_weights: str = static("", "weights of the functions, as in 1,0.2; empty is 1 for each")
-    reward_accuracy: str = static(
-        "",
-        "the function whose score is the accuracy and decides which groups are "
-        "informative; empty takes the first",
-    )
     reward_timeout: float = number(
         60.0, "time limit of one call of a function", unit="seconds", within=POSITIVE
     )
@@ -120,11 +116,6 @@ class Options(RunOptions):
                     f"{name} must be {flags.shown(wanted)} with environment={self.environment}: "
                     f"{why}"
                 )
-        if not models.root(self.init_from):
-            raise ConfigError(
-                f"init_from must be a pretrained model with environment={self.environment}, whose "
-                "chat template writes tools and their results"
-            )
 
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
@@ -151,6 +142,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         policy=policy,
         critic=critic,
     )
+    filtered = composition.filtered(settings, policy)
     data = None if isinstance(task, Dialogue) else task.data
     whole = functools.partial(
         assembly.Setup,
@@ -165,7 +157,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         prompts="" if data is None else models.digest(data, None),
     )
     if hosted is not None:
-        return whole(composed.learner(None), evaluate=None, host=hosted, notes=composed.filtered)
+        return whole(composed.learner(None), evaluate=None, host=hosted, notes=filtered)
     if options.algorithm in methods.SUPERVISED:
         shown = demonstrated(options, task)
         measure = functools.partial(
@@ -186,7 +178,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     return whole(
         composed.learner(records["warm_start"]),
         **evaluations(composed, rewarded),
-        notes=(*notes(task, settings, start.base), *composed.filtered),
+        notes=(*notes(task, settings, start.base), *filtered),
         explain=None if start.base is None else rewarding.explain_zero,
         warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),
         learner_of=functools.partial(composed.learner, records["warm_start"]),

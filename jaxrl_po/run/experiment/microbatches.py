@@ -23,7 +23,6 @@ from jaxrl_po.run.loop import programs
 from jaxrl_po.types import PyTree, TrainState
 
 FLAG = "config.num_microbatches"
-MOST = 64  # microbatches of what is not counted
 SHARE = 0.9  # of the memory that is free, of which other programs take some too
 
 
@@ -185,23 +184,6 @@ def space(devices: int) -> int | None:
     return int(SHARE * min(known) / (devices if backend.here().on_cpu else 1)) if known else None
 
 
-def of_rows(rows: int, num_minibatches: int, placement: Placement, state: TrainState) -> Need:
-    """What one device needs of which only the state is counted: its programs say the rest.
-
-    Natural steps with one microbatch keep the linearised policy for all products with the Fisher
-    matrix; with more, each product linearises it again.
-
-    Args:
-      rows: see `counted`.
-      num_minibatches: likewise.
-      placement: likewise.
-      state: likewise.
-    """
-    each = max(1, rows // placement.data_devices // num_minibatches)
-    choices = tuple(n for n in range(1, min(each, MOST) + 1) if each % n == 0)
-    return Need(2 * _bytes(state) // placement.seed_devices, 0, choices)
-
-
 def counted(
     models: Sequence[Transformer],
     state: TrainState,
@@ -302,12 +284,10 @@ def too_little(records: Mapping[str, Any], state: int, peak: int, there: int) ->
       peak: bytes of its programs.
       there: bytes that there are.
     """
-    sizes = vars(records["problem"])
-    name = "num_prompts" if "num_prompts" in sizes else "num_envs"
-    rows = sizes[name]
+    rows = records["problem"].num_prompts
     most = int(rows * (there - state) / max(peak - state, 1))
     fewer = next((n for n in range(min(most, rows - 1), 0, -1) if rows % n == 0), 0)
-    hint = f"--problem.{name}={fewer} would fit" if fewer else "a smaller model is needed"
+    hint = f"--problem.num_prompts={fewer} would fit" if fewer else "a smaller model is needed"
     return RunError(
         f"this run needs {filesize.decimal(peak)} on a device, and {filesize.decimal(there)} are "
         f"free, with --{FLAG}={records['config'].num_microbatches}: {hint}"

@@ -22,7 +22,7 @@ from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.settings import Computation
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import earlier, extras, flags, methods, tasks
+from jaxrl_po.run.experiment import earlier, flags, methods, tasks
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.user_code import UserCodeError
@@ -144,8 +144,8 @@ def read_base(init_from: str, settings: Any) -> Base | None:
     if not path:
         return None
     if Path(path).is_file():
-        extras.require("init_from", "gguf", "gguf")
-    extras.require("init_from", "tokenizers", "pretrained")
+        flags.require("init_from", "gguf", "gguf")
+    flags.require("init_from", "tokenizers", "pretrained")
     with _blame(path):
         found = gguf.folder(Path(path))
         stored = texts.read_json(found / texts.CONFIG)

@@ -40,16 +40,6 @@ class Options:
     )
     eval_every: int = static(5, "lines between evaluations", unit="lines", within=COUNT)
     checkpoint_every: int = static(1, "lines between checkpoints", unit="lines", within=COUNT)
-    patience: int = static(
-        10,
-        "consecutive iterations with only non-finite updates after which the run fails",
-        within=COUNT,
-    )
-    idle_patience: int = static(
-        100,
-        "consecutive iterations without an informative group in any seed after which the run ends",
-        within=COUNT,
-    )
     deterministic: bool = static(
         False,
         "use deterministic GPU kernels, and resume only where the run equals an uninterrupted "

@@ -12,7 +12,7 @@ from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.devices.virtual import VIRTUAL
-from jaxrl_po.run.experiment import assembly, extras, flags, microbatches, optimization, user_code
+from jaxrl_po.run.experiment import assembly, flags, microbatches, optimization, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
@@ -197,7 +197,7 @@ def _agree(
     folder.require_same(given_first, before, options.out)
     for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
         if getattr(options, flag):
-            extras.require(flag, package, flag)
+            flags.require(flag, package, flag)
 
 
 def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
@@ -211,7 +211,7 @@ def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
         job=fit.job,
         settings={**plan.settings, microbatches.FLAG: fit.number},
         notes=[*plan.notes, *filter(None, [fit.note()])],
-        counted=fit.need.peak(fit.number) if fit.need.kept else None,
+        counted=fit.need.peak(fit.number),
         refit=refit,
     )
 

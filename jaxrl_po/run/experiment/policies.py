@@ -156,17 +156,12 @@ def load(
             return _of_learner(learner, str(folder), checkpoint, seed)
         scripts = (control.SCRIPT, language_command.SCRIPT)
         script, records = earlier.read_any(scripts, "folder", str(folder), with_names(own))
-        _require_seed(seed, records[""].seeds, folder)
+        earlier.require_seed("seed", seed, records[""].seeds, "folder", str(folder))
         _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
     state, settings = of_seed(stacked, seed), flags.flatten(records)
     if script.name == control.SCRIPT.name:
         return ControlPolicy(settings, iteration, state.params, *_acting(records, state))
     return LanguagePolicy(settings, iteration, state.params, _generate(records, state))
-
-
-def _require_seed(seed: int, seeds: int, folder: str | Path) -> None:
-    if not 0 <= seed < seeds:
-        raise UsageError(f"seed={seed} must be below {seeds}, the seeds of folder={folder}")
 
 
 def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerState:
@@ -177,7 +172,7 @@ def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerStat
             f"learner must be left out: folder={run} holds a run of jaxrl-po {settings['script']}"
         )
     options = Options(seeds=settings["seeds"], seed=settings["seed"], out=run)
-    _require_seed(seed, options.seeds, run)
+    earlier.require_seed("seed", seed, options.seeds, "folder", run)
     setup = assembly.Setup(learner, None, "")
     try:
         iteration, stacked = earlier.state_of(setup, options, "folder", kind)

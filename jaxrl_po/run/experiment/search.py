@@ -19,7 +19,7 @@ Combination = dict[str, str]
 OF_A_START = ("resume", "overwrite")
 SWEPT = ("config.", "problem.", "network.")  # flags that may have several values
 DRAW = re.compile(r"(log_uniform|uniform|choice)\((.+)\)")
-MAY_DIFFER = ("out", "devices", "mesh", "compilation_cache", "save", *OF_A_START)
+MAY_DIFFER = ("out", "devices", "mesh", "compilation_cache", *OF_A_START)
 
 
 class Asked(NamedTuple):
@@ -29,8 +29,7 @@ class Asked(NamedTuple):
       flags: name to value, of the flags with one value.
       swept: name to values, as written, of the flags with several.
       drawn: name to distribution, as written, of the flags that are drawn.
-      tuned: the defaults of `jaxrl-po control` when the sweep began; stored, since `--save` changes
-        them.
+      tuned: the defaults of `jaxrl-po control` when the sweep began.
     """
 
     flags: dict[str, Any]
@@ -120,29 +119,6 @@ def draw(name: str, written: str, count: int, generator: np.random.Generator) ->
     else:
         drawn = np.exp(generator.uniform(np.log(low), np.log(high), count))
     return [f"{value:.4g}" for value in drawn]
-
-
-def refuse_differences(
-    now: Mapping[str, Any], before: Sequence[Mapping[str, Any]], out: str
-) -> None:
-    """Raises UsageError for flags whose values are not those of the sweep in `out`.
-
-    Args:
-      now: flag name to its value, or to a list of its values.
-      before: the settings of each combination of the stored sweep.
-      out: the value of `--out`.
-    """
-    different = []
-    for name in set(now) - set(MAY_DIFFER):
-        values = now[name] if isinstance(now[name], list) else [now[name]]
-        expected = list(dict.fromkeys(settings[name] for settings in before))
-        if set(values) != set(expected):
-            different.append(f"--{name}={flags.shown(values)} must be {flags.shown(expected)}")
-    if different:
-        raise UsageError(
-            f"{', '.join(sorted(different))}, as in the sweep in {out} that is resumed; leave "
-            f"{'the flag' if len(different) == 1 else 'them'} out, or choose another --out"
-        )
 
 
 def static_part(records: Mapping[str, Any]) -> str:

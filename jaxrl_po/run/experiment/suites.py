@@ -1,20 +1,17 @@
 """gymnax, and environments of other suites by name: `brax:hopper`, `jumanji:Snake-v1`."""
 
 import contextlib
-import difflib
 import functools
 import importlib
 import io
-import json
 import sys
 import types
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.environment import Environment
-from jaxrl_po.run.experiment import extras, flags, user_code
+from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.flags import UsageError
 
 # Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
@@ -35,33 +32,6 @@ def is_suite(name: str) -> bool:
       (True, False, False)
     """
     return name.partition(":")[0] in SUITES
-
-
-def arguments_of(env_params: str) -> dict[str, Any]:
-    """The arguments in `--env_params`, a JSON object or empty.
-
-    Raises:
-      UsageError: it is something else.
-    """
-    try:
-        arguments = json.loads(env_params or "{}")
-        if not isinstance(arguments, dict):
-            raise ValueError("not an object")
-    except ValueError:
-        raise UsageError(
-            f"--env_params={env_params} must be a JSON object of arguments, such as "
-            '{"frame_skip": 4}'
-        ) from None
-    return arguments
-
-
-def require_known(name: str, known: Sequence[str]) -> None:
-    """Raises UsageError, with near names, if `suite:Name` is none of the suite's names."""
-    suite, _, inner = name.partition(":")
-    if inner not in known:
-        near = difflib.get_close_matches(inner, known, n=3)
-        hint = f"; did you mean {', '.join(f'{suite}:{each}' for each in near)}?" if near else ""
-        raise UsageError(f"--env={name}: {suite} has no environment {inner!r}{hint}")
 
 
 class Later(types.ModuleType):
@@ -99,13 +69,13 @@ def make(name: str, env_params: str = "") -> Environment:
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
-    arguments = arguments_of(env_params)
-    extras.require(f"env={name}", SUITES[suite], suite)
+    arguments = flags.json_object("env_params", env_params or "{}")
+    flags.require(f"env={name}", SUITES[suite], suite)
     # Imported here, and by its name: the module imports the suite. What suites print and warn of
     # when they are imported and made (optional packages, versions) is not for the user.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
-    require_known(name, adapter.names())
+    flags.lookup("env", name, {f"{suite}:{each}": each for each in adapter.names()})
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
             made: Environment = adapter.make(inner, **arguments)

@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
 from jaxrl_po.run.devices import parallel
@@ -36,7 +34,7 @@ from jaxrl_po.run.store import folder, metrics
 
 ALONE = Placement(1, 1, 1)
 PROGRAMS = "programs"  # folder of their runs
-OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every", "patience", "idle_patience")
+OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every")
 OF_A_RUN_ALONE = ("distributed", "tensorboard", "wandb", "deterministic", "reproducible")
 
 Group = Sequence[Mapping[str, Any]]  # records of the combinations that share one program
@@ -57,7 +55,6 @@ class Options(control.Options):
         "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(a,b) or choice(a,b,c)",
         within=NON_NEGATIVE,
     )
-    save: bool = static(False, "write the best flags to jaxrl_po/run/experiment/configs/")
 
 
 class Swept(NamedTuple):
@@ -181,8 +178,6 @@ def carry_out(
         tunable = [name for name in asked.flags if name.startswith(search.SWEPT)]
         names = dict.fromkeys([*asked.tuned, *tunable, *asked.swept, *asked.drawn])
         chosen = {name: best[name] for name in names if name in best}
-        if options.save:
-            save(options, asked, chosen, rows[0])
     return Swept(rows, chosen, out)
 
 
@@ -194,7 +189,7 @@ def read(argv: Sequence[str], options: Options) -> Asked:
 
 
 def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
-    """The sweep stored in a folder; arguments may omit its flags but not contradict them.
+    """The sweep stored in a folder; arguments may omit its flags, or repeat them as they were.
 
     Args:
       argv: arguments.
@@ -202,7 +197,7 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
       out: the value of `--out`.
 
     Raises:
-      UsageError: names the flags that differ, with both values.
+      UsageError: names the first flag that differs, with both values.
     """
     if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
         raise UsageError(
@@ -216,31 +211,18 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
             f"--resume: {Path(out) / folder.CONFIG} is damaged; repair it, or choose another --out"
         )
     asked = asked._replace(flags=asked.flags | user_code.found(asked.flags, code, Path(out)))
-    options = flags.parse([], {"": Options}, stored=asked.flags)[""]
-    whole = flags.given(argv, {"": Options}, partial=True)
-    whole |= user_code.absolute(whole)
-    search.refuse_differences(whole, [flags.flatten({"": options})], out)
-    sections = sections_of(options)
-    kept, swept, drawn = search.split(argv)
-    single = flags.given(kept, sections)
-    single |= user_code.absolute(single)
-    several = {
-        name: [flags.given([f"--{name}={value}"], sections)[name] for value in values]
-        for name, values in swept.items()
-    }
-    search.refuse_differences(drawn, [dict.fromkeys(drawn, "left out") | asked.drawn], out)
-    search.refuse_differences(
-        single | several,
-        [
-            flags.flatten(asked.records(each, sections))
-            for each in search.combinations(asked, options.draws, options.seed)
-        ],
-        out,
-    )
-    return asked._replace(
-        flags=asked.flags
-        | {name: value for name, value in single.items() if name in search.MAY_DIFFER}
-    )
+    options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]
+    again = read(argv, options)
+    before = {**asked.flags, **asked.swept, **asked.drawn}
+    for name, value in {**again.flags, **again.swept, **again.drawn}.items():
+        if name not in search.MAY_DIFFER and value != before.get(name):
+            wanted = flags.shown(before[name]) if name in before else "left out"
+            raise UsageError(
+                f"--{name}={flags.shown(value)} must be {wanted}, as in the sweep in {out} that is "
+                "resumed; leave the flag out, or choose another --out"
+            )
+    may_differ = {name: x for name, x in again.flags.items() if name in search.MAY_DIFFER}
+    return asked._replace(flags=asked.flags | may_differ)
 
 
 def refuse(options: Options, asked: Asked) -> None:
@@ -265,11 +247,6 @@ def refuse(options: Options, asked: Asked) -> None:
         )
     if not options.total_steps:
         raise UsageError("--total_steps=0 must be at least the steps of an iteration in a sweep")
-    if options.save and user_code.is_source(options.env):
-        raise UsageError(
-            f"--save must be left out with --env={options.env}: the tuned flags of an environment "
-            "of one's own are not looked up; sweep.json and the last line show them"
-        )
 
 
 def check(group: Group, options: Options, given: Collection[str]) -> None:
@@ -330,34 +307,6 @@ def done(path: Path) -> list[dict[str, Any]]:
         raise UsageError(
             f"--resume: {path} is damaged; repair it, or choose another --out"
         ) from None
-
-
-def save(
-    options: Options, asked: Asked, chosen: Mapping[str, Any], best: Mapping[str, Any]
-) -> None:
-    """Writes the best flags to `jaxrl_po/run/experiment/configs/<algorithm>/<env>.json`.
-
-    The file also holds their score and the command that found them.
-    """
-    searched = asked.flags | asked.swept | asked.drawn
-    arguments = {
-        name: value for name, value in searched.items() if name not in ("out", "save", *OF_A_START)
-    }
-    scores = search.final(best["scores"])
-    content = {
-        "found_by": " ".join(["jaxrl-po", "sweep", *flags.written(arguments)]),
-        "score": {
-            "mean": float(np.mean(scores)),
-            "worst": float(np.min(scores)),
-            "seeds": len(scores),
-            "steps": best["steps"][-1],
-        },
-        "flags": chosen,
-    }
-    path = control.tuned_file(options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder.write_json(path, content)
-    print(f"saved to {path}")
 
 
 def sections_of(options: Options) -> dict[str, type]:

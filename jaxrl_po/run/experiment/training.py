@@ -305,7 +305,7 @@ def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
         return (
             f"{plan.title}: ended at iteration {outcome.iteration}: all members of a group "
             "scored alike in every group of every seed for "
-            f"--idle_patience={plan.job.idle_patience} iterations. The task is too hard or too "
+            f"{plan.job.idle_patience} iterations. The task is too hard or too "
             "easy for the policy: warm start it further, choose another difficulty, or raise "
             "--problem.group_size"
         )

@@ -198,6 +198,8 @@ def make(flag: str, source: str) -> Any:
         return given
     if given is None and source.startswith(OWN):
         raise UserCodeError(missing(flag, source))
+    if given is None and not in_file(source):
+        raise UserCodeError(f"--{flag}={source} must be a file and a name, file.py:name")
     place = source.rpartition(":")[0]
     # Where a name is too long, `Path.is_file` raises.
     if given is None and not os.path.isfile(place):

@@ -54,19 +54,17 @@ def train(
     """
     place.mkdir(parents=True, exist_ok=True)
     runs = len(settings) * options.seeds
-    # A step size that diverges is a result, and so is one that learns nothing.
-    never = iterations + 1
     job = assembly.make_job(
         setup._replace(examples=None, warm=None),
-        dataclasses.replace(
-            options, eval_every=1, checkpoint_every=1, patience=never, idle_patience=never
-        ),
+        dataclasses.replace(options, eval_every=1, checkpoint_every=1),
         parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh),
         iterations=iterations,
         steps_per_iteration=steps_per_iteration,
         log_every=-(-iterations // evaluations),
         settings=settings,
     )
+    # A step size that diverges is a result, and so is one that learns nothing.
+    job = dataclasses.replace(job, patience=iterations + 1, idle_patience=iterations + 1)
     total = iterations * steps_per_iteration
     with Progress(title, total, watch=[setup.score], num_seeds=runs) as progress:
         outcome = runner.run(job, place, progress, resume=True)

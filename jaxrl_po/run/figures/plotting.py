@@ -117,7 +117,7 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
             alpha = min(0.35, 2.5 / len(values))
             axes.plot(step, values.T, color=colour, alpha=alpha, linewidth=0.7)
         if has_band:
-            low, high = metrics.bootstrap_interval([values])
+            low, high = metrics.bootstrap_interval(values)
             axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
         centre = metrics.interquartile_mean(values)
         named += axes.plot(step, centre, dashes, color=colour, linewidth=2.2, label=series.label)

@@ -80,7 +80,6 @@ class Rollouts:
         self._host, self._base, self._seeds = host, base_seed, list(seeds)
         self._pool: Pool | None = None
         self._episodes: Episodes | None = None
-        self._reported: set[tuple[int, int]] = set()
         self._act, self._act_greedily = (_compiled_act(host, greedy) for greedy in (False, True))
 
     def close(self) -> None:
@@ -182,7 +181,6 @@ class Rollouts:
             begins, was_over = ~mask, (terminated | truncated) & mask
             total, length = np.where(was_over, 0.0, total), np.where(was_over, 0.0, length)
         self._episodes = Episodes(seen, was_over, begins, memory, total, length)
-        self._report_nonfinite(made, report)
         return state, made
 
     def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Array]:
@@ -260,19 +258,6 @@ class Rollouts:
         )
         moved: TrainState = jax.device_put(part, jax.devices()[0])
         return moved
-
-    def _report_nonfinite(self, made: Recording, report: Callable[[str], None]) -> None:
-        finite = np.isfinite(made.reward)
-        finite &= np.isfinite(made.observation[:, :, 1:]).reshape(*finite.shape, -1).all(axis=-1)
-        for row, env in {(row, env) for row, env, _ in np.argwhere(~finite & made.mask)}:
-            if (row, env) not in self._reported:
-                self._reported.add((row, env))
-                report(
-                    f"env {self._host.source.name}: environment {env} of seed "
-                    f"{self._seeds[row]} gave a reward or observation that is not finite; "
-                    "minibatches that it spoils are skipped, and such steps are counted in "
-                    "frac_nonfinite"
-                )
 
 
 def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.spaces import Spaces, is_discrete, is_image, read_spaces
-from jaxrl_po.run.experiment import extras, suites
+from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import RunError, UsageError
 
 SUITES = ("envpool", "gymnasium")
@@ -127,15 +127,15 @@ def find(name: str, env_params: str = "") -> Source:
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
-    arguments = suites.arguments_of(env_params)
-    extras.require(f"env={name}", suite, suite)
+    arguments = flags.json_object("env_params", env_params or "{}")
+    flags.require(f"env={name}", suite, suite)
     return {"envpool": _envpool, "gymnasium": _gymnasium}[suite](name, inner, arguments)
 
 
 def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     import envpool
 
-    suites.require_known(name, envpool.list_all_envs())
+    flags.lookup("env", name, {f"envpool:{each}": each for each in envpool.list_all_envs()})
     for own in ("num_envs", "seed", "batch_size", "env_type"):
         if own in arguments:
             raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")
@@ -202,11 +202,6 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
 
     try:
         one = make(1)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise UsageError(
-            f"--env={name}: {' '.join(str(error).split())}; for MuJoCo: "
-            "pip install 'jaxrl_po[gymnasium]'"
-        ) from None
     except (
         gymnasium.error.Error,
         AssertionError,

@@ -25,7 +25,6 @@ from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import hooks, log, supervised
 from jaxrl_po.run.loop import programs as programs_lib
-from jaxrl_po.run.loop.doubts import Doubts, first_above_zero
 from jaxrl_po.run.loop.interrupts import hear_signals, result_of
 from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write_aside
 from jaxrl_po.run.loop.programs import Job, RolloutsFailed
@@ -218,7 +217,7 @@ class _Run:
         self.shown: list[Row] = []  # examples of the last evaluation
         self.streak = np.zeros(job.num_seeds, np.int64)
         self.stuck: tuple[int, int] | None = None
-        self.doubts = Doubts(on_host=job.rollouts is not None)
+        self.doubts = log.Doubts()
 
     def open_files(self, done: int, *, resume: bool) -> tuple[list[Row], Row]:
         """Drops the lines after iteration `done`; returns all, and one that lacks its evaluation.
@@ -408,7 +407,7 @@ class _Run:
                 f"{where * self.job.steps_per_iteration:,}); the last good checkpoint, of "
                 f"iteration {self.kept}, stays in {self.folder / 'checkpoints'}"
             )
-        if (found := first_above_zero(means.get(NO_ACTION))) is not None:
+        if (found := log.first_above_zero(means.get(NO_ACTION))) is not None:
             where = before + found[0] + 1
             raise NoAction(
                 f"seed {found[1]}: no action was legal in some state of iteration {where} "

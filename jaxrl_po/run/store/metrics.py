@@ -2,7 +2,7 @@
 
 The statistics are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
 Statistical Precipice" (https://arxiv.org/abs/2108.13264): the interquartile mean over seeds and a
-stratified-bootstrap interval around it.
+bootstrap interval around it.
 """
 
 import json
@@ -105,41 +105,37 @@ def counted(number: int, things: str) -> str:
 
 
 def bootstrap_interval(
-    tasks: Sequence[npt.ArrayLike],
-    *,
-    statistic: Statistic = interquartile_mean,
-    replicates: int = 2000,
-    seed: int = 0,
+    values: npt.ArrayLike, *, statistic: Statistic = interquartile_mean, replicates: int = 2000
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """95 % interval by a stratified percentile bootstrap: resampled within each task, then pooled.
+    """95 % interval by a percentile bootstrap over seeds; the same values give the same interval.
 
     Args:
-      tasks: one array per task, `[S_k, …]`, runs leading; trailing axes are points of a curve, and
-        a resampled run contributes its whole curve. For a single task this is a bootstrap over
-        seeds.
-      statistic: maps `[ΣS_k, R]` to `[R]` over the leading axis.
+      values: `[S, …]`, seeds leading; trailing axes are points of a curve, and a resampled seed
+        contributes its whole curve.
+      statistic: maps `[S, R]` to `[R]` over the leading axis.
       replicates: number R of resamples.
-      seed: seed of the resampling, fixed so that the same data give the same interval.
 
     Returns:
       `(low, high)`, each `[…]`; resamples whose statistic is NaN are dropped, and both are NaN if
       none is left.
 
     Example:
-      >>> low, high = bootstrap_interval([[1.0, 2.0, 3.0, 4.0]], statistic=mean)
+      >>> low, high = bootstrap_interval([1.0, 2.0, 3.0, 4.0], statistic=mean)
       >>> bool(1.0 <= low < 2.5 < high <= 4.0)
       True
     """
-    scores = [np.asarray(task, np.float64) for task in tasks]
-    generator = np.random.default_rng(seed)
-    draws = [generator.integers(len(task), size=(len(task), replicates)) for task in scores]
-    points = zip(*(task.reshape(len(task), -1).T for task in scores), strict=True)
-    bounds = [
-        tails(statistic(np.concatenate([x[draw] for x, draw in zip(each, draws, strict=True)])))
-        for each in points  # one by one: all resamples of a curve are large
-    ]
-    low, high = np.array(bounds).T.reshape(2, *scores[0].shape[1:])
+    x = np.asarray(values, np.float64)
+    draws = np.random.default_rng(0).integers(len(x), size=(len(x), replicates))
+    # Point by point: all resamples of a curve are large.
+    bounds = [tails(statistic(each[draws])) for each in x.reshape(len(x), -1).T]
+    low, high = np.array(bounds).T.reshape(2, *x.shape[1:])
     return low, high
+
+
+def with_interval(scores: npt.ArrayLike) -> str:
+    """The interquartile mean of seeds `[S]` with its 95 % interval."""
+    ends = interquartile_mean(scores), *bootstrap_interval(scores)
+    return "{:.4g} [{:.4g}, {:.4g}]".format(*map(float, ends))
 
 
 def tails(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -171,13 +167,13 @@ def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArra
 
 
 def improvement_interval(
-    x: npt.ArrayLike, y: npt.ArrayLike, *, replicates: int = 2000, seed: int = 0
+    x: npt.ArrayLike, y: npt.ArrayLike, *, replicates: int = 2000
 ) -> tuple[float, float]:
     """95 % interval of `probability_of_improvement`, resampling both `x [S]` and `y [S']`.
 
     NaN where either has no score.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     scores = [np.asarray(values, np.float64) for values in (x, y)]
     draws = [
         values[generator.integers(len(values), size=(len(values), replicates))] for values in scores

@@ -12,12 +12,11 @@ from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
 from jaxrl_po.run.data import prompts, rewarding, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import models, user_code
+from jaxrl_po.run.experiment import flags, models, user_code
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.host.dialogues.environments import Environments, Offer
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
-from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, ToolPartner
+from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner
 
 
 @config.record
@@ -73,8 +72,8 @@ def make(
                 f"{flag} must have a method get_reward, or --reward must name functions"
             )
         try:
-            arguments = tables.parse_object(
-                "template_arguments", records["task"].template_arguments
+            arguments = flags.json_object(
+                "task.template_arguments", records["task"].template_arguments
             )
             found = tools_lib.read(template, start.base.text.tokenizer, offer.tools, arguments)
             longest = max(len(found.prompt(row["prompt"])) for row in rows)
