@@ -235,9 +235,7 @@ def _absorb(
     except absl_flags.UnrecognizedFlagError as error:
         raise UsageError(unknown_flag(error.flagname, types)) from None
     except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{error.object.encode(errors='replace').decode()} must be UTF-8"
-        ) from None
+        raise UsageError(f"{error.object!a} must be UTF-8") from None
     except (absl_flags.IllegalFlagValueError, ValueError) as error:
         raise UsageError(_illegal(str(error), types)) from None
     except absl_flags.Error as error:
