@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_438,
-    "shell code": 11_798,
+    "library code": 24_429,
+    "shell code": 11_789,
     "experiments code": 4_875,
     "shell import pairs": 370,
     "functions above 70 lines of code": 0,
