@@ -110,7 +110,7 @@ def test_bad_input_names_the_flag_and_what_would_be_right(argument, message):
 
 
 def test_an_argument_that_is_no_text_is_named():
-    with pytest.raises(UsageError, match=r"^--out=x\?\? must be UTF-8$"):
+    with pytest.raises(UsageError, match=r"^'--out=x\\udcff\\udc80' must be UTF-8$"):
         flags.parse(["--out=x\udcff\udc80"], SECTIONS, partial=True)
 
 

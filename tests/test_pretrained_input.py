@@ -252,7 +252,7 @@ BAD_FLAGS = {
     "--task=addition": "--task=addition has a vocabulary of its own: choose file, reasoning_gym",
     "--task.characters=ab": "--task.characters has no effect with the tokenizer of a pretrained",
     "--task.template_arguments=[1]": "--task.template_arguments must be a JSON object",
-    "--task.template_arguments={": "--task.template_arguments must be a JSON object such as",
+    "--task.template_arguments={": "--task.template_arguments must be a JSON object, got '{'",
     '--task.template_arguments={"a":1}': "--task.template_arguments has no effect unless",
     "--critic.width=8": "--critic.width is not a flag",
     "--reward=maths": "--reward=maths must be verifier, model, math, .*or .*did you mean math",

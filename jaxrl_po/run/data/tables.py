@@ -12,8 +12,8 @@ FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
 
 
 @config.record
-class Wording:
-    """How prompts are written."""
+class Prompts:
+    """How prompts are written and held out."""
 
     template: str = static(
         "",
@@ -26,6 +26,15 @@ class Wording:
         "arguments of the chat template of a pretrained model, as JSON, e.g. "
         '{"enable_thinking": false}',
     )
+    test_fraction: float = number(
+        0.1,
+        "share of the prompts to hold out, by a hash of the prompt: half select the best "
+        "checkpoint, half are for jaxrl-po evaluate; with a test file all select",
+        within=FRACTION,
+    )
+    max_prompt_length: int = static(
+        512, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a template without a place for the prompt."""
@@ -36,7 +45,7 @@ class Wording:
 
 
 @config.record
-class File(Wording):
+class File(Prompts):
     """Settings of `--task=file`."""
 
     train: str = static(
@@ -47,18 +56,9 @@ class File(Wording):
     test: str = static(
         "", "file of prompts for jaxrl-po evaluate; empty to hold out more of the train file"
     )
-    test_fraction: float = number(
-        0.1,
-        "share of the prompts of the train file to hold out, by a hash of the prompt: half select "
-        "the best checkpoint, half are for jaxrl-po evaluate; with a test file all select",
-        within=FRACTION,
-    )
     characters: str = static(
         "",
         "the alphabet; empty takes the characters of the files, and a pretrained model has its own",
-    )
-    max_prompt_length: int = static(
-        256, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
     )
 
     def validate(self) -> None:
@@ -69,22 +69,13 @@ class File(Wording):
 
 
 @config.record
-class ReasoningGym(Wording):
+class ReasoningGym(Prompts):
     """Settings of `--task=reasoning_gym`."""
 
     dataset: str = static("chain_sum", "name of the data set in reasoning-gym")
     size: int = static(1000, "number of items, including held-out ones", within=COUNT)
     seed: int = static(0, "seed of the data set", within=SEED)
     options: str = static("{}", 'further settings of the data set, as JSON, e.g. {"max_digits": 1}')
-    test_fraction: float = number(
-        0.1,
-        "share of the prompts to hold out, by a hash of the prompt: half select the best "
-        "checkpoint, half are for jaxrl-po evaluate",
-        within=FRACTION,
-    )
-    max_prompt_length: int = static(
-        512, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
-    )
 
 
 def from_file(
@@ -157,7 +148,7 @@ def worded(
     system: str,
     template_arguments: str,
 ) -> tuple[list[list[prompts.Row]], prompts.Text | None]:
-    """Rows as `Wording` has them, and how they are read.
+    """Rows as `Prompts` has them, and how they are read.
 
     Raises:
       UsageError: arguments of a template that is not used.

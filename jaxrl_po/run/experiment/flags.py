@@ -229,10 +229,13 @@ def _absorb(
 ) -> None:
     """Parses `argv` into `values`; errors of absl become `UsageError`."""
     try:
-        "".join(argv).encode()  # what is no UTF-8 could not be written down
+        for word in argv:
+            word.encode()  # what is no UTF-8 could not be written down
         stray = values(["program", *argv], known_only=partial)[1:]
     except absl_flags.UnrecognizedFlagError as error:
         raise UsageError(unknown_flag(error.flagname, types)) from None
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{error.object!a} must be UTF-8") from None
     except (absl_flags.IllegalFlagValueError, ValueError) as error:
         raise UsageError(_illegal(str(error), types)) from None
     except absl_flags.Error as error:
@@ -325,9 +328,7 @@ def json_object(flag: str, text: str) -> Values:
     try:
         return dict(json.loads(text).items())
     except (AttributeError, ValueError):
-        raise UsageError(
-            f'--{flag} must be a JSON object such as {{"name": 1}}, got {text!r}'
-        ) from None
+        raise UsageError(f"--{flag} must be a JSON object, got {text!r}") from None
 
 
 def require(flag: str, package: str, extra: str) -> None:
