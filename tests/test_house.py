@@ -4,7 +4,7 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_663,
+    "library code": 24_667,
     "shell code": 12_225,
     "experiments code": 4_553,
     "shell import pairs": 390,

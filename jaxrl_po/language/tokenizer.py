@@ -47,8 +47,16 @@ class Tokenizer(NamedTuple):
     """
 
     characters: str
-    pad = 0
-    eos = 1
+
+    @property
+    def pad(self) -> int:
+        """Id of the padding token."""
+        return 0
+
+    @property
+    def eos(self) -> int:
+        """Id of the end-of-sequence token."""
+        return 1
 
     @property
     def size(self) -> int:
