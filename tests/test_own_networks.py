@@ -127,7 +127,7 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
     for flags, message in (
         ([critic, "--network.width=8"], "width has no effect"),
         ([critic, "--algorithm=grpo"], "--critic must be left out"),
-        (["--policy=mlp"], "policy must be a file and a name"),
+        (["--policy=mlp"], "--policy=mlp must be a file and a name"),
         ([f"--policy={tmp_path}/own.py:Three"], r"one of 2 options.*a Categorical over 3 options"),
         ([f"--policy={tmp_path}/own.py:Four"], "policy.*Four"),
     ):
