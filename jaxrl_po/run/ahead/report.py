@@ -159,8 +159,7 @@ def compile_for(
 
 def _exceeded(words: str) -> str:
     """By how much a program does not fit, as the compiler says it."""
-    whole = r"Used [\d.]+\w of [\d.]+\w \w+[^.]*\. Exceeded [^.]*by [\d.]+\w"
-    found = re.search(rf"{whole}|temporaries \([^)]*\) exceeds available HBM \([^)]*\)", words)
+    found = re.search(r"(Used|temporaries) \S*\d.*?(by [\d.]+\w|HBM \([^)]*\))", words)
     return found[0] if found else words.splitlines()[0]
 
 
