@@ -193,12 +193,12 @@ def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any
     def unpack(matrices: list[jax.Array]) -> Any:
         unpacked: list[Any] = [None] * len(leaves)
         for group, matrix in zip(members.values(), matrices, strict=True):
-            offset = 0
+            # A TPU is slow to cut a column out of rows, not to transpose them once.
+            offset, columns = 0, matrix.T
             for i in group:
                 width = flat[i].shape[1]
-                unpacked[i] = matrix[:, offset : offset + width].reshape(
-                    matrix.shape[0], *leaves[i].shape[1:]
-                )
+                part = columns[offset] if width == 1 else matrix[:, offset : offset + width]
+                unpacked[i] = part.reshape(matrix.shape[0], *leaves[i].shape[1:])
                 offset += width
         return jax.tree.unflatten(treedef, unpacked)
 

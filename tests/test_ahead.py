@@ -167,6 +167,11 @@ def test_what_limits_a_program_and_what_does_not_fit():
     (said,) = report.lines(lost)
     assert "Used 20.10G of 15.75G hbm. Exceeded hbm capacity by 4.35G" in said
     assert "--config.num_microbatches" in said
+    words = (
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+        "required for HLO temporaries (38.09G) exceeds available HBM (15.75G). HLO module: jit_f."
+    )
+    assert report._exceeded(words) == "temporaries (38.09G) exceeds available HBM (15.75G)"
 
 
 def test_each_program_of_a_run_is_reported_once(monkeypatch):

@@ -35,6 +35,13 @@ WRONG = [
         (GATHER,),
     ),
     Wrong(
+        "of temporaries that do not fit the size is not read",
+        "run.ahead.report",
+        "(Used|temporaries)",
+        "(Used)",
+        ("test_ahead.py::test_what_limits_a_program_and_what_does_not_fit",),
+    ),
+    Wrong(
         "a group over one axis of a mesh is the whole mesh",
         "run.ahead.counts",
         "for axis in re.findall(r\"'(\\w+)'\", mesh[2])",

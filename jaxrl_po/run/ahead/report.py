@@ -25,7 +25,7 @@ from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.types import TrainState
 
 SMALLER = (
-    "more --config.num_microbatches, a --mesh that shards parameters, --lora.rank, "
+    "fewer --seeds, more --config.num_microbatches, a --mesh that shards parameters, --lora.rank, "
     "--model.dtype=bfloat16 or --model.remat"
 )
 
@@ -135,7 +135,7 @@ def compile_for(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         took, why = time.perf_counter() - begun, _exceeded(str(error))
-        used = re.match(r"Used ([\d.]+)G", why)
+        used = re.match(r"\D*([\d.]+)G", why)
         peak = {"peak": int(float(used[1]) * 2**30)} if used else {}
         return Report(machine.name, name, False, capacity | peak, None, {}, took, why=why)
     took = time.perf_counter() - begun
@@ -159,7 +159,7 @@ def compile_for(
 
 def _exceeded(words: str) -> str:
     """By how much a program does not fit, as the compiler says it."""
-    found = re.search(r"Used [\d.]+\w of [\d.]+\w \w+[^.]*\. Exceeded [^.]*by [\d.]+\w", words)
+    found = re.search(r"(Used|temporaries) \S*\d.*?(by [\d.]+\w|HBM \([^)]*\))", words)
     return found[0] if found else words.splitlines()[0]
 
 
