@@ -54,11 +54,10 @@ for _name in ("chain_sum", "largest"):
     ROWS[f"{_name}_grpo"] = {**ROWS["grpo"], **SHORT, "prompts": _name}
     ROWS[f"{_name}_trpo"] = {**ROWS["trpo"], "seeds": 3, "iterations": 6, "prompts": _name}
 PANELS = (
-    ("sums", "greedy_accuracy", "35 validation prompts, greedy", "share right"),
-    ("sums", "accuracy", "training, sampled at T = 1", "share right"),
-    ("sums", "kl", "KL(old ‖ new) of an update", "nats a token"),
-    ("chain_sum", "accuracy", "training, sampled at T = 1", "share right"),
-    ("largest", "accuracy", "training, sampled at T = 1", "share right"),
+    (("sums",), "greedy_accuracy", "35 validation prompts, greedy", "share right"),
+    (("sums",), "accuracy", "training, sampled at T = 1", "share right"),
+    (("sums",), "kl", "KL(old ‖ new) of an update", "nats a token"),
+    (("chain_sum", "largest"), "accuracy", "training, sampled at T = 1", "share right"),
 )
 CURVES = (
     *("iteration", "step", "greedy_accuracy", "avg@1", "accuracy", "kl", "exact_kl", "entropy"),
@@ -175,13 +174,13 @@ def write_page() -> None:
     text = "".join([before, BETWEEN[0], "\n".join(table), "\n", BETWEEN[1], after])
     PAGE.write_text(text, encoding="utf-8")
     panels = []
-    for prompts, metric, title, unit in PANELS:
+    for tasks, metric, title, unit in PANELS:
         curves = [
-            plotting.Series(metric, row["settings"]["algorithm"], row["lines"])
+            plotting.Series(metric, name, row["lines"])
             for name, row in rows.items()
-            if row["settings"]["seeds"] > 1 and ROWS[name].get("prompts", "sums") == prompts
+            if row["settings"]["seeds"] > 1 and ROWS[name].get("prompts", "sums") in tasks
         ]
-        words = (f"{prompts}: {title}", "completions, each seed", unit)
+        words = (f"{' and '.join(tasks)}: {title}", "completions, each seed", unit)
         panels.append(plotting.Panel([], curves, *words, seeds=False))
     plotting.save(panels, PICTURE)
 
