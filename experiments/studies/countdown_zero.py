@@ -1,0 +1,246 @@
+"""An R1-Zero of one's own: a small transformer learns how to search from outcomes alone.
+
+`python experiments/studies/countdown_zero.py` writes traces of an imperfect search of countdown,
+fits a transformer to them (`sft`), and improves it by GRPO, all seeds in one program, with the
+verifier `right`. Before and after, 256 problems over numbers that were never seen are asked once
+each. Run again, it resumes. Table, picture and figures go to `docs`.
+"""
+
+import ast
+import itertools
+import json
+import operator
+import random
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import smollm2
+
+from jaxrl_po import config, run
+from jaxrl_po.cli import evaluate
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.store import folder
+
+PAGE, PICTURE = Path("docs/studies/countdown_zero.md"), Path("docs/countdown_zero.png")
+RESULTS = Path("docs/studies/countdown_zero.json")
+LARGEST, BOUND = 12, 99  # of the given numbers; of targets and of what a trace computes
+PATIENCE = 5  # tries of a trace, at most: then it answers with what it has
+HELD_OUT, SHARE = 256, 0.25  # problems asked; share of the triples of numbers that are held out
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+SIGNS = dict(zip("+-*", OPERATIONS.values(), strict=True))
+BATCH, BUDGET = 256, 128  # completions of an iteration of each seed: 32 prompts × 8; tokens
+SHARED = {"task": "file", "task.characters": "0123456789+-*()=,:>", "devices": "1", "log_every": 1}
+
+
+@config.record
+class Options:
+    """The study as a whole."""
+
+    traces: int = static(128_000, "demonstrations that are fitted, each once", within=COUNT)
+    iterations: int = static(150, "of GRPO", within=COUNT)
+    seeds: int = static(3, "runs of GRPO side by side, from one fit", within=COUNT)
+    width: int = static(96, "width of the transformer of three blocks", within=COUNT)
+    out: str = static("runs/countdown_zero", "folder of the runs")
+
+
+class Try(NamedTuple):
+    """One of the expressions that are tried.
+
+    Attributes:
+      steps: how a trace computes it, `3*2=6+7=13`.
+      expression: how it is answered, `(3*2)+7`.
+      value: what it is.
+    """
+
+    steps: str
+    expression: str
+    value: int
+
+
+def tries(numbers: Sequence[int]) -> list[Try]:
+    """Each (a ∘ b) ∘ c with a ≥ b, whose values lie in 0 … BOUND."""
+    found = set()
+    for (a, b, c), first, second in itertools.product(
+        itertools.permutations(numbers), SIGNS, SIGNS
+    ):
+        x = SIGNS[first](a, b)
+        value = SIGNS[second](x, c)
+        if a >= b and x <= BOUND and 0 <= value <= BOUND:
+            steps = f"{a}{first}{b}={x}{second}{c}={value}"
+            found.add(Try(steps, f"({a}{first}{b}){second}{c}", value))
+    return sorted(found)
+
+
+def trace(numbers: Sequence[int], target: int, draw: random.Random) -> str:
+    """Tries in random order up to the target, or up to where patience ends, and an answer."""
+    all_of_them, made = tries(numbers), ""
+    for each in draw.sample(all_of_them, min(draw.randint(1, PATIENCE), len(all_of_them))):
+        made += f"{',' if made else ''}{each.steps}"
+        if each.value == target:
+            break
+    return f"{made}>{each.expression}"
+
+
+def right(completions: Sequence[str], numbers: Any, target: Any, **_: Any) -> list[float]:
+    """1 where what follows the last `>` has each number once and the target as its value."""
+    return [
+        float(reaches(text.rpartition(">")[2] if ">" in text else "", *problem))
+        for text, *problem in zip(completions, numbers, target, strict=True)
+    ]
+
+
+def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
+    """Whether an expression of sums, differences and products is right."""
+    used = []
+
+    def value(node: ast.AST) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                used.append(number)
+                return number
+            case ast.BinOp(left, sign, right) if type(sign) in OPERATIONS:
+                return OPERATIONS[type(sign)](value(left), value(right))
+        raise ValueError
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that 3(4) calls a number
+            found = value(ast.parse(expression, mode="eval").body)
+    except (ValueError, SyntaxError):
+        return False
+    return found == target and sorted(used) == sorted(numbers)
+
+
+def write(out: Path, traces: int) -> dict[str, str]:
+    """Traces, and the problems to train on and to ask; returns their files by name.
+
+    Problems over the same numbers are all on the same side.
+    """
+    draw = random.Random(0)
+    triples = list(itertools.combinations_with_replacement(range(1, LARGEST + 1), 3))
+    draw.shuffle(triples)
+    sides = triples[round(SHARE * len(triples)) :], triples[: round(SHARE * len(triples))]
+    train, test = (
+        [
+            (draw.sample(each, 3), target)
+            for each in side
+            for target in sorted({one.value for one in tries(each)})
+        ]
+        for side in sides
+    )
+    files = {
+        "train": train,
+        "test": draw.sample(test, HELD_OUT),
+        "traces": draw.choices(train, k=traces),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, problems in files.items():
+        lines = []
+        for numbers, target in problems:
+            row = {"prompt": f"{','.join(map(str, numbers))}={target}:"}
+            if name == "traces":
+                row |= {"completion": trace(numbers, target, draw)}
+            else:
+                row |= {"numbers": numbers, "target": target}
+            lines.append(json.dumps(row) + "\n")
+        (out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return {name: str(out / f"{name}.jsonl") for name in files}
+
+
+def train(place: Path, given: dict[str, Any]) -> bool:
+    """Trains, or resumes; returns whether it ended."""
+    if (place / "config.json").exists():
+        return not run.resume(place, on_row=smollm2.used).interrupted
+    top = {name: value for name, value in given.items() if "." not in name}
+    over = {name: value for name, value in given.items() if "." in name}
+    made = run.Experiment(out=str(place), over=over, **top)
+    return not run.train(made, on_row=smollm2.used).interrupted
+
+
+def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """The flags of each stage: the fit, what it can do, and what GRPO makes of it."""
+    model = {"model.width": options.width, "model.layers": 3, "model.mlp_width": 256}
+    asked = {
+        **{**SHARED, **model, "algorithm": "grpo", "reward": right},
+        **{"reward.require_end": True, "problem.max_new_tokens": BUDGET},
+        **{"task.train": files["train"], "task.test": files["test"], "task.test_fraction": 0.04},
+        **{"problem.num_prompts": BATCH // 8, "eval_samples": 1, "eval_every": 10},
+        "init_from": str(Path(options.out) / "fit"),
+    }
+    steps = {"config.use_reference": False, "config.num_epochs": 1, "config.epsilon_high": 0.28}
+    return {
+        "fit": {
+            **{**SHARED, **model, "algorithm": "sft", "task.train": files["traces"]},
+            **{"task.test_fraction": 0.005, "log_every": 20, "eval_every": 10},
+            **{"config.learning_rate": 2e-3, "config.warm_up_iterations": 50},
+            "config.num_microbatches": 4,  # each is cut to its longest trace
+            "config.decay_iterations": options.traces // 64,
+            "total_steps": options.traces,
+        },
+        "before": asked | {"seeds": 1, "total_steps": 0},
+        "after": {
+            **{**asked, **steps, "config.learning_rate": 5e-4, "config.warm_up_iterations": 5},
+            "config.decay_iterations": options.iterations,
+            "seeds": options.seeds,
+            "total_steps": BATCH * options.iterations,
+        },
+    }
+
+
+def write_page(out: Path) -> None:
+    """The table into the page, and the picture."""
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))
+    table = ["| | greedy, % | sampled, % | tokens | processor minutes |", "|---|---|---|---|---|"]
+    for name, row in rows.items():
+        lines = row["lines"]
+        cells = (
+            *(smollm2.interval(row["held_out"][how]) for how in ("greedy", "sampled")),
+            f"{np.mean(lines[-1]['response_length']):.0f}",
+            f"{max(x['processor_s'][0] for x in lines if 'processor_s' in x) / 60:.0f}",
+        )
+        table.append(f"| {name} | {' | '.join(cells)} |")
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(smollm2.BETWEEN[0])
+    table_of = smollm2.BETWEEN[0] + "\n".join(table) + "\n" + smollm2.BETWEEN[1]
+    PAGE.write_text(before + table_of + rest.partition(smollm2.BETWEEN[1])[2], encoding="utf-8")
+    lines = rows["after"]["lines"]
+    panels = [
+        plotting.Panel([plotting.Series(metric, name, lines) for metric, name in curves], *words)
+        for curves, *words in (
+            (
+                [("greedy_accuracy", "greedy"), ("avg@1", "sampled at T = 1")],
+                *("held-out problems", "completions, each seed", "share right"),
+            ),
+            (
+                [("response_length", "all"), ("wrong_length", "wrong ones")],
+                *("length of training's completions", "completions, each seed", "tokens"),
+            ),
+        )
+    ]
+    plotting.save(panels, PICTURE)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    summary = "Fits a transformer to traces of a search, and improves it by GRPO."
+    options = flags.ask(argv, "countdown_zero.py", summary, Options)
+    if options is None:
+        return 0
+    out = Path(options.out)
+    found = {}
+    for name, given in stages(options, write(out, options.traces)).items():
+        if not train(out / name, given):
+            return 1
+        if name != "fit":
+            evaluate.main([f"--run={out / name}", "--checkpoint=latest"])
+            found[name] = smollm2.measured(out / name, given)
+    folder.write_json(RESULTS, found)
+    write_page(out)
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)
