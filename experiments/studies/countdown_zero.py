@@ -41,7 +41,7 @@ SHARED = {"task": "file", "task.characters": "0123456789+-*()=,:>", "devices": "
 class Options:
     """The study as a whole."""
 
-    traces: int = static(128_000, "demonstrations that are fitted, each once", within=COUNT)
+    traces: int = static(64_000, "demonstrations that are fitted, each once", within=COUNT)
     iterations: int = static(150, "of GRPO", within=COUNT)
     seeds: int = static(3, "runs of GRPO side by side, from one fit", within=COUNT)
     width: int = static(96, "width of the transformer of three blocks", within=COUNT)
@@ -141,7 +141,7 @@ def write(out: Path, traces: int) -> dict[str, str]:
     for name, problems in files.items():
         lines = []
         for numbers, target in problems:
-            row = {"prompt": f"{','.join(map(str, numbers))}={target}:"}
+            row: dict[str, Any] = {"prompt": f"{','.join(map(str, numbers))}={target}:"}
             if name == "traces":
                 row |= {"completion": trace(numbers, target, draw)}
             else:
@@ -154,7 +154,8 @@ def write(out: Path, traces: int) -> dict[str, str]:
 def train(place: Path, given: dict[str, Any]) -> bool:
     """Trains, or resumes; returns whether it ended."""
     if (place / "config.json").exists():
-        return not run.resume(place, on_row=smollm2.used).interrupted
+        resumed = run.resume(place, on_row=smollm2.used, total_steps=given["total_steps"])
+        return not resumed.interrupted
     top = {name: value for name, value in given.items() if "." not in name}
     over = {name: value for name, value in given.items() if "." in name}
     made = run.Experiment(out=str(place), over=over, **top)
@@ -171,7 +172,7 @@ def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]
         **{"problem.num_prompts": BATCH // 8, "eval_samples": 1, "eval_every": 10},
         "init_from": str(Path(options.out) / "fit"),
     }
-    steps = {"config.use_reference": False, "config.num_epochs": 1, "config.epsilon_high": 0.28}
+    steps = {"config.use_reference": False, "config.num_epochs": 2, "config.epsilon_high": 0.28}
     return {
         "fit": {
             **{**SHARED, **model, "algorithm": "sft", "task.train": files["traces"]},
@@ -183,8 +184,8 @@ def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]
         },
         "before": asked | {"seeds": 1, "total_steps": 0},
         "after": {
-            **{**asked, **steps, "config.learning_rate": 5e-4, "config.warm_up_iterations": 5},
-            "config.decay_iterations": options.iterations,
+            **{**asked, **steps, "config.learning_rate": 1e-3, "config.warm_up_iterations": 5},
+            "config.decay_iterations": 0,
             "seeds": options.seeds,
             "total_steps": BATCH * options.iterations,
         },
@@ -207,18 +208,17 @@ def write_page(out: Path) -> None:
     table_of = smollm2.BETWEEN[0] + "\n".join(table) + "\n" + smollm2.BETWEEN[1]
     PAGE.write_text(before + table_of + rest.partition(smollm2.BETWEEN[1])[2], encoding="utf-8")
     lines = rows["after"]["lines"]
+    curves = (
+        ("held-out problems", "share right", {"greedy_accuracy": "greedy", "avg@1": "at T = 1"}),
+        ("tokens of a completion", "tokens", {"response_length": "all of training's"}),
+    )
     panels = [
-        plotting.Panel([plotting.Series(metric, name, lines) for metric, name in curves], *words)
-        for curves, *words in (
-            (
-                [("greedy_accuracy", "greedy"), ("avg@1", "sampled at T = 1")],
-                *("held-out problems", "completions, each seed", "share right"),
-            ),
-            (
-                [("response_length", "all"), ("wrong_length", "wrong ones")],
-                *("length of training's completions", "completions, each seed", "tokens"),
-            ),
+        plotting.Panel(
+            lines,
+            [plotting.Series(metric, name) for metric, name in shown.items()],
+            *(title, "completions, each seed", unit),
         )
+        for title, unit, shown in curves
     ]
     plotting.save(panels, PICTURE)
 
