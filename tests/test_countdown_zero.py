@@ -12,7 +12,7 @@ import pytest
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
-@pytest.mark.parametrize("numbers", [[3, 7, 2], [12, 12, 1], [5, 5, 5]])
+@pytest.mark.parametrize("numbers", [[3, 7, 2], [9, 9, 1], [5, 5, 5]])
 def test_each_trace_computes_rightly_and_answers_what_it_tried_last(numbers):
     draw = random.Random(0)
     values = sorted({one.value for one in countdown_zero.tries(numbers)})
@@ -26,13 +26,13 @@ def test_each_trace_computes_rightly_and_answers_what_it_tried_last(numbers):
         found = []
         for each in tried:
             a, sign, b, x, other, c, value = re.fullmatch(
-                r"(\d+)([+*-])(\d+)=(\d+)([+*-])(\d+)=(\d+)", each
+                r"(\d)([+*-])(\d)=(\w)([+*-])(\d)=(\w)", each
             ).groups()
             assert sorted(map(int, (a, b, c))) == sorted(numbers)
-            assert SIGNS[sign](int(a), int(b)) == int(x)
-            assert SIGNS[other](int(x), int(c)) == int(value)
-            assert countdown_zero.right([f">({a}{sign}{b}){other}{c}"], [numbers], [int(value)])
-            found.append(int(value))
+            assert SIGNS[sign](int(a), int(b)) == int(x, 36)
+            assert SIGNS[other](int(x, 36), int(c)) == int(value, 36)
+            assert countdown_zero.right([f">({a}{sign}{b}){other}{c}"], [numbers], [int(value, 36)])
+            found.append(int(value, 36))
         assert target not in found[:-1]  # it stops where it is
         assert expression == f"({a}{sign}{b}){other}{c}"
         [score] = countdown_zero.right([written], [numbers], [target])
@@ -41,7 +41,7 @@ def test_each_trace_computes_rightly_and_answers_what_it_tried_last(numbers):
     assert outcomes == {0.0, 1.0}  # the search gives up
 
 
-@pytest.mark.parametrize("text", ["(3*2)+7", "7+3*2", "7+(2*3)", "((7))+2*3"])
+@pytest.mark.parametrize("text", ["(3*2)+7", "7+3*2", "7+(2*3)", "((7))+2*3", "3+7>3*2+7"])
 def test_any_right_expression_is_right(text):
     assert countdown_zero.right([f"7-2=5+3=8>{text}"], [[3, 7, 2]], [13]) == [1.0]
 
@@ -49,8 +49,16 @@ def test_any_right_expression_is_right(text):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "(3*2)+7", "3*2=6+7=13", "(3*2)+7>", "(3*2)+7>13"),  # no answer after the tries
-        *(">3+3+7", ">3*2+7+0", ">3*2*7", ">6+7", ">13", ">(3-2)*7"),  # other numbers or value
+        *("", "(3*2)+7", "3*2=6+7=D", "(3*2)+7>", ">(3*2)+7>3+7"),  # no answer after the tries
+        *(
+            ">3+3+7",
+            ">3*2+7+0",
+            ">3*2*7",
+            ">6+7",
+            ">13",
+            ">(3-2)*7",
+            ">(7-3)*2+7-2",
+        ),  # other numbers or value
         *(">3*2+7=13", ">3*2+7,", ">(3*2+7", ">3(2)+7", ">7--2*-3", ">3*2++7", ">" + 90 * "("),
     ],
 )
@@ -71,7 +79,7 @@ def test_what_is_asked_has_numbers_that_were_never_seen(tmp_path):
         countdown_zero.reaches(
             row["completion"].partition(">")[2],
             [int(x) for x in row["prompt"].partition("=")[0].split(",")],
-            int(row["prompt"].partition("=")[2][:-1]),
+            int(row["prompt"][-2], 36),
         )
         for row in rows["traces"]
     )

@@ -28,20 +28,21 @@ from jaxrl_po.run.store import folder
 
 PAGE, PICTURE = Path("docs/studies/countdown_zero.md"), Path("docs/countdown_zero.png")
 RESULTS = Path("docs/studies/countdown_zero.json")
-LARGEST, BOUND = 12, 99  # of the given numbers; of targets and of what a trace computes
-PATIENCE = 5  # tries of a trace, at most: then it answers with what it has
+DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # targets and values have one token: 35 is Z
+LARGEST, BOUND = 9, len(DIGITS) - 1  # of the given numbers; of targets and of a trace's values
+PATIENCE = 4  # tries of a trace, at most: then it answers with what it has
 HELD_OUT, SHARE = 256, 0.25  # problems asked; share of the triples of numbers that are held out
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 SIGNS = dict(zip("+-*", OPERATIONS.values(), strict=True))
-BATCH, BUDGET = 256, 128  # completions of an iteration of each seed: 32 prompts × 8; tokens
-SHARED = {"task": "file", "task.characters": "0123456789+-*()=,:>", "devices": "1", "log_every": 1}
+BATCH, BUDGET = 128, 96  # completions of an iteration of each seed: 16 prompts × 8; tokens
+SHARED = {"task": "file", "task.characters": DIGITS + "+-*()=,:>", "devices": "1", "log_every": 1}
 
 
 @config.record
 class Options:
     """The study as a whole."""
 
-    traces: int = static(64_000, "demonstrations that are fitted, each once", within=COUNT)
+    traces: int = static(40_000, "demonstrations that are fitted, each once", within=COUNT)
     iterations: int = static(150, "of GRPO", within=COUNT)
     seeds: int = static(3, "runs of GRPO side by side, from one fit", within=COUNT)
     width: int = static(96, "width of the transformer of three blocks", within=COUNT)
@@ -52,7 +53,7 @@ class Try(NamedTuple):
     """One of the expressions that are tried.
 
     Attributes:
-      steps: how a trace computes it, `3*2=6+7=13`.
+      steps: how a trace computes it, `3*2=6+7=D`.
       expression: how it is answered, `(3*2)+7`.
       value: what it is.
     """
@@ -71,7 +72,7 @@ def tries(numbers: Sequence[int]) -> list[Try]:
         x = SIGNS[first](a, b)
         value = SIGNS[second](x, c)
         if a >= b and x <= BOUND and 0 <= value <= BOUND:
-            steps = f"{a}{first}{b}={x}{second}{c}={value}"
+            steps = f"{a}{first}{b}={DIGITS[x]}{second}{c}={DIGITS[value]}"
             found.add(Try(steps, f"({a}{first}{b}){second}{c}", value))
     return sorted(found)
 
@@ -141,7 +142,7 @@ def write(out: Path, traces: int) -> dict[str, str]:
     for name, problems in files.items():
         lines = []
         for numbers, target in problems:
-            row: dict[str, Any] = {"prompt": f"{','.join(map(str, numbers))}={target}:"}
+            row: dict[str, Any] = {"prompt": f"{','.join(map(str, numbers))}={DIGITS[target]}:"}
             if name == "traces":
                 row |= {"completion": trace(numbers, target, draw)}
             else:
@@ -172,7 +173,7 @@ def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]
         **{"problem.num_prompts": BATCH // 8, "eval_samples": 1, "eval_every": 10},
         "init_from": str(Path(options.out) / "fit"),
     }
-    steps = {"config.use_reference": False, "config.num_epochs": 2, "config.epsilon_high": 0.28}
+    steps = {"config.use_reference": False, "config.num_epochs": 1, "config.epsilon_high": 0.28}
     return {
         "fit": {
             **{**SHARED, **model, "algorithm": "sft", "task.train": files["traces"]},
@@ -184,7 +185,7 @@ def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]
         },
         "before": asked | {"seeds": 1, "total_steps": 0},
         "after": {
-            **{**asked, **steps, "config.learning_rate": 1e-3, "config.warm_up_iterations": 5},
+            **{**asked, **steps, "config.learning_rate": 5e-4, "config.warm_up_iterations": 3},
             "config.decay_iterations": 0,
             "seeds": options.seeds,
             "total_steps": BATCH * options.iterations,
