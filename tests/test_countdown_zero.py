@@ -20,8 +20,9 @@ def test_each_trace_computes_rightly_and_answers_what_it_tried_last(numbers):
     for _ in range(100):
         target = draw.choice(values)
         written = countdown_zero.trace(numbers, target, draw)
-        tried, expression = written.split(">")
-        tried = tried.split(",")
+        tried, expression = written.split(":")
+        assert re.fullmatch(r"([^<>!]+[<>])*[^<>!]+[<>!]", tried)
+        marks, tried = re.findall("[<>!]", tried), re.split("[<>!]", tried)[:-1]
         assert 1 <= len(tried) == len(set(tried)) <= countdown_zero.PATIENCE
         found = []
         for each in tried:
@@ -31,9 +32,9 @@ def test_each_trace_computes_rightly_and_answers_what_it_tried_last(numbers):
             assert sorted(map(int, (a, b, c))) == sorted(numbers)
             assert SIGNS[sign](int(a), int(b)) == int(x, 36)
             assert SIGNS[other](int(x, 36), int(c)) == int(value, 36)
-            assert countdown_zero.right([f">({a}{sign}{b}){other}{c}"], [numbers], [int(value, 36)])
+            assert countdown_zero.right([f":({a}{sign}{b}){other}{c}"], [numbers], [int(value, 36)])
             found.append(int(value, 36))
-        assert target not in found[:-1]  # it stops where it is
+        assert marks == ["<" if value < target else ">!"[value == target] for value in found]
         assert expression == f"({a}{sign}{b}){other}{c}"
         [score] = countdown_zero.right([written], [numbers], [target])
         assert score == (found[-1] == target)
@@ -41,25 +42,18 @@ def test_each_trace_computes_rightly_and_answers_what_it_tried_last(numbers):
     assert outcomes == {0.0, 1.0}  # the search gives up
 
 
-@pytest.mark.parametrize("text", ["(3*2)+7", "7+3*2", "7+(2*3)", "((7))+2*3", "3+7>3*2+7"])
+@pytest.mark.parametrize("text", ["(3*2)+7", "7+3*2", "7+(2*3)", "((7))+2*3", "3+7:3*2+7"])
 def test_any_right_expression_is_right(text):
-    assert countdown_zero.right([f"7-2=5+3=8>{text}"], [[3, 7, 2]], [13]) == [1.0]
+    assert countdown_zero.right([f"7-2=5+3=8:{text}"], [[3, 7, 2]], [13]) == [1.0]
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "(3*2)+7", "3*2=6+7=D", "(3*2)+7>", ">(3*2)+7>3+7"),  # no answer after the tries
-        *(
-            ">3+3+7",
-            ">3*2+7+0",
-            ">3*2*7",
-            ">6+7",
-            ">13",
-            ">(3-2)*7",
-            ">(7-3)*2+7-2",
-        ),  # other numbers or value
-        *(">3*2+7=13", ">3*2+7,", ">(3*2+7", ">3(2)+7", ">7--2*-3", ">3*2++7", ">" + 90 * "("),
+        # No answer after the tries; other numbers or another value; no expression.
+        *("", "(3*2)+7", "3*2=6+7=D", "(3*2)+7:", ":(3*2)+7:3+7"),
+        *(":3+3+7", ":3*2+7+0", ":3*2*7", ":6+7", ":13", ":(3-2)*7", ":(7-3)*2+7-2"),
+        *(":3*2+7=13", ":3*2+7,", ":(3*2+7", ":3(2)+7", ":7--2*-3", ":3*2++7", ":" + 90 * "("),
     ],
 )
 def test_all_else_is_wrong(text):
@@ -77,7 +71,7 @@ def test_what_is_asked_has_numbers_that_were_never_seen(tmp_path):
     assert prompts["traces"] <= prompts["train"]
     right = sum(
         countdown_zero.reaches(
-            row["completion"].partition(">")[2],
+            row["completion"].partition(":")[2],
             [int(x) for x in row["prompt"].partition("=")[0].split(",")],
             int(row["prompt"][-2], 36),
         )

@@ -35,7 +35,12 @@ HELD_OUT, SHARE = 256, 0.25  # problems asked; share of the triples of numbers t
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 SIGNS = dict(zip("+-*", OPERATIONS.values(), strict=True))
 BATCH, BUDGET = 128, 96  # completions of an iteration of each seed: 16 prompts × 8; tokens
-SHARED = {"task": "file", "task.characters": DIGITS + "+-*()=,:>", "devices": "1", "log_every": 1}
+SHARED = {
+    "task": "file",
+    "task.characters": DIGITS + "+-*()=,:<>!?",
+    "devices": "1",
+    "log_every": 1,
+}
 
 
 @config.record
@@ -78,19 +83,22 @@ def tries(numbers: Sequence[int]) -> list[Try]:
 
 
 def trace(numbers: Sequence[int], target: int, draw: random.Random) -> str:
-    """Tries in random order up to the target, or up to where patience ends, and an answer."""
+    """Tries in random order up to the target, or up to where patience ends, and an answer.
+
+    After each stands whether it is right (`!`), above the target (`>`) or below it (`<`).
+    """
     all_of_them, made = tries(numbers), ""
     for each in draw.sample(all_of_them, min(draw.randint(1, PATIENCE), len(all_of_them))):
-        made += f"{',' if made else ''}{each.steps}"
+        made += each.steps + "!><"[(each.value > target) - (each.value < target)]
         if each.value == target:
             break
-    return f"{made}>{each.expression}"
+    return f"{made}:{each.expression}"
 
 
 def right(completions: Sequence[str], numbers: Any, target: Any, **_: Any) -> list[float]:
-    """1 where what follows the last `>` has each number once and the target as its value."""
+    """1 where what follows the last colon has each number once and the target as its value."""
     return [
-        float(reaches(text.rpartition(">")[2] if ">" in text else "", *problem))
+        float(reaches(text.rpartition(":")[2] if ":" in text else "", *problem))
         for text, *problem in zip(completions, numbers, target, strict=True)
     ]
 
@@ -142,7 +150,7 @@ def write(out: Path, traces: int) -> dict[str, str]:
     for name, problems in files.items():
         lines = []
         for numbers, target in problems:
-            row: dict[str, Any] = {"prompt": f"{','.join(map(str, numbers))}={DIGITS[target]}:"}
+            row: dict[str, Any] = {"prompt": f"{','.join(map(str, numbers))}={DIGITS[target]}?"}
             if name == "traces":
                 row |= {"completion": trace(numbers, target, draw)}
             else:
