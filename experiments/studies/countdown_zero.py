@@ -35,12 +35,8 @@ HELD_OUT, SHARE = 256, 0.25  # problems asked; share of the triples of numbers t
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 SIGNS = dict(zip("+-*", OPERATIONS.values(), strict=True))
 BATCH, BUDGET = 128, 96  # completions of an iteration of each seed: 16 prompts × 8; tokens
-SHARED = {
-    "task": "file",
-    "task.characters": DIGITS + "+-*()=,:<>!?",
-    "devices": "1",
-    "log_every": 1,
-}
+MODEL = {"model.width": 96, "model.layers": 3, "model.mlp_width": 256, "devices": "1"}
+SHARED = {**MODEL, "task": "file", "task.characters": DIGITS + "+-*()=,:<>!?"}
 
 
 @config.record
@@ -50,7 +46,6 @@ class Options:
     traces: int = static(40_000, "demonstrations that are fitted, each once", within=COUNT)
     iterations: int = static(150, "of GRPO", within=COUNT)
     seeds: int = static(3, "runs of GRPO side by side, from one fit", within=COUNT)
-    width: int = static(96, "width of the transformer of three blocks", within=COUNT)
     out: str = static("runs/countdown_zero", "folder of the runs")
 
 
@@ -173,9 +168,8 @@ def train(place: Path, given: dict[str, Any]) -> bool:
 
 def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]:
     """The flags of each stage: the fit, what it can do, and what GRPO makes of it."""
-    model = {"model.width": options.width, "model.layers": 3, "model.mlp_width": 256}
     asked = {
-        **{**SHARED, **model, "algorithm": "grpo", "reward": right},
+        **{**SHARED, "algorithm": "grpo", "reward": right, "log_every": 1},
         **{"reward.require_end": True, "problem.max_new_tokens": BUDGET},
         **{"task.train": files["train"], "task.test": files["test"], "task.test_fraction": 0.04},
         **{"problem.num_prompts": BATCH // 8, "eval_samples": 1, "eval_every": 10},
@@ -184,38 +178,40 @@ def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]
     steps = {"config.use_reference": False, "config.num_epochs": 1, "config.epsilon_high": 0.28}
     return {
         "fit": {
-            **{**SHARED, **model, "algorithm": "sft", "task.train": files["traces"]},
+            **{**SHARED, "algorithm": "sft", "task.train": files["traces"]},
             **{"task.test_fraction": 0.005, "log_every": 20, "eval_every": 10},
             **{"config.learning_rate": 2e-3, "config.warm_up_iterations": 50},
             "config.num_microbatches": 4,  # each is cut to its longest trace
-            "config.decay_iterations": options.traces // 64,
-            "total_steps": options.traces,
+            **{"config.decay_iterations": options.traces // 64, "total_steps": options.traces},
         },
         "before": asked | {"seeds": 1, "total_steps": 0},
         "after": {
             **{**asked, **steps, "config.learning_rate": 5e-4, "config.warm_up_iterations": 3},
-            "config.decay_iterations": 0,
-            "seeds": options.seeds,
+            **{"config.decay_iterations": 0, "seeds": options.seeds},
             "total_steps": BATCH * options.iterations,
         },
     }
 
 
-def write_page(out: Path) -> None:
+def cell(scores: Sequence[float]) -> str:
+    """Mean per cent and interval: of one model over the problems, of several over the seeds."""
+    if len(scores) > 1:
+        return smollm2.interval(scores)
+    hits = round(scores[0] * HELD_OUT)
+    return smollm2.interval([1.0] * hits + [0.0] * (HELD_OUT - hits))
+
+
+def write_page() -> None:
     """The table into the page, and the picture."""
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))
-    table = ["| | greedy, % | sampled, % | tokens | processor minutes |", "|---|---|---|---|---|"]
+    table = ["| | iterations | greedy, % | sampled, % | tokens, greedy |", "|---" * 5 + "|"]
     for name, row in rows.items():
-        lines = row["lines"]
-        cells = (
-            *(smollm2.interval(row["held_out"][how]) for how in ("greedy", "sampled")),
-            f"{np.mean(lines[-1]['response_length']):.0f}",
-            f"{max(x['processor_s'][0] for x in lines if 'processor_s' in x) / 60:.0f}",
-        )
-        table.append(f"| {name} | {' | '.join(cells)} |")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(smollm2.BETWEEN[0])
-    table_of = smollm2.BETWEEN[0] + "\n".join(table) + "\n" + smollm2.BETWEEN[1]
-    PAGE.write_text(before + table_of + rest.partition(smollm2.BETWEEN[1])[2], encoding="utf-8")
+        scores = " | ".join(cell(row["held_out"][how]) for how in ("greedy", "sampled"))
+        done, length = row["lines"][-1]["iteration"], np.mean(row["greedy_length"])
+        table.append(f"| {name} | {done} | {scores} | {length:.1f} |")
+    text, (begin, end) = PAGE.read_text(encoding="utf-8"), smollm2.BETWEEN
+    before, after = text.partition(begin)[0], text.partition(end)[2]
+    PAGE.write_text(before + begin + "\n".join(table) + "\n" + end + after, encoding="utf-8")
     lines = rows["after"]["lines"]
     curves = (
         ("held-out problems", "share right", {"greedy_accuracy": "greedy", "avg@1": "at T = 1"}),
@@ -245,9 +241,11 @@ def main(argv: Sequence[str]) -> int:
             return 1
         if name != "fit":
             evaluate.main([f"--run={out / name}", "--checkpoint=latest"])
-            found[name] = smollm2.measured(out / name, given)
+            asked = json.loads((out / name / "evaluation.json").read_text(encoding="utf-8"))
+            found[name] = smollm2.measured(out / name, given | {"reward": "right"})
+            found[name]["greedy_length"] = asked["greedy_length"]
     folder.write_json(RESULTS, found)
-    write_page(out)
+    write_page()
     return 0
 
 
