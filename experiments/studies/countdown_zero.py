@@ -145,12 +145,11 @@ def write(out: Path, traces: int) -> dict[str, str]:
     for name, problems in files.items():
         lines = []
         for numbers, target in problems:
-            row: dict[str, Any] = {"prompt": f"{','.join(map(str, numbers))}={DIGITS[target]}?"}
+            row: dict[str, Any] = {"numbers": numbers, "target": target}
             if name == "traces":
-                row |= {"completion": trace(numbers, target, draw)}
-            else:
-                row |= {"numbers": numbers, "target": target}
-            lines.append(json.dumps(row) + "\n")
+                row = {"completion": trace(numbers, target, draw)}
+            prompt = f"{','.join(map(str, numbers))}={DIGITS[target]}?"
+            lines.append(json.dumps({"prompt": prompt, **row}) + "\n")
         (out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     return {name: str(out / f"{name}.jsonl") for name in files}
 
@@ -213,17 +212,14 @@ def write_page() -> None:
     before, after = text.partition(begin)[0], text.partition(end)[2]
     PAGE.write_text(before + begin + "\n".join(table) + "\n" + end + after, encoding="utf-8")
     lines = rows["after"]["lines"]
-    curves = (
-        ("held-out problems", "share right", {"greedy_accuracy": "greedy", "avg@1": "at T = 1"}),
-        ("tokens of a completion", "tokens", {"response_length": "training"}),
-    )
+    right_ones = [
+        plotting.Series("greedy_accuracy", "greedy"),
+        plotting.Series("avg@1", "at T = 1"),
+    ]
+    length, x = [plotting.Series("response_length", "training")], "completions, each seed"
     panels = [
-        plotting.Panel(
-            lines,
-            [plotting.Series(metric, name) for metric, name in shown.items()],
-            *(title, "completions, each seed", unit),
-        )
-        for title, unit, shown in curves
+        plotting.Panel(lines, right_ones, "held-out problems", x, "share right"),
+        plotting.Panel(lines, length, "length of completions", x, "tokens"),
     ]
     plotting.save(panels, PICTURE)
 
