@@ -110,8 +110,13 @@ def swept(tmp_path_factory):
     ],
 )
 def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
-    tmp_path, swept, programs_run, arguments
+    tmp_path, swept, programs_run, monkeypatch, arguments
 ):
+    """Also where the tuned settings have changed since."""
+    monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
+    (tmp_path / "configs" / "ppo").mkdir(parents=True)
+    changed = json.dumps({"flags": {"config.gamma": 0.5}})
+    (tmp_path / "configs" / "ppo" / "CartPole-v1.json").write_text(changed)
     out = shutil.copytree(swept, tmp_path / "sweep")
     rows = json.loads((out / "sweep.json").read_text())
     (out / "sweep.json").write_text(
@@ -121,6 +126,7 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
     (group,) = programs_run
     assert {records["network"].width for records in group} == {8}
     assert all(records["config"].num_epochs == 1 for records in group)
+    assert {float(records["config"].gamma) for records in group} == {0.99}
     assert json.loads((out / "sweep.json").read_text()) == rows
 
 

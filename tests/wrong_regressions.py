@@ -25,6 +25,14 @@ WRONG = [
         ("test_microbatches.py::test_sampling_that_does_not_fit_is_refused",),
     ),
     Wrong(
+        "a resumed sweep takes the tuned settings of today",
+        "run.experiment.sweeping",
+        'options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]',
+        "asked = asked._replace(tuned=control.defaults(control.Options()))\n"
+        '    options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]',
+        ("test_sweeps.py::test_a_sweep_that_is_resumed_is_the_one_that_was_begun",),
+    ),
+    Wrong(
         "an exact run follows the memory that is free",
         "run.experiment.plan",
         "chosen = options.exact or ",

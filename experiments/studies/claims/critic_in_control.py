@@ -23,7 +23,9 @@ PPO = {
     "problem.num_steps": 125,
     "problem.normalize_observations": False,
     "problem.scale_rewards": True,
+    "network.critic_width": 0,
     "config.gamma": 0.99,
+    "config.lambda_": 0.95,
     "config.num_epochs": 4,
     "config.num_minibatches": 8,
     "config.decay_iterations": 0,
@@ -51,7 +53,12 @@ def claim() -> Claim:
         settings={
             SHORT: {"env": SHORT, "problem.num_steps": 500, "total_steps": 320_000},
             LONG[0]: {"env": LONG[0], "problem.num_steps": 500, "total_steps": 320_000},
-            LONG[1]: {"env": LONG[1], "problem.num_steps": 200, "total_steps": 480_000},
+            LONG[1]: {
+                "env": LONG[1],
+                "problem.num_steps": 200,
+                "total_steps": 480_000,
+                "network.initial_log_std": 0.0,
+            },
             LONG[2]: {
                 "env": LONG[2],
                 "problem.num_steps": 1000,

@@ -1,7 +1,7 @@
 """Do better estimates of a group's mean and standard deviation help, or a larger sum over √G?
 
-`python experiments/studies/claims/group_statistics.py --out=runs/group_statistics` tests the notes'
-"potential extension".
+`python experiments/studies/claims/group_statistics.py --out=runs/group_statistics` tests what
+reviews of GRPO propose as an extension.
 """
 
 import functools
@@ -28,7 +28,7 @@ def claim() -> Claim:
     return Claim(
         statement="GRPO learns more from the same completions with running estimates of a prompt's "
         "mean and std, with some samples for the estimates alone, or with a sum over √G",
-        source="the notes on policy optimisation, 'potential extension'",
+        source="proposed in reviews of GRPO as an extension",
         script=language.SCRIPT,
         arms={
             "G = 4": group(4),

@@ -17,6 +17,13 @@ MUJOCO = "gymnasium:InvertedPendulum-v5"
 EVALUATIONS = 10
 SHORT = {"problem.num_envs": 4, "total_steps": 100 * 512}
 LONG = {"problem.num_envs": 16, "total_steps": 100 * 2048}
+# What was found for PPO alone on Pendulum is for no arm.
+SAME = {
+    "network.initial_log_std": 0.0,
+    "network.critic_width": 0,
+    "config.gamma": 0.95,
+    "config.lambda_": 0.95,
+}
 SCALES = {
     "problem.scale_rewards": True,
     "problem.normalize_observations": True,
@@ -51,7 +58,7 @@ def claim() -> Claim:
         settings={
             "CartPole-v1": {"env": "CartPole-v1", **SHORT},
             "Acrobot-v1": {"env": "Acrobot-v1", **SHORT},
-            "Pendulum-v1": {"env": "Pendulum-v1", **LONG},
+            "Pendulum-v1": {"env": "Pendulum-v1", **LONG, **SAME},
             MUJOCO: {"env": MUJOCO, **SHORT},
         },
         ranges={

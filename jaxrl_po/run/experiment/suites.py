@@ -75,7 +75,7 @@ def make(name: str, env_params: str = "") -> Environment:
     # when they are imported and made (optional packages, versions) is not for the user.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
-    flags.lookup("env", name, {f"{suite}:{each}": each for each in adapter.names()})
+    flags.lookup(f"env={suite}:", inner, dict.fromkeys(adapter.names()))
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
             made: Environment = adapter.make(inner, **arguments)

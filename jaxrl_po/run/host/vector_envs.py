@@ -135,7 +135,7 @@ def find(name: str, env_params: str = "") -> Source:
 def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     import envpool
 
-    flags.lookup("env", name, {f"envpool:{each}": each for each in envpool.list_all_envs()})
+    flags.lookup("env=envpool:", inner, dict.fromkeys(envpool.list_all_envs()))
     for own in ("num_envs", "seed", "batch_size", "env_type"):
         if own in arguments:
             raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")
