@@ -162,6 +162,8 @@ def test_networks_of_ones_own_leave_out_what_was_tuned_for_others(tmp_path):
     own = command.Options(env="Breakout-MinAtar", policy="own.py:actor")
     assert command.tuned(own)
     assert not any(name.startswith("network.") for name in command.tuned(own))
+    shared = command.tuned(options, {"network.shared_torso": True})
+    assert not any(name.startswith("network.") for name in shared)
 
 
 @pytest.mark.parametrize(

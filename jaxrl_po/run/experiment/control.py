@@ -175,7 +175,8 @@ def tuned(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
     ):
         return {}
     flags_of_sweep: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["flags"]
-    if options.policy or options.critic:  # what was found for other networks does not apply
+    # What was found for other networks does not apply.
+    if options.policy or options.critic or given.get("network.shared_torso"):
         return {k: v for k, v in flags_of_sweep.items() if not k.startswith("network.")}
     return flags_of_sweep
 
