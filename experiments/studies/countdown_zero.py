@@ -1,4 +1,4 @@
-"""An R1-Zero of one's own: a small transformer learns how to search from outcomes alone.
+"""R1-Zero in small: a transformer that imitates searches learns from outcomes to search better.
 
 `python experiments/studies/countdown_zero.py` writes traces of an imperfect search of countdown,
 fits a transformer to them (`sft`), and improves it by GRPO, all seeds in one program, with the
@@ -43,8 +43,8 @@ SHARED = {**MODEL, "task": "file", "task.characters": DIGITS + "+-*()=,:<>!?"}
 class Options:
     """The study as a whole."""
 
-    traces: int = static(40_000, "demonstrations that are fitted, each once", within=COUNT)
-    iterations: int = static(42, "of GRPO", within=COUNT)
+    traces: int = static(200_000, "demonstrations that are fitted, each once", within=COUNT)
+    iterations: int = static(240, "of GRPO", within=COUNT)
     seeds: int = static(3, "runs of GRPO side by side, from one fit", within=COUNT)
     out: str = static("runs/countdown_zero", "folder of the runs")
 
@@ -236,7 +236,8 @@ def main(argv: Sequence[str]) -> int:
         if not train(out / name, given):
             return 1
         if name != "fit":
-            evaluate.main([f"--run={out / name}", "--checkpoint=latest"])
+            if status := evaluate.main([f"--run={out / name}", "--checkpoint=latest"]):
+                return status
             asked = json.loads((out / name / "evaluation.json").read_text(encoding="utf-8"))
             found[name] = smollm2.measured(out / name, given | {"reward": "right"})
             found[name]["greedy_length"] = asked["greedy_length"]
