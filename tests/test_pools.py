@@ -182,7 +182,7 @@ def test_envpool_gives_true_final_observations():
 
 def test_envpool_refuses_what_it_does_not_have():
     pytest.importorskip("envpool")
-    with pytest.raises(UsageError, match="did you mean envpool:Hopper-v"):
+    with pytest.raises(UsageError, match="did you mean Hopper-v"):
         vector_envs.find("envpool:Hoper-v4")
     with pytest.raises(UsageError, match="wings"):
         vector_envs.find("envpool:CartPole-v1", '{"wings": 2}')
