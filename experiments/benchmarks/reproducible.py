@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +71,12 @@ def speed(out: Path) -> float:
     return float(json.loads((out / "summary.json").read_text(encoding="utf-8"))["steps_per_second"])
 
 
-def main(options: Options) -> None:
-    """Prints a line for each layout, and the cost."""
+def main(argv: Sequence[str]) -> int:
+    """Prints a line for each layout, and the cost; returns the exit status."""
+    summary = "Digests of --reproducible runs by devices and cores, and the cost of the flag."
+    options = flags.ask(argv, "reproducible.py", summary, Options)
+    if options is None:
+        return 0
     with tempfile.TemporaryDirectory() as scratch:
         for devices in options.devices:
             for cores in (1, None):
@@ -84,7 +89,8 @@ def main(options: Options) -> None:
             train(options, out, options.compared, *more)
             speeds.append(speed(out))
         print(f"cost on {options.compared} devices: {speeds[0] / speeds[1]:.2f} x the time")
+    return 0
 
 
 if __name__ == "__main__":
-    main(flags.parse(sys.argv[1:], {"": Options})[""])
+    flags.entry(main)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import smollm2
 
-from jaxrl_po import config, run
+from jaxrl_po import config
 from jaxrl_po.cli import evaluate
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.run.experiment import flags
@@ -154,17 +154,6 @@ def write(out: Path, traces: int) -> dict[str, str]:
     return {name: str(out / f"{name}.jsonl") for name in files}
 
 
-def train(place: Path, given: dict[str, Any]) -> bool:
-    """Trains, or resumes; returns whether it ended."""
-    if (place / "config.json").exists():
-        resumed = run.resume(place, on_row=smollm2.used, total_steps=given["total_steps"])
-        return not resumed.interrupted
-    top = {name: value for name, value in given.items() if "." not in name}
-    over = {name: value for name, value in given.items() if "." in name}
-    made = run.Experiment(out=str(place), over=over, **top)
-    return not run.train(made, on_row=smollm2.used).interrupted
-
-
 def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]:
     """The flags of each stage: the fit, what it can do, and what GRPO makes of it."""
     asked = {
@@ -208,9 +197,7 @@ def write_page() -> None:
         scores = " | ".join(cell(row["held_out"][how]) for how in ("greedy", "sampled"))
         done, length = row["lines"][-1]["iteration"], np.mean(row["greedy_length"])
         table.append(f"| {name} | {done} | {scores} | {length:.1f} |")
-    text, (begin, end) = PAGE.read_text(encoding="utf-8"), smollm2.BETWEEN
-    before, after = text.partition(begin)[0], text.partition(end)[2]
-    PAGE.write_text(before + begin + "\n".join(table) + "\n" + end + after, encoding="utf-8")
+    smollm2.write_table(PAGE, table)
     lines = rows["after"]["lines"]
     right_ones = [
         plotting.Series("greedy_accuracy", "greedy"),
@@ -233,7 +220,7 @@ def main(argv: Sequence[str]) -> int:
     out = Path(options.out)
     found = {}
     for name, given in stages(options, write(out, options.traces)).items():
-        if not train(out / name, given):
+        if not smollm2.train(out / name, given):
             return 1
         if name != "fit":
             if status := evaluate.main([f"--run={out / name}", "--checkpoint=latest"]):

@@ -124,6 +124,17 @@ def used(row: Row) -> dict[str, float]:
     return {"rss_gb": usage.ru_maxrss / 1e6, "processor_s": usage.ru_utime + usage.ru_stime}
 
 
+def train(place: Path, given: Mapping[str, Any]) -> bool:
+    """Trains, or resumes; returns whether it ended."""
+    if (place / "config.json").exists():
+        resumed = run.resume(place, on_row=used, total_steps=given["total_steps"])
+        return not resumed.interrupted
+    top = {name: value for name, value in given.items() if "." not in name}
+    over = {name: value for name, value in given.items() if "." in name}
+    made = run.Experiment(out=str(place), over=over, **top)
+    return not run.train(made, on_row=used).interrupted
+
+
 def measured(place: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a finished run leaves: its settings, lines and held-out accuracies of each seed."""
     found = json.loads((place / "evaluation.json").read_bytes())
@@ -150,6 +161,13 @@ def interval(scores: Sequence[float]) -> str:
     return f"{mean} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
+def write_table(page: Path, table: Sequence[str]) -> None:
+    """Puts the lines of a table in the place of those that a page has."""
+    text, (begin, end) = page.read_text(encoding="utf-8"), BETWEEN
+    before, after = text.partition(begin)[0], text.partition(end)[2]
+    page.write_text(before + begin + "\n".join(table) + "\n" + end + after, encoding="utf-8")
+
+
 def write_page() -> None:
     """Writes the table of all rows into the page, and their curves beside it."""
     paths = {name: RESULTS / f"{name}.json" for name in (*ROWS, "trl")}
@@ -169,10 +187,7 @@ def write_page() -> None:
             f"{most:.1f}",
         )
         table.append(f"| {' | '.join(map(str, cells))} |")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BETWEEN[0])
-    after = rest.partition(BETWEEN[1])[2]
-    text = "".join([before, BETWEEN[0], "\n".join(table), "\n", BETWEEN[1], after])
-    PAGE.write_text(text, encoding="utf-8")
+    write_table(PAGE, table)
     panels = []
     for tasks, metric, title, unit in PANELS:
         curves = [
@@ -217,13 +232,7 @@ def main(argv: Sequence[str]) -> int:
         **write_prompts(row.pop("prompts"), out),
         **row,
     }
-    if (place / "config.json").exists():
-        trained = run.resume(place, on_row=used)
-    else:
-        top = {name: given[name] for name in given if "." not in name}
-        over = {name: given[name] for name in given if "." in name}
-        trained = run.train(run.Experiment(out=str(place), over=over, **top), on_row=used)
-    if trained.interrupted:
+    if not train(place, given):
         return 1
     status = evaluate.main([f"--run={place}", "--checkpoint=latest"])
     folder.write_json(RESULTS / f"{options.row}.json", measured(place, given))
