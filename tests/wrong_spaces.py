@@ -25,6 +25,13 @@ WRONG = [
         ("test_spaces.py::test_bytes_are_an_image_by_their_bounds_and_axes",),
     ),
     Wrong(
+        "the statistics of an image are of its bytes, and the networks' first one is clipped to 10",
+        "control.statistics",
+        "x / 255.0 if x.dtype == jnp.uint8 else x",
+        "x",
+        ("test_spaces.py::test_bytes_are_an_image_by_their_bounds_and_axes",),
+    ),
+    Wrong(
         "on the host, flags of bytes are the brightness of pixels",
         "run.host.vector_envs",
         "return np.uint8 if is_image(space) else np.float32",

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from jaxrl_po import advantages
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError
 from jaxrl_po.control import normalizer
 from jaxrl_po.control.normalizer import Normalizer
 from jaxrl_po.control.spaces import Observation
@@ -17,8 +16,7 @@ from jaxrl_po.types import CollectorState, PyTree
 # rolling discounted return `[B]`.
 ROLLING_RETURN = "rolling_return"
 # Replicated: `Normalizer` of raw observations, where they are normalised (of a structured one, a
-# tree of them, with () for images of bytes, which the network scales), and of the rolling
-# discounted return, where rewards are scaled.
+# tree of them), and of the rolling discounted return, where rewards are scaled.
 OBSERVATION_STATISTICS = "observation_statistics"
 RETURN_STATISTICS = "return_statistics"
 
@@ -46,23 +44,13 @@ class Statistics(NamedTuple):
         Args:
           observation: shapes and dtypes of one observation.
           num_envs: B.
-
-        Raises:
-          ConfigError: there is nothing to normalise.
         """
         sharded: dict[str, PyTree] = {}
         replicated: dict[str, PyTree] = {}
         if self.normalize_observations:
-            statistics = jax.tree.map(
-                lambda x: () if x.dtype == jnp.uint8 else normalizer.empty(x.shape),
-                _networks_inputs(observation),
+            replicated[OBSERVATION_STATISTICS] = jax.tree.map(
+                lambda x: normalizer.empty(x.shape), _networks_inputs(observation)
             )
-            if not jax.tree.leaves(statistics):
-                raise ConfigError(
-                    "normalize_observations must be off where observations are images of bytes: "
-                    "the network scales them to [0, 1]"
-                )
-            replicated[OBSERVATION_STATISTICS] = statistics
         if self.scale_rewards:
             sharded[ROLLING_RETURN] = jnp.zeros(num_envs)
             replicated[RETURN_STATISTICS] = normalizer.empty(())
@@ -102,9 +90,8 @@ class Statistics(NamedTuple):
         if self.normalize_observations:
             replicated[OBSERVATION_STATISTICS] = _each(
                 lambda one, x: normalizer.merge(one, x, mask, axis_name=self.axis_name),
-                lambda none, x: none,
                 replicated[OBSERVATION_STATISTICS],
-                _networks_inputs(observation),
+                observation,
             )
         return CollectorState(sharded, replicated), reward
 
@@ -114,12 +101,7 @@ def normalize(collector: CollectorState, observation: PyTree) -> PyTree:
     statistics = collector.replicated.get(OBSERVATION_STATISTICS)
     if statistics is None:
         return observation
-    normalized = _each(
-        lambda one, x: one.normalize(x),
-        lambda none, x: x,
-        statistics,
-        _networks_inputs(observation),
-    )
+    normalized = _each(Normalizer.normalize, statistics, observation)
     if isinstance(observation, Observation):
         return Observation(normalized[0], normalized[1], observation.legal)
     return normalized
@@ -132,17 +114,13 @@ def _networks_inputs(observation: PyTree) -> PyTree:
     return observation
 
 
-def _each(kept: Any, left: Any, statistics: PyTree, observation: PyTree) -> PyTree:
-    """`kept` of each array whose statistics are kept, `left` of each other."""
-
-    def is_leaf(node: Any) -> bool:
-        return isinstance(node, Normalizer) or node == ()
-
+def _each(function: Any, statistics: PyTree, observation: PyTree) -> PyTree:
+    """`function(statistics, x)` of each array, images of bytes scaled to [0, 1]."""
     return jax.tree.map(
-        lambda one, x: (kept if isinstance(one, Normalizer) else left)(one, x),
+        lambda one, x: function(one, x / 255.0 if x.dtype == jnp.uint8 else x),
         statistics,
-        observation,
-        is_leaf=is_leaf,
+        _networks_inputs(observation),
+        is_leaf=lambda node: isinstance(node, Normalizer),
     )
 
 
