@@ -90,19 +90,26 @@ def test_every_method_keeps_to_the_legal_actions(module):
         assert float(metrics["exact_kl"].metric()) == 0.0
 
 
-def test_statistics_are_kept_of_numbers_and_brightness_and_not_of_masks():
+def test_statistics_are_kept_of_numbers_and_frames_and_not_of_maps_or_masks():
     problem = problem_of(Structured(), normalize_observations=True)
     _, collector, batch = collected(problem)
-    policy, critic = collector.replicated[OBSERVATION_STATISTICS]
-    np.testing.assert_allclose(policy["image"].mean, np.full((5, 5, 2), 100 / 255), rtol=1e-6)
+    policy, critic = collector.replicated["observation_statistics"]
+    assert policy["image"] == ()
     assert critic["privileged_state"].mean[1] == pytest.approx(10.0 * 12 / 16, rel=0.2)
-    # Before there is data, an image is what a network makes of its bytes.
-    np.testing.assert_allclose(batch.inputs.policy["image"], 100 / 255, rtol=2e-4)
-    known = Normalizer(jnp.int32(9), jnp.full((5, 5, 2), 0.2), jnp.full((5, 5, 2), 0.04))
-    white = jnp.full((5, 5, 2), 255, jnp.uint8)
-    seen = normalize(CollectorState({}, {OBSERVATION_STATISTICS: known}), white)
-    np.testing.assert_allclose(seen, 0.8 / (0.2 + 1e-4), rtol=1e-5)
+    seen = normalize(collector, jax.tree.map(lambda x: x[0, 0], batch.inputs))
+    assert seen.policy["image"].dtype == jnp.uint8
     assert batch.inputs.legal.dtype == bool
+    frame = jnp.full((40, 40, 4), 255, jnp.uint8)
+    statistics = Statistics(True, scale_rewards=False, discount=0.99, target=here())
+    empty = statistics.init(frame, 2)
+    # Before there is data, a frame is what a network makes of its bytes.
+    np.testing.assert_allclose(normalize(empty, frame), 1.0, rtol=2e-4)
+    half = Normalizer(jnp.int32(9), jnp.full(frame.shape, 0.5), jnp.full(frame.shape, 0.04))
+    known = CollectorState({}, {OBSERVATION_STATISTICS: half})
+    np.testing.assert_allclose(normalize(known, frame), 0.5 / (0.2 + 1e-4), rtol=1e-5)
+    off = jnp.zeros((2, 3), bool)
+    known, _ = statistics.update(empty, jnp.stack([frame[None].repeat(3, 0)] * 2), off * 1.0, off)
+    np.testing.assert_allclose(known.replicated[OBSERVATION_STATISTICS].mean, 1.0)
 
 
 def test_the_critic_alone_reads_what_is_privileged():
@@ -334,5 +341,9 @@ def test_bytes_are_an_image_by_their_bounds_and_axes(low, high, shape, scaled):
     want = np.ones(np.prod(shape)) / (255 if scaled else 1)
     np.testing.assert_allclose(torso.apply({}, ones), want)
     statistics = Statistics(True, scale_rewards=False, discount=0.99, target=here())
-    empty = statistics.init(spaces.observation, 2)
-    np.testing.assert_allclose(normalize(empty, ones).ravel(), want, rtol=2e-4)
+    if scaled:
+        with pytest.raises(ConfigError, match="normalize_observations must be off"):
+            statistics.init(spaces.observation, 2)
+    else:
+        kept = statistics.init(spaces.observation, 2).replicated[OBSERVATION_STATISTICS]
+        assert kept.mean.shape == shape

@@ -25,11 +25,22 @@ WRONG = [
         ("test_spaces.py::test_bytes_are_an_image_by_their_bounds_and_axes",),
     ),
     Wrong(
-        "the statistics of an image are of its bytes, and the networks' first one is clipped to 10",
+        "frames of video games are not normalised",
+        "control.statistics",
+        "x.dtype != jnp.uint8 or is_frame(x)",
+        "x.dtype != jnp.uint8",
+        (
+            "test_spaces.py::test_statistics_are_kept_of_numbers_and_frames_and_not_of_maps_or_masks",
+        ),
+    ),
+    Wrong(
+        "the first frames are bytes clipped to 10",
         "control.statistics",
         "x / 255.0 if x.dtype == jnp.uint8 else x",
         "x",
-        ("test_spaces.py::test_bytes_are_an_image_by_their_bounds_and_axes",),
+        (
+            "test_spaces.py::test_statistics_are_kept_of_numbers_and_frames_and_not_of_maps_or_masks",
+        ),
     ),
     Wrong(
         "on the host, flags of bytes are the brightness of pixels",

@@ -22,7 +22,7 @@ from jaxrl_po.config import (
 )
 from jaxrl_po.control import networks
 from jaxrl_po.control.memory import Memory, gru, transformer
-from jaxrl_po.control.spaces import Observation, Spaces
+from jaxrl_po.control.spaces import Observation, Spaces, is_frame
 from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
 from jaxrl_po.types import PyTree
 
@@ -133,7 +133,7 @@ def default_modules(
     seen, judged = (
         (whole.policy, whole.seen_by_critic()) if isinstance(whole, Observation) else (whole, whole)
     )
-    small = [x for x in jax.tree.leaves((seen, judged)) if _is_image(x) and not _is_frame(x)]
+    small = [x for x in jax.tree.leaves((seen, judged)) if _is_image(x) and not is_frame(x)]
     if not small and settings.channels != NetworkSettings.channels:
         raise ConfigError(
             f"channels applies to small images only; this environment's observations are "
@@ -275,7 +275,7 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int, target: Target |
 
     def reader(x: jax.ShapeDtypeStruct, hidden: tuple[int, ...]) -> networks.Torso:
         convolutions: tuple[tuple[int, int, int], ...] = ()
-        if _is_frame(x):
+        if is_frame(x):
             convolutions = networks.FRAMES
         elif _is_image(x) and settings.channels:
             convolutions = ((settings.channels, 3, 1),)
@@ -296,8 +296,3 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int, target: Target |
 def _is_image(x: jax.ShapeDtypeStruct) -> bool:
     """Whether an array has height, width and channels; a smaller one has no place for a kernel."""
     return len(x.shape) == 3 and min(x.shape[:2]) >= 3
-
-
-def _is_frame(x: jax.ShapeDtypeStruct) -> bool:
-    """Whether an observation is a frame of a video game, by its size."""
-    return _is_image(x) and min(x.shape[:2]) >= 36

@@ -79,6 +79,11 @@ def is_image(space: Any) -> bool:
     return bool(np.all(np.asarray(space.low) == 0) and np.all(np.asarray(space.high) == 255))
 
 
+def is_frame(x: jax.ShapeDtypeStruct) -> bool:
+    """Whether an observation is a frame of a video game, by its size; a smaller one is a map."""
+    return len(x.shape) == 3 and min(x.shape[:2]) >= 36
+
+
 def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
     """The spaces of an environment, gymnax's or gymnasium's.
 

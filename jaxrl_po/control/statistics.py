@@ -7,16 +7,18 @@ import jax.numpy as jnp
 
 from jaxrl_po import advantages
 from jaxrl_po.backend import Target
+from jaxrl_po.config import ConfigError
 from jaxrl_po.control import normalizer
 from jaxrl_po.control.normalizer import Normalizer
-from jaxrl_po.control.spaces import Observation
+from jaxrl_po.control.spaces import Observation, is_frame
 from jaxrl_po.types import CollectorState, PyTree
 
 # Entries of the collector's state, see `CollectorState`. Sharded, where rewards are scaled: the
 # rolling discounted return `[B]`.
 ROLLING_RETURN = "rolling_return"
 # Replicated: `Normalizer` of raw observations, where they are normalised (of a structured one, a
-# tree of them), and of the rolling discounted return, where rewards are scaled.
+# tree of them, with () for maps of bytes, see `is_frame`), and of the rolling discounted return,
+# where rewards are scaled.
 OBSERVATION_STATISTICS = "observation_statistics"
 RETURN_STATISTICS = "return_statistics"
 
@@ -44,13 +46,23 @@ class Statistics(NamedTuple):
         Args:
           observation: shapes and dtypes of one observation.
           num_envs: B.
+
+        Raises:
+          ConfigError: there is nothing to normalise.
         """
         sharded: dict[str, PyTree] = {}
         replicated: dict[str, PyTree] = {}
         if self.normalize_observations:
-            replicated[OBSERVATION_STATISTICS] = jax.tree.map(
-                lambda x: normalizer.empty(x.shape), _networks_inputs(observation)
+            statistics = jax.tree.map(
+                lambda x: normalizer.empty(x.shape) if x.dtype != jnp.uint8 or is_frame(x) else (),
+                _networks_inputs(observation),
             )
+            if not jax.tree.leaves(statistics):
+                raise ConfigError(
+                    "normalize_observations must be off where observations are maps of bytes: "
+                    "the network scales them to [0, 1]"
+                )
+            replicated[OBSERVATION_STATISTICS] = statistics
         if self.scale_rewards:
             sharded[ROLLING_RETURN] = jnp.zeros(num_envs)
             replicated[RETURN_STATISTICS] = normalizer.empty(())
@@ -90,8 +102,9 @@ class Statistics(NamedTuple):
         if self.normalize_observations:
             replicated[OBSERVATION_STATISTICS] = _each(
                 lambda one, x: normalizer.merge(one, x, mask, axis_name=self.axis_name),
+                lambda none, x: none,
                 replicated[OBSERVATION_STATISTICS],
-                observation,
+                _networks_inputs(observation),
             )
         return CollectorState(sharded, replicated), reward
 
@@ -101,7 +114,12 @@ def normalize(collector: CollectorState, observation: PyTree) -> PyTree:
     statistics = collector.replicated.get(OBSERVATION_STATISTICS)
     if statistics is None:
         return observation
-    normalized = _each(Normalizer.normalize, statistics, observation)
+    normalized = _each(
+        Normalizer.normalize,
+        lambda none, x: x,
+        statistics,
+        _networks_inputs(observation),
+    )
     if isinstance(observation, Observation):
         return Observation(normalized[0], normalized[1], observation.legal)
     return normalized
@@ -114,14 +132,18 @@ def _networks_inputs(observation: PyTree) -> PyTree:
     return observation
 
 
-def _each(function: Any, statistics: PyTree, observation: PyTree) -> PyTree:
-    """`function(statistics, x)` of each array, images of bytes scaled to [0, 1]."""
-    return jax.tree.map(
-        lambda one, x: function(one, x / 255.0 if x.dtype == jnp.uint8 else x),
-        statistics,
-        _networks_inputs(observation),
-        is_leaf=lambda node: isinstance(node, Normalizer),
-    )
+def _each(kept: Any, left: Any, statistics: PyTree, observation: PyTree) -> PyTree:
+    """`kept` of each array whose statistics are kept, bytes as [0, 1]; `left` of each other."""
+
+    def each(statistic: Any, x: jax.Array) -> Any:
+        if not isinstance(statistic, Normalizer):
+            return left(statistic, x)
+        return kept(statistic, x / 255.0 if x.dtype == jnp.uint8 else x)
+
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, Normalizer) or node == ()
+
+    return jax.tree.map(each, statistics, observation, is_leaf=is_leaf)
 
 
 def _rolling_return(
