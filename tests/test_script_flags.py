@@ -1,5 +1,7 @@
 """What scripts make of their flags before anything compiles."""
 
+import functools
+
 import pytest
 import tiny
 from scripts import finish, start
@@ -337,7 +339,7 @@ def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_dow
             plan.prepare(control.SCRIPT, given)
 
 
-def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
+def test_a_tuned_decay_ends_with_the_run(tmp_path, written_down):
     built, build = [], control.SCRIPT.build
 
     def spy(records, *arguments):
@@ -345,13 +347,13 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
         return build(records, *arguments)
 
     script = control.SCRIPT._replace(build=spy, defaults=lambda *_: {"config.decay_iterations": 7})
-    monkeypatch.setattr(control, "SCRIPT", script)
+    main = functools.partial(launch.main, script)
     for arguments, want in (
         ([], 100),
         (["--total_steps=32"], 1),
         (["--config.decay_iterations=500"], 500),
     ):
-        written_down(launch.control, [*tiny.CONTROL, *arguments, f"--out={tmp_path / str(want)}"])
+        written_down(main, [*tiny.CONTROL, *arguments, f"--out={tmp_path / str(want)}"])
         assert built[-1] == want
 
 

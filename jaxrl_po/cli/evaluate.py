@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,22 +31,7 @@ SCRIPTS = (control.SCRIPT, language.SCRIPT)
 SIZES = {"control": "eval_episodes", "language": "eval_prompts"}
 
 Scores = dict[str, np.ndarray[Any, Any]]
-
-
-class Found(NamedTuple):
-    """The result of an evaluation.
-
-    Attributes:
-      title: algorithm and environment or task.
-      iteration: of the checkpoint.
-      size: episodes or prompts of each seed, in words.
-      scores: name to the mean of each seed, `[S]`.
-    """
-
-    title: str
-    iteration: int
-    size: str
-    scores: Scores
+"""Name to the mean of each seed, `[S]`."""
 
 
 @config.record
@@ -72,8 +57,12 @@ class Options:
     )
 
 
-def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found:
-    """Evaluates every seed of the run; `--size` replaces the size in `records`."""
+def evaluate(options: Options, script: Script, records: dict[str, Any]) -> tuple[int, str, Scores]:
+    """Evaluates every seed of the run; `--size` replaces the size in `records`.
+
+    Returns:
+      The iteration of the checkpoint; episodes or prompts of each seed, in words; the scores.
+    """
     if options.size:
         records[""] = dataclasses.replace(records[""], **{SIZES[script.name]: options.size})
     experiment, iteration, state = earlier.state(
@@ -103,7 +92,7 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
     }
     count = np.size(next(iter(values.values()))) // seeds
     size = f"{count} {SIZES[script.name].removeprefix('eval_')}"
-    return Found(script.title(records), iteration, size, scores)
+    return iteration, size, scores
 
 
 def record(options: Options, script: Script, records: dict[str, Any]) -> None:
@@ -154,21 +143,14 @@ def main(argv: Sequence[str]) -> int:
     if options.record:
         record(options, script, records)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
-    title, iteration, size, scores = evaluate(options, script, records)
+    iteration, size, scores = evaluate(options, script, records)
+    asked, title = flags.flatten({"": options}), script.title(records)
     lists = {name: values.tolist() for name, values in scores.items()}
     with folder.writing(path):
-        folder.write_json(
-            path,
-            {
-                "options": flags.flatten({"": options}),
-                "run": title,
-                "iteration": iteration,
-                **lists,
-            },
-        )
-    print(
-        f"{title}, {options.checkpoint} checkpoint (iteration {iteration}), {size}, {options.run}"
-    )
+        content = {"options": asked, "run": title, "iteration": iteration}
+        folder.write_json(path, content | lists)
+    which = f"{options.checkpoint} checkpoint (iteration {iteration})"
+    print(f"{title}, {which}, {size}, {options.run}")
     print(table(scores), end="")
     print(f"see {path}")
     return 0

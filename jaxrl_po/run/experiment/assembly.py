@@ -159,15 +159,12 @@ def make_job(
     def of_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value.reshape(runs, -1).mean(axis=1) for name, value in values.items()}
 
-    def evaluate_on_host(state: TrainState) -> dict[str, Any]:
-        assert rollouts is not None
-        return {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
-
-    host = setup.host
     of_each = list(range(options.seeds)) * max(1, len(settings))
-    rollouts = None if host is None else host.open(options.seed, of_each)
-    in_program = None if measure is None else evaluate
+    rollouts = None if setup.host is None else setup.host.open(options.seed, of_each)
     examples = setup.examples and of_first_seed(setup.examples, evaluation_key)
+    evaluated = None if measure is None else evaluate
+    if rollouts is not None:
+        evaluated, examples = lambda state: of_seeds(rollouts.evaluate(state)), rollouts.examples
     replicated = parallel.replicated(placement) if processes.several() else None
     keys: PyTree = jax.jit(
         jax.vmap(jax.random.fold_in, in_axes=(None, 0)), out_shardings=replicated
@@ -185,11 +182,11 @@ def make_job(
         checkpoint_every=options.checkpoint_every,
         rollouts=rollouts,
         rewarded=setup.rewarded if rollouts is None else None,
-        evaluate=in_program if rollouts is None else evaluate_on_host,
+        evaluate=evaluated,
         judge=setup.judge and (lambda values: of_seeds(judge(jax.device_get(values)))),
         score=setup.score,
         given=setup.given,
-        examples=examples if rollouts is None else rollouts.examples,
+        examples=examples,
         kind=kind,
         where=placement.describe(),
         replicated=replicated,

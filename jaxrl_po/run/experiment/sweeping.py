@@ -151,11 +151,8 @@ def carry_out(
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
                 records_of = [records for _, records in group]
-                if leave_early:
-                    of_group = records_of, options, given, place, title
-                    result = interrupts.in_thread(run, *of_group)
-                else:
-                    result = run(records_of, options, given, place, title)
+                of_group = records_of, options, given, place, title
+                result = interrupts.in_thread(run, *of_group) if leave_early else run(*of_group)
                 rows += [
                     {"flags": combination, **result, "scores": scores}
                     for (combination, _), scores in zip(group, result["scores"], strict=True)

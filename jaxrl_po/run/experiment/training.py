@@ -191,8 +191,8 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
     """
     with contextlib.ExitStack() as stack:
         with processes.together(), flags.blame({"": type(plan.options)}):
-            if plan.rewarded is not None:
-                stack.enter_context(plan.rewarded)
+            if plan.setup.rewarded is not None:
+                stack.enter_context(plan.setup.rewarded)
             if plan.job.rollouts is not None:
                 stack.enter_context(contextlib.closing(plan.job.rollouts))
             out = stack.enter_context(_place(plan))
@@ -202,9 +202,7 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
             plan.title,
             plan.job.iterations * plan.job.steps_per_iteration,
             unit=plan.unit,
-            watch=sorted(
-                (series.metric for series in plan.curves), key=lambda name: name != plan.job.score
-            ),
+            watch=sorted((x.metric for x in plan.setup.curves), key=lambda x: x != plan.job.score),
             num_seeds=plan.job.num_seeds,
             quiet=not processes.is_writer(),
         )
@@ -223,7 +221,7 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
                     plan.options,
                     plan.settings["resolved"],
                     score=plan.job.score,
-                    initial=plan.initial,
+                    initial=plan.setup.initial,
                 )
                 content |= {"stopped": outcome.stopped} if outcome.stopped else {}
                 folder.write_json(out / "summary.json", content)
@@ -269,7 +267,7 @@ def draw(plan: Plan, out: Path) -> list[Row]:
     rows = metrics.read(out / runner.METRICS)
     if processes.is_writer() and plan.options.out:
         panel = plotting.Panel(
-            rows, plan.curves, plan.title, f"{plan.unit}, each seed", plan.y_label
+            rows, plan.setup.curves, plan.title, f"{plan.unit}, each seed", plan.setup.y_label
         )
         with plotting.beside(out / "curves.png"):
             plotting.save([panel], out / "curves.png")

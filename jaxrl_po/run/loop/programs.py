@@ -244,22 +244,12 @@ def compile_programs(job: Job) -> Programs:
     # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
     like = with_shardings(shapes, placed)
-    on_host = job.rollouts is not None
-    (chunk, memory_of_chunk), (evaluate, of_evaluation), describe = side_by_side(
+    (chunk, memory), (evaluate, of_evaluation), describe = side_by_side(
         lambda: compile_kind(job, like, placed),
-        lambda: (job.evaluate, None) if on_host else compile_evaluate(job, like),
+        lambda: compile_evaluate(job, like),
         lambda: job.examples and compile_describe(job, job.examples, like),
     )
-    return Programs(
-        init=init,
-        warm=warm,
-        chunk=chunk,
-        evaluate=evaluate,
-        describe=describe,
-        like=like,
-        memory=memory_of_chunk,
-        evaluation=of_evaluation,
-    )
+    return Programs(init, warm, chunk, evaluate, describe, like, memory, of_evaluation)
 
 
 def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
@@ -274,9 +264,9 @@ def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Mem
 
 
 def compile_evaluate(job: Job, like: TrainState) -> tuple[Any, Memory | None]:
-    """The evaluation of a run in its program, and its memory; None without one."""
-    if job.evaluate is None:
-        return None, None
+    """The evaluation of a run, and its memory; None without one, or on the host."""
+    if job.evaluate is None or job.rollouts is not None:
+        return job.evaluate, None
     measured, judge = compiled(job.evaluate, like, out_shardings=job.replicated), job.judge
     evaluate = measured if judge is None else lambda state: judge(measured(state))
     return evaluate, memory_of(measured, like)
@@ -395,22 +385,18 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
         learner.update, like, batch, donate_argnums=0, out_shardings=(placed, job.replicated)
     )
 
-    def chunk(
-        state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
-    ) -> tuple[TrainState, Metrics, int]:
-        begun, rows = int(np.max(state.step)), []
-        for i in range(n):
-            if i and processes.any_of(stop.is_set()):
-                break
-            state, batch = sample(state)
-            batch, of_score = give(batch, first=begun + i == 0, report=report)
-            # At once with the next one, sums over CPU devices can wait for each other for ever.
-            state, row = jax.block_until_ready(update(state, batch))
-            rows.append({**row, **of_score})
-        return state, stacked(rows), len(rows)
+    def sample_score_update(
+        state: TrainState, report: Callable[[str], None]
+    ) -> tuple[TrainState, Metrics]:
+        first = not np.max(state.step)
+        state, batch = sample(state)
+        batch, of_score = give(batch, first=first, report=report)
+        # At once with the next one, sums over CPU devices can wait for each other for ever.
+        state, row = jax.block_until_ready(update(state, batch))
+        return state, {**row, **of_score}
 
     peaks = [memory_of(program, like) for program in (sample, update)]
-    return chunk, max(peaks, key=lambda each: each.peak or 0)
+    return one_by_one(sample_score_update), max(peaks, key=lambda each: each.peak or 0)
 
 
 class RolloutsFailed(Exception):
@@ -444,6 +430,22 @@ def compile_with_rollouts(
     )
     rollouts.compile(like)
 
+    def record_and_iterate(
+        state: TrainState, report: Callable[[str], None]
+    ) -> tuple[TrainState, Metrics]:
+        begun = time.perf_counter()
+        state, recording = rollouts.record(state, report)
+        state, row = jax.block_until_ready(program(state, recording))
+        return state, {**row, **rollouts.metrics(time.perf_counter() - begun)}
+
+    return one_by_one(record_and_iterate), memory_of(program, like)
+
+
+def one_by_one(
+    iterate: Callable[[TrainState, Callable[[str], None]], tuple[TrainState, Metrics]],
+) -> Chunk:
+    """A chunk as iterations with work on the host: between two it can be stopped."""
+
     def chunk(
         state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
     ) -> tuple[TrainState, Metrics, int]:
@@ -451,16 +453,14 @@ def compile_with_rollouts(
         for i in range(n):
             if i and processes.any_of(stop.is_set()):
                 break
-            begun = time.perf_counter()
             try:
-                state, recording = rollouts.record(state, report)
+                state, row = iterate(state, report)
             except PoolError as error:
                 raise RolloutsFailed(error, state, rows) from error
-            state, row = jax.block_until_ready(program(state, recording))
-            rows.append({**row, **rollouts.metrics(time.perf_counter() - begun)})
+            rows.append(row)
         return state, stacked(rows), len(rows)
 
-    return chunk, memory_of(program, like)
+    return chunk
 
 
 def stacked(rows: Sequence[Metrics]) -> Metrics:
