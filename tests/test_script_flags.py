@@ -20,6 +20,8 @@ from jaxrl_po.run.experiment.flags import UsageError
     [
         ("control", "--algorithm=pppo", r"--algorithm has no 'pppo'; did you mean ppo\?"),
         ("control", "--env=CartPol-v1", r"--env has no 'CartPol-v1'; did you mean CartPole-v1\?"),
+        ("control", f"--env={'a' * 300}", "--env has no 'aaa"),
+        ("language", f"--init_from={'a' * 300}", r"--init_from=a+ must be the folder of a run"),
         ("control", "--sead=1", r"--sead is not a flag; did you mean --seed\?"),
         (
             "control",

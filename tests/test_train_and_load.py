@@ -58,6 +58,19 @@ def test_a_learner_of_ones_own_leaves_what_a_command_leaves_and_is_resumed(tmp_p
     assert capsys.readouterr().out.startswith("return, final of each seed")
 
 
+@pytest.mark.usefixtures("trace_only")
+def test_a_run_whose_lines_were_removed_goes_on(tmp_path):
+    out, options = tmp_path / "run", {"evaluate": EVALUATE, "score": "return", "log_every": 1}
+    train(2, out=out, **options)
+    before = (out / "summary.json").read_bytes()
+    (out / "metrics.jsonl").unlink()
+    assert train(2, out=out, resume=True, **options).rows == []
+    assert (out / "summary.json").read_bytes() == before
+    rows = train(4, out=out, resume=True, **options).rows
+    assert [row["iteration"] for row in rows] == [3, 4]
+    assert json.loads((out / "summary.json").read_text())["steps"] == 128
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """A run of two iterations, traced only."""

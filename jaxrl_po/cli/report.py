@@ -85,7 +85,9 @@ def examples(path: Path) -> str:
     for row in (each for each in rows if each["iteration"] in ends):
         said = row["prompt"], transcripts.transcript(row)
         texts = (f"<pre>{html.escape(text)}</pre>" for text in said)
-        cells.append([f"{row['step']:,}", row["decoding"], *texts, f"{row['score']:g}"])
+        cells.append(
+            [f"{row['step']:,}", row["decoding"], *texts, transcripts.number(row["score"])]
+        )
     return table(["step", "decoding", "prompt", "completion", "score"], cells)
 
 

@@ -215,7 +215,8 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
         if processes.is_writer() and plan.options.out:
             # An interrupted run's last line may lack an evaluation.
             ended = outcome.idle or outcome.stopped
-            if plan.job.score and (ended or rows[-1]["iteration"] == plan.job.iterations):
+            whole = ended or (rows and rows[-1]["iteration"] == plan.job.iterations)
+            if plan.job.score and whole:
                 content = metrics.summary(
                     rows,
                     plan.options,
@@ -307,5 +308,5 @@ def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
             "easy for the policy: warm start it further, choose another difficulty, or raise "
             "--problem.group_size"
         )
-    score = f"{metrics.in_words(rows, plan.job.score)}; " if plan.job.score else ""
+    score = f"{metrics.in_words(rows, plan.job.score)}; " if plan.job.score and rows else ""
     return f"done: {score}results in {plan.options.out}"
