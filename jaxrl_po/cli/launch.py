@@ -28,16 +28,10 @@ def main(script: Script, argv: Sequence[str]) -> int:
     asks, words = flags.help_of(argv)
     options = flags.parse(words, {"": script.options}, partial=True)[""]
     if asks:
-        sections = sections_of(script, options)
-        print(
-            flags.usage(
-                f"jaxrl-po {script.name}",
-                script.summary,
-                sections,
-                script.defaults(options, flags.given(words, sections)),
-                everything=flags.EVERYTHING in argv,
-            )
-        )
+        sections, name = sections_of(script, options), f"jaxrl-po {script.name}"
+        defaults = script.defaults(options, flags.given(words, sections))
+        everything = flags.EVERYTHING in argv
+        print(flags.usage(name, script.summary, sections, defaults, everything=everything))
         return 0
     if options.compile_for:
         return _compile(Experiment.parse(script, argv), options)

@@ -16,7 +16,7 @@ from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
-from jaxrl_po.run.loop.supervised import Warm, shared
+from jaxrl_po.run.loop.supervised import Warm
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, PyTree, TrainState
 
 
@@ -125,9 +125,9 @@ def make_job(
     options: Options,
     placement: Placement,
     *,
-    iterations: int,
-    steps_per_iteration: int,
-    log_every: int,
+    iterations: int = 0,
+    steps_per_iteration: int = 1,
+    log_every: int = 1,
     kind: str = "",
     settings: Sequence[Any] = (),
 ) -> programs.Job:
@@ -141,8 +141,7 @@ def make_job(
     runs = options.seeds * max(1, len(settings))
     if settings:
         assert setup.learner_of is not None
-        learner = with_settings(setup.learner_of, alone=setup.given is None)
-        setup = setup._replace(learner=learner)
+        setup = setup._replace(learner=with_settings(setup.learner_of, alone=setup.given is None))
     learner, warm = over_all(setup, placement)
 
     measure, judge = setup.evaluate, setup.judge or dict
@@ -230,12 +229,12 @@ def over_all(setup: Setup, placement: Placement) -> tuple[Learner, Warm | None]:
         parallel.over_devices, placement=placement, axes=axes, dtype=setup.dtype
     )
     each = functools.partial(parallel.each_seed, placement=placement, axes=axes)
-    learner, warm, given = setup.learner, setup.warm, setup.given
-    start: Any = 0 if given is None else (0, None)
+    learner, warm = setup.learner, setup.warm
+    start: Any = 0 if setup.given is None else (0, None)
     if warm is not None:
         warm = warm._replace(
             begin=each(warm.begin, in_axes=(start,)),
-            advance=each(warm.advance, in_axes=(0, None, *(None for _ in shared(given)))),
+            advance=each(warm.advance, in_axes=(0, None, None)),
             init=over(learner._replace(init=warm.init), start=(start, 0)).init,
         )
     return over(learner, start=start), warm

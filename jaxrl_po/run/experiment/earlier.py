@@ -156,14 +156,7 @@ def state_of(
       UsageError: no such checkpoint.
       CheckpointError: it is that of another learner.
     """
-    job = assembly.make_job(
-        setup,
-        options,
-        Placement(options.seeds, 1, 1),
-        iterations=1,
-        steps_per_iteration=1,
-        log_every=1,
-    )
+    job = assembly.make_job(setup, options, Placement(options.seeds, 1, 1))
     like = programs.without_frozen(jax.eval_shape(job.learner.init, job.start))
     found = checkpoint.peek(Path(options.out) / "checkpoints" / kind, like)
     if found is None:

@@ -127,17 +127,10 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     else:
         require_room(records, start)
     policy, critic = composition.sharded(records, start, placement)
+    verify, columns = rewarded is None, None if hosted is None else hosted.scene.columns
+    teacher = models.teacher(SCRIPT, records, task)
     composed = composition.Composition(
-        records,
-        algorithm,
-        placement,
-        start,
-        settings,
-        models.teacher(SCRIPT, records, task),
-        verify=rewarded is None,
-        columns=None if hosted is None else hosted.scene.columns,
-        policy=policy,
-        critic=critic,
+        records, algorithm, placement, start, settings, teacher, verify, columns, policy, critic
     )
     filtered = composition.filtered(settings, policy)
     data = None if isinstance(task, Dialogue) else task.data

@@ -230,13 +230,12 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
             )
     elif options.init_from:
         params = of_run(script, records, task, whole)
+    elif adapters.rank and options.compile_for:  # no machine need hold the parameters
+        dtype = DTYPES[records["model"].dtype]
+        shapes = whole.parameter_shapes()
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
+        return Start(task, whole.clone(lora=adapters.lora), params, base, "")
     elif adapters.rank:
-        if options.compile_for:  # no machine need hold the parameters
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, DTYPES[records["model"].dtype]),
-                whole.parameter_shapes(),
-            )
-            return Start(task, whole.clone(lora=adapters.lora), shapes, base, "")
         drawn = jax.jit(whole.init)(
             jax.random.key(options.seed), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
         )

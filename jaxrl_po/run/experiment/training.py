@@ -216,13 +216,11 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
             # An interrupted run's last line may lack an evaluation.
             ended = outcome.idle or outcome.stopped
             whole = ended or (rows and rows[-1]["iteration"] == plan.job.iterations)
-            if plan.job.score and whole:
+            score, initial = plan.job.score, plan.setup.initial
+            if score and whole:
+                resolved = plan.settings["resolved"]
                 content = metrics.summary(
-                    rows,
-                    plan.options,
-                    plan.settings["resolved"],
-                    score=plan.job.score,
-                    initial=plan.setup.initial,
+                    rows, plan.options, resolved, score=score, initial=initial
                 )
                 content |= {"stopped": outcome.stopped} if outcome.stopped else {}
                 folder.write_json(out / "summary.json", content)
@@ -248,14 +246,10 @@ def _train(
     with progress, exporters.Exporting(progress, plan.exporters(out)) as reporter:
         for note in plan.notes:
             progress.report(f"{plan.title}: {note}")
+        job, resume = plan.job_in(out, progress.report), plan.options.resume
         try:
             return runner.run(
-                plan.job_in(out, progress.report),
-                out,
-                reporter,
-                resume=plan.options.resume,
-                leave_early=leave_early,
-                on_row=on_row,
+                job, out, reporter, resume=resume, leave_early=leave_early, on_row=on_row
             )
         except CheckpointError as error:
             raise UsageError(

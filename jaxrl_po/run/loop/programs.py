@@ -15,15 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.devices.compilation import (
-    Memory,
-    compiled,
-    is_light,
-    memory_of,
-    side_by_side,
-)
+from jaxrl_po.run.devices.compilation import Memory, compiled, is_light, memory_of, side_by_side
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.loop.supervised import Warm, shared
+from jaxrl_po.run.loop.supervised import Warm
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
 
 SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
@@ -285,14 +279,10 @@ def compile_init(job: Job) -> tuple[Any, Warm | None]:
     if job.warm is None:
         return compiled(job.learner.init, job.start, light=light), None
     begin = compiled(job.warm.begin, job.start, light=light)
-    fit = with_shardings(jax.eval_shape(job.warm.begin, job.start), begin.output_shardings)
+    placed = begin.output_shardings
+    fit = with_shardings(jax.eval_shape(job.warm.begin, job.start), placed)
     advance = compiled(
-        job.warm.advance,
-        fit,
-        np.int32(0),
-        *shared(job.given),
-        donate_argnums=0,
-        out_shardings=begin.output_shardings,
+        job.warm.advance, fit, np.int32(0), job.given, donate_argnums=0, out_shardings=placed
     )
     init = compiled(job.warm.init, (job.start, fit.params), light=light)
     return init, job.warm._replace(begin=begin, advance=advance)
@@ -333,14 +323,9 @@ def chunk_of(job: Job) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]
 def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """A chunk as one program, and its memory."""
     program = compiled(
-        chunk_of(job),
-        like,
-        np.int32(0),
-        donate_argnums=0,
-        out_shardings=(placed, job.replicated),
+        chunk_of(job), like, np.int32(0), donate_argnums=0, out_shardings=(placed, job.replicated)
     )
-    peak = memory_of(program, like)
-    return in_calls(program), peak
+    return in_calls(program), memory_of(program, like)
 
 
 def in_calls(program: Any) -> Chunk:
@@ -421,13 +406,8 @@ def compile_with_rollouts(
     def iterate(state: TrainState, recording: PyTree) -> tuple[TrainState, Metrics]:
         return job.learner.step(rollouts.with_recording(state, recording))
 
-    program = compiled(
-        iterate,
-        like,
-        rollouts.recording(),
-        donate_argnums=0,
-        out_shardings=(placed, job.replicated),
-    )
+    recording, placed = rollouts.recording(), (placed, job.replicated)
+    program = compiled(iterate, like, recording, donate_argnums=0, out_shardings=placed)
     rollouts.compile(like)
 
     def record_and_iterate(
