@@ -364,6 +364,12 @@ def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
         run.Experiment(**keywords)
 
 
+def test_numbers_of_numpy_are_numbers():
+    numbers = {"config.gamma": np.float32(0.5), "config.early_stop": np.bool_(True)}
+    made = run.Experiment(seeds=np.int64(2), over=numbers)
+    assert dict(made.settings) == {"seeds": 2, "config.gamma": 0.5, "config.early_stop": True}
+
+
 @pytest.mark.usefixtures("trace_only")
 def test_a_run_that_a_hook_ends_says_so_in_its_summary(tmp_path, capsys):
     def on_row(row):
