@@ -23,6 +23,7 @@ from jaxrl_po.run.experiment.flags import UsageError
         ("control", f"--env={'a' * 300}", "--env has no 'aaa"),
         ("language", f"--init_from={'a' * 300}", r"--init_from=a+ must be the folder of a run"),
         ("control", "--sead=1", r"--sead is not a flag; did you mean --seed\?"),
+        ("control", "--total_steps=1e30", r"--total_steps=1\d+ must make fewer than 2,147,483,648"),
         (
             "control",
             "--config.learning_rat=1",

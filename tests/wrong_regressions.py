@@ -525,4 +525,18 @@ WRONG = [
         '"table.txt")',
         ("test_sweeps.py::test_an_overwritten_sweep_begins_anew",),
     ),
+    Wrong(
+        "a run replaces one that it began with by way of another",
+        "run.experiment.models",
+        'root(stored.get("init_from", ""), here, *seen)',
+        'root(stored.get("init_from", ""))',
+        ("test_init_from.py::test_no_run_takes_the_place_of_one_that_it_began_with",),
+    ),
+    Wrong(
+        "the first line that is left passes for that of the initial policy",
+        "run.store.metrics",
+        'if initial and first["iteration"] == 0 else {}',
+        "if initial else {}",
+        ("test_metrics.py::test_a_later_line_is_not_that_of_the_initial_policy",),
+    ),
 ]

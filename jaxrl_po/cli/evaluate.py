@@ -69,12 +69,10 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> tuple
         script, records, "run", options.run, options.checkpoint
     )
     seeds = records[""].seeds
+    scorer = experiment.rewarded or contextlib.nullcontext()
     if experiment.host is not None:
-        with contextlib.ExitStack() as stack:
-            if experiment.rewarded is not None:
-                stack.enter_context(experiment.rewarded)
-            rollouts = experiment.host.open(records[""].seed, range(seeds))
-            stack.enter_context(contextlib.closing(rollouts))
+        rollouts = experiment.host.open(records[""].seed, range(seeds))
+        with contextlib.closing(rollouts), scorer:
             values = rollouts.evaluate(state, options.seed)
     else:
         key, measure = jax.random.key(options.seed), experiment.test or experiment.evaluate
@@ -84,8 +82,7 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> tuple
         )
         values = compiled(each, state)(state)
         if experiment.judge is not None:
-            assert experiment.rewarded is not None
-            with experiment.rewarded:
+            with scorer:
                 values = experiment.judge(jax.device_get(values))
     scores = {
         name: np.asarray(value).reshape(seeds, -1).mean(axis=1) for name, value in values.items()

@@ -72,8 +72,9 @@ def plan_of(
         raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
     total = iterations * steps_per_iteration
     lasting: Any = {"seeds": seeds, "seed": seed, "eval_every": eval_every, "total_steps": total}
-    started: Any = {"out": str(out), "resume": resume, "overwrite": overwrite}
-    options = Options(**lasting, log_every=log_every, **started)
+    options = Options(
+        **lasting, log_every=log_every, out=str(out), resume=resume, overwrite=overwrite
+    )
     config.check(options)
     stored = _earlier(options, iterations)
     before = stored.get("resolved", {})

@@ -329,6 +329,11 @@ def settle(
             f"{script.unit} of one iteration"
         )
     iterations = options.total_steps // of_one
+    if iterations >= 2**31:  # a state counts them in 32 bits
+        raise UsageError(
+            f"--total_steps={options.total_steps} must make fewer than {2**31:,} iterations, each "
+            f"of {of_one} {script.unit}"
+        )
     defaults = script.defaults(options, flags.flatten(records))
     schedule = vars(records["config"]).get("schedule", optimization.AUTO)
     decays = DECAY in defaults if schedule == optimization.AUTO else True

@@ -239,10 +239,12 @@ class _Run:
 
     def initial_state(self, leave_if_interrupted: Callable[[], None]) -> TrainState:
         """The state before the first iteration, after a warm start if there is one."""
-        start, warm = self.job.start, self.programs.warm
+        start, warm, show = self.job.start, self.programs.warm, self.reporter.phase
         if warm is not None:
-            doing = self.wait_for, self.reporter.phase, leave_if_interrupted
-            start = start, supervised.run(warm, start, *doing, given=self.job.given)
+            fitted = supervised.run(
+                warm, start, self.wait_for, show, leave_if_interrupted, given=self.job.given
+            )
+            start = start, fitted
         self.reporter.phase("initialising")
         state: TrainState = self.wait_for(self.programs.init, start)[0]
         return state  # which holds its own copy of the parameters
