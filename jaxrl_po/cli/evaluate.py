@@ -21,12 +21,12 @@ from jaxrl_po.config import SEED, Interval, static
 from jaxrl_po.control import adapt, make_record
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
-from jaxrl_po.run.experiment import control, earlier, flags, language
+from jaxrl_po.run.experiment import control, earlier, flags
 from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment.experiment import SCRIPTS
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import folder, metrics
 
-SCRIPTS = (control.SCRIPT, language.SCRIPT)
 # The flag that sets the size of an evaluation, by script.
 SIZES = {"control": "eval_episodes", "language": "eval_prompts"}
 
@@ -131,12 +131,11 @@ def table(scores: Scores) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options = flags.ask(
-        argv, "jaxrl-po evaluate", "Evaluates the policies of a run again.", Options
-    )
+    summary = "Evaluates the policies of a run again."
+    options = flags.ask(argv, "jaxrl-po evaluate", summary, Options)
     if options is None:
         return 0
-    script, records = earlier.read_any(SCRIPTS, "run", options.run)
+    script, records = earlier.read_any(SCRIPTS.values(), "run", options.run)
     if options.record:
         record(options, script, records)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
