@@ -5,7 +5,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 SUMMARY = """Policy optimisation in JAX, from REINFORCE to DAPO.
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxrl_po.cli import evaluate, export, launch, plot, render, report, study, sweep
     from jaxrl_po.run.experiment import flags
 
-    commands = {
+    commands: dict[str, Callable[[Sequence[str]], int]] = {
         "control": launch.control,
         "language": launch.language,
         "sweep": sweep.main,

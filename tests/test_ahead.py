@@ -193,7 +193,12 @@ def test_each_program_of_a_run_is_reported_once(monkeypatch):
             )
         ]
         return SimpleNamespace(
-            job=made, placement=0, axes=0, counted=None, settings={FLAG: number}, refit=refit
+            job=made,
+            placement=0,
+            setup=SimpleNamespace(axes=0),
+            counted=None,
+            settings={FLAG: number},
+            refit=refit,
         )
 
     for sampling_fits in (True, False):

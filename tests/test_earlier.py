@@ -69,7 +69,7 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
 def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
     """The key of the run gives the score of its last line, where its kernels are not to be had."""
     out = tmp_path / "new" / "again.json"
-    _, records = earlier.read_any(evaluate.SCRIPTS, "run", str(runs["language"]))
+    _, records = earlier.read_any(evaluate.SCRIPTS.values(), "run", str(runs["language"]))
     records = {**records, "model": dataclasses.replace(records["model"], fused_attention=True)}
     experiment, iteration, state = earlier.state(
         language.SCRIPT, records, "run", str(runs["language"]), "latest"

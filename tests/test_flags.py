@@ -138,6 +138,11 @@ def test_stored_values_stand_in_for_flags_that_are_not_given():
     assert records["config"] == Config(gamma=0.25, hidden=(8,), learning_rate=0.2)
 
 
+def test_a_stored_number_in_place_of_a_list_is_named():
+    with pytest.raises(UsageError, match=r"^--config\.hidden must be of type tuple, got 8$"):
+        flags.parse([], SECTIONS, stored={"config.hidden": 8})
+
+
 def test_a_script_has_defaults_of_its_own():
     defaults = {"total_steps": 9, "config.gamma": 0.25, "config.early_stop": True}
     records = flags.parse(

@@ -4,10 +4,10 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_360,
-    "shell code": 11_848,
+    "library code": 24_203,
+    "shell code": 11_691,
     "experiments code": 4_758,
-    "shell import pairs": 372,
+    "shell import pairs": 366,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,

@@ -1,5 +1,6 @@
 """Training that starts from the policy of an earlier run."""
 
+import json
 import shutil
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 import tiny
 
 from jaxrl_po import language, run
-from jaxrl_po.cli import launch
+from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, control, methods, plan
@@ -80,6 +81,21 @@ def test_a_run_without_an_intact_checkpoint_is_named(earlier, tmp_path):
     (tmp_path / "run" / "config.json").write_bytes((earlier / "config.json").read_bytes())
     with pytest.raises(UsageError, match="holds no intact checkpoint"):
         launch.language([*SMALL, f"--init_from={tmp_path / 'run'}", f"--out={tmp_path / 'next'}"])
+
+
+def test_no_run_takes_the_place_of_one_that_it_began_with(earlier, tmp_path):
+    place, later = tmp_path / "run", tmp_path / "later"
+    shutil.copytree(earlier, place)
+    later.mkdir()
+    settings = json.loads((earlier / "config.json").read_text())
+    (later / "config.json").write_text(json.dumps({**settings, "init_from": str(place)}))
+    for run_before in (place, later):
+        with pytest.raises(UsageError, match=r"^--init_from leads back to \S+run, which another r"):
+            launch.language([*SMALL, f"--init_from={run_before}", f"--out={place}", "--overwrite"])
+    assert (place / "summary.json").exists()
+    (place / "config.json").write_text(json.dumps({**settings, "init_from": str(later)}))
+    with pytest.raises(UsageError, match=r"^--run=\S+: --init_from leads back to \S+later, which"):
+        evaluate.main([f"--run={place}"])
 
 
 def test_parameters_of_another_model_are_refused_by_the_problem():

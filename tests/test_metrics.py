@@ -1,5 +1,6 @@
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -22,6 +23,21 @@ def test_nan_is_left_out_of_aggregates():
     np.testing.assert_array_equal(metrics.interquartile_mean(columns), [2.0, np.nan])
     # four numbers are left of five: one dropped at each end, (2 + 4) / 2
     assert metrics.interquartile_mean([100.0, np.nan, 2.0, 4.0, -5.0]) == 3.0
+
+
+def test_a_later_line_is_not_that_of_the_initial_policy():
+    later = metrics.by_seed({"accuracy": [0.5, 0.5]})
+    rows = [
+        {"iteration": 4, "step": 8},
+        {"iteration": 5, "step": 10, **later},
+        {"iteration": 6, "step": 12, "time/compile_seconds": 1.0, **later},
+    ]
+    assert metrics.in_words(rows, "accuracy") == "accuracy 0.5, worst seed 0.5"
+    options = types.SimpleNamespace(seeds=2, seed=0, algorithm="ppo")
+    resolved = dict.fromkeys(("placement", "device", "versions"), "")
+    made = metrics.summary(rows, options, resolved, score="accuracy", initial="before")
+    assert (made["accuracy"], made["steps"]) == ([0.5, 0.5], 12)
+    assert "before" not in made
 
 
 def test_pool_adds_before_it_divides():

@@ -88,6 +88,13 @@ def test_a_curve_without_seeds_has_no_band_to_speak_of():
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
+def test_a_metric_without_a_number_is_drawn_and_told_as_none(tmp_path):
+    rows = [{"step": 0, **metrics.by_seed({"episode_return": [np.nan, np.nan]})}]
+    runs = [plot.Run(name, rows, {}, "CartPole-v1") for name in ("a", "b")]
+    assert plot.table(runs, "episode_return").count("nan [nan, nan]") == 3
+    plot.save_figure(runs, "episode_return", tmp_path / "plot.png")
+
+
 def test_a_metric_that_no_line_holds_is_left_out():
     axes = draw(PANEL._replace(series=(plotting.Series("absent", "absent"),)))
     assert not axes.get_lines()

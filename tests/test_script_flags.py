@@ -1,5 +1,7 @@
 """What scripts make of their flags before anything compiles."""
 
+import functools
+
 import pytest
 import tiny
 from scripts import finish, start
@@ -18,7 +20,10 @@ from jaxrl_po.run.experiment.flags import UsageError
     [
         ("control", "--algorithm=pppo", r"--algorithm has no 'pppo'; did you mean ppo\?"),
         ("control", "--env=CartPol-v1", r"--env has no 'CartPol-v1'; did you mean CartPole-v1\?"),
+        ("control", f"--env={'a' * 300}", "--env has no 'aaa"),
+        ("language", f"--init_from={'a' * 300}", r"--init_from=a+ must be the folder of a run"),
         ("control", "--sead=1", r"--sead is not a flag; did you mean --seed\?"),
+        ("control", "--total_steps=1e30", r"--total_steps=1\d+ must make fewer than 2,147,483,648"),
         (
             "control",
             "--config.learning_rat=1",
@@ -337,7 +342,7 @@ def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_dow
             plan.prepare(control.SCRIPT, given)
 
 
-def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
+def test_a_tuned_decay_ends_with_the_run(tmp_path, written_down):
     built, build = [], control.SCRIPT.build
 
     def spy(records, *arguments):
@@ -345,13 +350,13 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
         return build(records, *arguments)
 
     script = control.SCRIPT._replace(build=spy, defaults=lambda *_: {"config.decay_iterations": 7})
-    monkeypatch.setattr(control, "SCRIPT", script)
+    main = functools.partial(launch.main, script)
     for arguments, want in (
         ([], 100),
         (["--total_steps=32"], 1),
         (["--config.decay_iterations=500"], 500),
     ):
-        written_down(launch.control, [*tiny.CONTROL, *arguments, f"--out={tmp_path / str(want)}"])
+        written_down(main, [*tiny.CONTROL, *arguments, f"--out={tmp_path / str(want)}"])
         assert built[-1] == want
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 
@@ -96,8 +97,9 @@ def test_help_ends_well_without_a_reader(monkeypatch, capfd, closed, command):
 
 
 def test_an_evaluation_is_written_before_it_is_shown(monkeypatch, tmp_path):
-    found = evaluate.Found("a run", 7, "2 episodes", {"greedy_return": metrics.np.arange(2.0)})
-    monkeypatch.setattr(evaluate.earlier, "read_any", lambda *_: (None, {}))
+    found = 7, "2 episodes", {"greedy_return": metrics.np.arange(2.0)}
+    script = types.SimpleNamespace(title=lambda _: "a run")
+    monkeypatch.setattr(evaluate.earlier, "read_any", lambda *_: (script, {}))
     monkeypatch.setattr(evaluate, "evaluate", lambda *_: found)
     monkeypatch.setattr(evaluate, "table", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):

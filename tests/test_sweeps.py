@@ -278,6 +278,10 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
             ["--draws=3", "--config.gamma=log_uniform(0,1)"],
             r"--config.gamma=log_uniform\(0,1\) must be log_uniform\(low,high\) with 0 < low",
         ),
+        (
+            ["--draws=3", "--config.learning_rate=uniform(0,inf)"],
+            r"--config.learning_rate=uniform\(0,inf\) must be uniform\(low,high\) with low <",
+        ),
         (["--draws=3", "--config.gamma=uniform(3,4)"], "--config.gamma must lie in"),
         (
             ["--draws=3", "--problem.num_envs=uniform(4,8)"],

@@ -58,6 +58,19 @@ def test_a_learner_of_ones_own_leaves_what_a_command_leaves_and_is_resumed(tmp_p
     assert capsys.readouterr().out.startswith("return, final of each seed")
 
 
+@pytest.mark.usefixtures("trace_only")
+def test_a_run_whose_lines_were_removed_goes_on(tmp_path):
+    out, options = tmp_path / "run", {"evaluate": EVALUATE, "score": "return", "log_every": 1}
+    train(2, out=out, **options)
+    before = (out / "summary.json").read_bytes()
+    (out / "metrics.jsonl").unlink()
+    assert train(2, out=out, resume=True, **options).rows == []
+    assert (out / "summary.json").read_bytes() == before
+    rows = train(4, out=out, resume=True, **options).rows
+    assert [row["iteration"] for row in rows] == [3, 4]
+    assert json.loads((out / "summary.json").read_text())["steps"] == 128
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """A run of two iterations, traced only."""
@@ -349,6 +362,12 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
 def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
     with pytest.raises(ConfigError, match=message):
         run.Experiment(**keywords)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numbers = {"config.gamma": np.float32(0.5), "config.early_stop": np.bool_(True)}
+    made = run.Experiment(seeds=np.int64(2), over=numbers)
+    assert dict(made.settings) == {"seeds": 2, "config.gamma": 0.5, "config.early_stop": True}
 
 
 @pytest.mark.usefixtures("trace_only")

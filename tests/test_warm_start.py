@@ -98,10 +98,11 @@ def test_every_seed_stops_where_it_would_stop_alone():
     prompt = np.zeros((1, task.prompt_length), int), np.zeros(1, int)
     keys = jax.random.split(jax.random.key(0), 3)
     params = jax.jit(jax.vmap(lambda key: model.init(key, *prompt)))(keys)
+    advance = functools.partial(warm_start.advance, model, task, settings)
     parts = supervised.Warm(
         settings,
         jax.jit(jax.vmap(lambda key, each: warm_start.begin(settings, each, key))),
-        jax.jit(jax.vmap(functools.partial(warm_start.advance, model, task, settings), (0, None))),
+        jax.jit(lambda fit, done, given: jax.vmap(advance, (0, None))(fit, done)),
         nothing,
     )
     done = []

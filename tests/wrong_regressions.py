@@ -161,9 +161,9 @@ WRONG = [
         "a signal waits for the end of a chunk that is scored",
         "run.loop.programs",
         """                break
-            state, batch = sample(state)""",
+            try:""",
         """                pass
-            state, batch = sample(state)""",
+            try:""",
         ("test_halves.py::test_resumed_with_a_reward_in_python_equals_uninterrupted",),
     ),
     Wrong(
@@ -524,5 +524,19 @@ WRONG = [
         '"table.txt", "programs")',
         '"table.txt")',
         ("test_sweeps.py::test_an_overwritten_sweep_begins_anew",),
+    ),
+    Wrong(
+        "a run replaces one that it began with by way of another",
+        "run.experiment.models",
+        'root(stored.get("init_from", ""), here, *seen)',
+        'root(stored.get("init_from", ""))',
+        ("test_init_from.py::test_no_run_takes_the_place_of_one_that_it_began_with",),
+    ),
+    Wrong(
+        "the first line that is left passes for that of the initial policy",
+        "run.store.metrics",
+        'if initial and first["iteration"] == 0 else {}',
+        "if initial else {}",
+        ("test_metrics.py::test_a_later_line_is_not_that_of_the_initial_policy",),
     ),
 ]

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,32 +21,17 @@ from jaxrl_po.config import SEED, Interval, static
 from jaxrl_po.control import adapt, make_record
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
-from jaxrl_po.run.experiment import control, earlier, flags, language
+from jaxrl_po.run.experiment import control, earlier, flags
 from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment.experiment import SCRIPTS
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import folder, metrics
 
-SCRIPTS = (control.SCRIPT, language.SCRIPT)
 # The flag that sets the size of an evaluation, by script.
 SIZES = {"control": "eval_episodes", "language": "eval_prompts"}
 
 Scores = dict[str, np.ndarray[Any, Any]]
-
-
-class Found(NamedTuple):
-    """The result of an evaluation.
-
-    Attributes:
-      title: algorithm and environment or task.
-      iteration: of the checkpoint.
-      size: episodes or prompts of each seed, in words.
-      scores: name to the mean of each seed, `[S]`.
-    """
-
-    title: str
-    iteration: int
-    size: str
-    scores: Scores
+"""Name to the mean of each seed, `[S]`."""
 
 
 @config.record
@@ -72,20 +57,22 @@ class Options:
     )
 
 
-def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found:
-    """Evaluates every seed of the run; `--size` replaces the size in `records`."""
+def evaluate(options: Options, script: Script, records: dict[str, Any]) -> tuple[int, str, Scores]:
+    """Evaluates every seed of the run; `--size` replaces the size in `records`.
+
+    Returns:
+      The iteration of the checkpoint; episodes or prompts of each seed, in words; the scores.
+    """
     if options.size:
         records[""] = dataclasses.replace(records[""], **{SIZES[script.name]: options.size})
     experiment, iteration, state = earlier.state(
         script, records, "run", options.run, options.checkpoint
     )
     seeds = records[""].seeds
+    scorer = experiment.rewarded or contextlib.nullcontext()
     if experiment.host is not None:
-        with contextlib.ExitStack() as stack:
-            if experiment.rewarded is not None:
-                stack.enter_context(experiment.rewarded)
-            rollouts = experiment.host.open(records[""].seed, range(seeds))
-            stack.enter_context(contextlib.closing(rollouts))
+        rollouts = experiment.host.open(records[""].seed, range(seeds))
+        with contextlib.closing(rollouts), scorer:
             values = rollouts.evaluate(state, options.seed)
     else:
         key, measure = jax.random.key(options.seed), experiment.test or experiment.evaluate
@@ -95,15 +82,14 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
         )
         values = compiled(each, state)(state)
         if experiment.judge is not None:
-            assert experiment.rewarded is not None
-            with experiment.rewarded:
+            with scorer:
                 values = experiment.judge(jax.device_get(values))
     scores = {
         name: np.asarray(value).reshape(seeds, -1).mean(axis=1) for name, value in values.items()
     }
     count = np.size(next(iter(values.values()))) // seeds
     size = f"{count} {SIZES[script.name].removeprefix('eval_')}"
-    return Found(script.title(records), iteration, size, scores)
+    return iteration, size, scores
 
 
 def record(options: Options, script: Script, records: dict[str, Any]) -> None:
@@ -145,30 +131,22 @@ def table(scores: Scores) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options = flags.ask(
-        argv, "jaxrl-po evaluate", "Evaluates the policies of a run again.", Options
-    )
+    summary = "Evaluates the policies of a run again."
+    options = flags.ask(argv, "jaxrl-po evaluate", summary, Options)
     if options is None:
         return 0
-    script, records = earlier.read_any(SCRIPTS, "run", options.run)
+    script, records = earlier.read_any(SCRIPTS.values(), "run", options.run)
     if options.record:
         record(options, script, records)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
-    title, iteration, size, scores = evaluate(options, script, records)
+    iteration, size, scores = evaluate(options, script, records)
+    asked, title = flags.flatten({"": options}), script.title(records)
     lists = {name: values.tolist() for name, values in scores.items()}
     with folder.writing(path):
-        folder.write_json(
-            path,
-            {
-                "options": flags.flatten({"": options}),
-                "run": title,
-                "iteration": iteration,
-                **lists,
-            },
-        )
-    print(
-        f"{title}, {options.checkpoint} checkpoint (iteration {iteration}), {size}, {options.run}"
-    )
+        content = {"options": asked, "run": title, "iteration": iteration}
+        folder.write_json(path, content | lists)
+    which = f"{options.checkpoint} checkpoint (iteration {iteration})"
+    print(f"{title}, {which}, {size}, {options.run}")
     print(table(scores), end="")
     print(f"see {path}")
     return 0

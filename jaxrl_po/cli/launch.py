@@ -1,5 +1,6 @@
 """What the training commands share: from arguments to an experiment, and its exit status."""
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -7,11 +8,9 @@ from collections.abc import Sequence
 import jax
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.experiment import control as control_experiment
 from jaxrl_po.run.experiment import flags, training
-from jaxrl_po.run.experiment import language as language_experiment
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.experiment import Experiment
+from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.experiment.plan import prepare, sections_of
 
@@ -29,16 +28,10 @@ def main(script: Script, argv: Sequence[str]) -> int:
     asks, words = flags.help_of(argv)
     options = flags.parse(words, {"": script.options}, partial=True)[""]
     if asks:
-        sections = sections_of(script, options)
-        print(
-            flags.usage(
-                f"jaxrl-po {script.name}",
-                script.summary,
-                sections,
-                script.defaults(options, flags.given(words, sections)),
-                everything=flags.EVERYTHING in argv,
-            )
-        )
+        sections, name = sections_of(script, options), f"jaxrl-po {script.name}"
+        defaults = script.defaults(options, flags.given(words, sections))
+        everything = flags.EVERYTHING in argv
+        print(flags.usage(name, script.summary, sections, defaults, everything=everything))
         return 0
     if options.compile_for:
         return _compile(Experiment.parse(script, argv), options)
@@ -74,11 +67,5 @@ def _compile(experiment: Experiment, options: Options) -> int:
     return 0 if fits else 1
 
 
-def control(argv: Sequence[str]) -> int:
-    """`jaxrl-po control`; returns its exit status."""
-    return main(control_experiment.SCRIPT, argv)
-
-
-def language(argv: Sequence[str]) -> int:
-    """`jaxrl-po language`; returns its exit status."""
-    return main(language_experiment.SCRIPT, argv)
+control = functools.partial(main, SCRIPTS["control"])
+language = functools.partial(main, SCRIPTS["language"])

@@ -178,12 +178,9 @@ def table(runs: Sequence[Run], metric: str) -> str:
             interval = metrics.improvement_interval(scores, first)
             probability = float(metrics.probability_of_improvement(scores, first))
             improvement = f"{probability:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
-        mean, lowest = f"{metrics.mean(scores):.4g}", f"{np.nanmin(scores):.4g}"
-        lines.append(
-            line(
-                run.label, len(scores), mean, metrics.with_interval(scores), lowest, improvement
-            ).rstrip()
-        )
+        mean, lowest = f"{metrics.mean(scores):.4g}", f"{np.fmin.reduce(scores):.4g}"
+        middle = metrics.with_interval(scores)
+        lines.append(line(run.label, len(scores), mean, middle, lowest, improvement).rstrip())
     return "\n".join(lines) + "\n"
 
 
@@ -191,7 +188,7 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     """Share of the seeds at or above each score, with the 95 % bootstrap band."""
     finals = [final(run, metric) for run in runs]
     everything = np.concatenate(finals)
-    low, high = np.nanmin(everything), np.nanmax(everything)
+    low, high = np.fmin.reduce(everything), np.fmax.reduce(everything)  # NaN if all are
     # Up to the best score, which a run whose seeds all reach it ends at, at 1.
     levels = np.linspace(low - 0.05 * (high - low or abs(high) or 1.0), high, 200)
     below = np.nextafter(levels, -np.inf)

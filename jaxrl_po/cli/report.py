@@ -85,7 +85,8 @@ def examples(path: Path) -> str:
     for row in (each for each in rows if each["iteration"] in ends):
         said = row["prompt"], transcripts.transcript(row)
         texts = (f"<pre>{html.escape(text)}</pre>" for text in said)
-        cells.append([f"{row['step']:,}", row["decoding"], *texts, f"{row['score']:g}"])
+        score = transcripts.number(row["score"])
+        cells.append([f"{row['step']:,}", row["decoding"], *texts, score])
     return table(["step", "decoding", "prompt", "completion", "score"], cells)
 
 

@@ -22,7 +22,6 @@ from jaxrl_po.config import static
 from jaxrl_po.run.data.rewarding import VERIFIER
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
-from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
     control,
     flags,
@@ -41,7 +40,6 @@ from jaxrl_po.run.store import folder
 from jaxrl_po.study import claims
 from jaxrl_po.study.claims import Arm, Claim, Tuned
 
-ALONE = Placement(1, 1, 1)
 EXTENSIONS = 2  # of the grid of a tuned value, at most, while the best value lies at its edge
 # Base seeds: those of tuning and of what is reported have nothing in common.
 TUNING, REPORTED = 1, 0
@@ -181,7 +179,7 @@ class Runs(NamedTuple):
         )
         with tempfile.TemporaryDirectory() as scratch:
             rows = vmapped.train(
-                self.claim.script.build(records[0], algorithm, ALONE),
+                self.claim.script.build(records[0], algorithm, vmapped.ALONE),
                 [each["config"] for each in records],
                 options,
                 Path(scratch),

@@ -17,21 +17,18 @@ from collections.abc import Sequence
 
 from jaxrl_po.run.experiment import flags, search, sweeping, training
 
+SUMMARY = (
+    "Searches hyperparameters: give a flag several values, separated by commas, or a distribution."
+)
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status, 1 where an environment failed."""
     asks, words = flags.help_of(argv)
     if asks:
         options = flags.parse(words, {"": sweeping.Options}, partial=True)[""]
-        print(
-            flags.usage(
-                "jaxrl-po sweep",
-                "Searches hyperparameters: give a flag several values, separated by commas, or a "
-                "distribution.",
-                sweeping.sections_of(options),
-                everything=flags.EVERYTHING in argv,
-            )
-        )
+        sections, everything = sweeping.sections_of(options), flags.EVERYTHING in argv
+        print(flags.usage("jaxrl-po sweep", SUMMARY, sections, everything=everything))
         return 0
     try:
         swept = sweeping.carry_out(argv, leave_early=True)

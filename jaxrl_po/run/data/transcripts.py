@@ -21,11 +21,16 @@ def transcript(row: Row) -> str:
         return str(row["completion"])
     lines = []
     for turn in row["turns"]:
-        earned = [f"reward {turn['reward']:g}"] if turn["reward"] else []
+        earned = [f"reward {number(turn['reward'])}"] if turn["reward"] != 0 else []
         earned += [f"advantage {turn['advantage']:+.2f}"] if "advantage" in turn else []
         lines.append(_line("policy", turn["message"], f"    ({', '.join(earned)})" * bool(earned)))
         lines += [_line("reply", turn["reply"])] if turn["reply"] else []
     return "\n".join(lines)
+
+
+def number(value: float | None) -> str:
+    """A number of a row; None is what no function judged."""
+    return "none" if value is None else f"{value:g}"
 
 
 def latest(path: Path) -> str:
@@ -35,8 +40,8 @@ def latest(path: Path) -> str:
 
 
 def _whole(row: Row) -> str:
-    measures = [f"{name} {value:g}" for name, value in row.items() if name not in KNOWN]
-    head = [f"step {row['step']:,}", row["decoding"], f"score {row['score']:g}", *measures]
+    measures = [f"{name} {number(value)}" for name, value in row.items() if name not in KNOWN]
+    head = [f"step {row['step']:,}", row["decoding"], f"score {number(row['score'])}", *measures]
     said = transcript(row) if "turns" in row else _line("policy", row["completion"])
     right = [_line("right", row["expected"])] if row.get("expected") else []
     note = [_line("note", row["note"])] if row.get("note") else []

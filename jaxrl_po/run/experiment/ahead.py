@@ -42,7 +42,6 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
         described = topology.describe(machine)
         # A cache would keep programs that this machine cannot run.
         plan = prepare(script, settings | {"compilation_cache": ""}, described=described.devices)
-        assert plan.placement is not None
         if plan.placement.num_devices != len(described.devices):
             raise UsageError(
                 f"--mesh must use all {len(described.devices)} devices of --compile_for={machine}"
@@ -52,11 +51,10 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
 
 def _fitting(plan: Plan, machine: Machine) -> Iterator[Report]:
     """The reports of a plan, or of one with more microbatches where an update does not fit."""
-    assert plan.placement is not None
     counted = {} if plan.counted is None else {"counted": plan.counted}
     number = plan.settings.get(FLAG, 1)
     found = list[Report]()
-    for each in report.reports(plan.job, plan.placement, plan.axes, machine):
+    for each in report.reports(plan.job, plan.placement, plan.setup.axes, machine):
         name = f"{each.program} in {number} microbatches" if number > 1 else each.program
         found.append(dataclasses.replace(each, program=name, memory=each.memory | counted))
         if each.fits or plan.refit is None or each.program == report.SAMPLING:

@@ -16,7 +16,7 @@ from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
-from jaxrl_po.run.loop.supervised import Warm, shared
+from jaxrl_po.run.loop.supervised import Warm
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, PyTree, TrainState
 
 
@@ -125,9 +125,9 @@ def make_job(
     options: Options,
     placement: Placement,
     *,
-    iterations: int,
-    steps_per_iteration: int,
-    log_every: int,
+    iterations: int = 0,
+    steps_per_iteration: int = 1,
+    log_every: int = 1,
     kind: str = "",
     settings: Sequence[Any] = (),
 ) -> programs.Job:
@@ -141,8 +141,7 @@ def make_job(
     runs = options.seeds * max(1, len(settings))
     if settings:
         assert setup.learner_of is not None
-        learner = with_settings(setup.learner_of, alone=setup.given is None)
-        setup = setup._replace(learner=learner)
+        setup = setup._replace(learner=with_settings(setup.learner_of, alone=setup.given is None))
     learner, warm = over_all(setup, placement)
 
     measure, judge = setup.evaluate, setup.judge or dict
@@ -159,15 +158,12 @@ def make_job(
     def of_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value.reshape(runs, -1).mean(axis=1) for name, value in values.items()}
 
-    def evaluate_on_host(state: TrainState) -> dict[str, Any]:
-        assert rollouts is not None
-        return {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
-
-    host = setup.host
     of_each = list(range(options.seeds)) * max(1, len(settings))
-    rollouts = None if host is None else host.open(options.seed, of_each)
-    in_program = None if measure is None else evaluate
+    rollouts = None if setup.host is None else setup.host.open(options.seed, of_each)
     examples = setup.examples and of_first_seed(setup.examples, evaluation_key)
+    evaluated = None if measure is None else evaluate
+    if rollouts is not None:
+        evaluated, examples = lambda state: of_seeds(rollouts.evaluate(state)), rollouts.examples
     replicated = parallel.replicated(placement) if processes.several() else None
     keys: PyTree = jax.jit(
         jax.vmap(jax.random.fold_in, in_axes=(None, 0)), out_shardings=replicated
@@ -185,11 +181,11 @@ def make_job(
         checkpoint_every=options.checkpoint_every,
         rollouts=rollouts,
         rewarded=setup.rewarded if rollouts is None else None,
-        evaluate=in_program if rollouts is None else evaluate_on_host,
+        evaluate=evaluated,
         judge=setup.judge and (lambda values: of_seeds(judge(jax.device_get(values)))),
         score=setup.score,
         given=setup.given,
-        examples=examples if rollouts is None else rollouts.examples,
+        examples=examples,
         kind=kind,
         where=placement.describe(),
         replicated=replicated,
@@ -233,12 +229,12 @@ def over_all(setup: Setup, placement: Placement) -> tuple[Learner, Warm | None]:
         parallel.over_devices, placement=placement, axes=axes, dtype=setup.dtype
     )
     each = functools.partial(parallel.each_seed, placement=placement, axes=axes)
-    learner, warm, given = setup.learner, setup.warm, setup.given
-    start: Any = 0 if given is None else (0, None)
+    learner, warm = setup.learner, setup.warm
+    start: Any = 0 if setup.given is None else (0, None)
     if warm is not None:
         warm = warm._replace(
             begin=each(warm.begin, in_axes=(start,)),
-            advance=each(warm.advance, in_axes=(0, None, *(None for _ in shared(given)))),
+            advance=each(warm.advance, in_axes=(0, None, None)),
             init=over(learner._replace(init=warm.init), start=(start, 0)).init,
         )
     return over(learner, start=start), warm

@@ -142,16 +142,13 @@ class Composition(NamedTuple):
             )
         if self.placement.cuts_params:  # the prompts of some devices would be read on others
             problem = problem._replace(speedups=SpeedUps())
-        placed = dataclasses.replace(method, axis_name=self.placement.axis_name)
+        axis = self.placement.axis_name
+        placed = dataclasses.replace(method, axis_name=axis)
         learner = optimization.make(self.algorithm, placed, problem)
         of_reference = self.records.get("reference")
         if of_reference is not None and of_reference.enabled:
             learner = reference.with_reference_kl(
-                learner,
-                problem,
-                of_reference,
-                num_parts=method.num_parts,
-                axis_name=self.placement.axis_name,
+                learner, problem, of_reference, num_parts=method.num_parts, axis_name=axis
             )
         return learner
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,6 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
     assembly,
     earlier,
-    flags,
     methods,
     optimization,
     suites,
@@ -161,7 +161,7 @@ def sampling(options: Options) -> Sampling:
             f"--sampling={chosen} does: choose --sampling=path and one of "
             f"{', '.join(methods.WITH_CRITIC)}, or an environment of gymnax"
         )
-    return flags.lookup("sampling", chosen, SAMPLINGS)
+    return SAMPLINGS[chosen]
 
 
 def tuned(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
@@ -171,7 +171,7 @@ def tuned(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
     if (
         user_code.is_source(options.env)
         or options.sampling not in ("auto", default_sampling(options))
-        or not path.exists()
+        or not os.path.exists(path)  # `Path.exists` raises where a name is too long
     ):
         return {}
     flags_of_sweep: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["flags"]
@@ -261,13 +261,11 @@ def build_problem(
 
 def steps(records: Mapping[str, Any]) -> int:
     """Environment steps of one iteration of one seed."""
-    options = records[""]
-    if vector_envs.is_host(options.env):
-        return sampling(options).steps(records["problem"], 0)
-    return sampling(options).steps(
-        records["problem"],
-        control.adapt(suites.make_env(options.env, options.env_params)).spaces.num_actions,
-    )
+    options, num_actions = records[""], 0
+    if not vector_envs.is_host(options.env):
+        env = suites.make_env(options.env, options.env_params)
+        num_actions = control.adapt(env).spaces.num_actions
+    return sampling(options).steps(records["problem"], num_actions)
 
 
 def greedy(evaluate: Evaluate) -> Evaluate:
@@ -286,28 +284,22 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
                 f"--config.{name} must be false on control: an episode that reaches its "
                 "time limit is not too long"
             )
+    make = functools.partial(optimization.make, algorithm)
     if options.sampling == "vine":
         for name in sorted(VINE_DOES_WITHOUT & vars(records["config"]).keys()):
-            config.require_effect(
+            config.require_unset(
                 records["config"],
                 name,
-                False,
                 "sampling is another than vine, which has no critic and the discount of "
                 "--problem.discount",
             )
+        if options.algorithm in ("npg", "trpo") and settings.num_branches:
+            surrogate = functools.partial(self_normalized, settings.num_branches)
+            make = functools.partial(make, surrogate=surrogate)
     built = build_problem(records, placement.axis_name, placement.target)
     if options.init_from:
         begun = earlier.begun(SCRIPT, built.problem, options.init_from)
         built = built._replace(problem=begun)
-    make = functools.partial(optimization.make, algorithm)
-    if (
-        options.algorithm in ("npg", "trpo")
-        and options.sampling == "vine"
-        and settings.num_branches
-    ):
-        make = functools.partial(
-            make, surrogate=functools.partial(self_normalized, settings.num_branches)
-        )
 
     def learner_of(method: Any) -> Learner:
         learner: Learner = make(
@@ -317,13 +309,8 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
 
     learner = learner_of(records["config"])
     if built.source is not None:
-        host = HostProblem(
-            built.source,
-            built.problem,
-            settings.num_envs,
-            settings.num_steps,
-            options.eval_episodes,
-        )
+        sizes = settings.num_envs, settings.num_steps, options.eval_episodes
+        host = HostProblem(built.source, built.problem, *sizes)
         return assembly.Setup(
             learner, evaluate=None, score="greedy_return", host=host, learner_of=learner_of
         )

@@ -2,8 +2,7 @@
 
 import contextlib
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def read(script: Script, flag: str, run: str) -> dict[str, Any]:
 
 
 def read_any(
-    scripts: Sequence[Script], flag: str, run: str, own: Mapping[str, Any] = {}
+    scripts: Collection[Script], flag: str, run: str, own: Mapping[str, Any] = {}
 ) -> tuple[Script, dict[str, Any]]:
     """The script among several that made an earlier run, and the run's settings; see `read`.
 
@@ -63,7 +62,7 @@ def read_any(
         return script, plan.parse(script, [], {**stored, **own})
 
 
-def maker(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[str, Any]]:
+def maker(scripts: Collection[Script], flag: str, run: str) -> tuple[Script, dict[str, Any]]:
     """The script among several that made an earlier run, and its settings as stored; see `read`."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
@@ -156,14 +155,7 @@ def state_of(
       UsageError: no such checkpoint.
       CheckpointError: it is that of another learner.
     """
-    job = assembly.make_job(
-        setup,
-        options,
-        Placement(options.seeds, 1, 1),
-        iterations=1,
-        steps_per_iteration=1,
-        log_every=1,
-    )
+    job = assembly.make_job(setup, options, Placement(options.seeds, 1, 1))
     like = programs.without_frozen(jax.eval_shape(job.learner.init, job.start))
     found = checkpoint.peek(Path(options.out) / "checkpoints" / kind, like)
     if found is None:
@@ -188,7 +180,7 @@ def require_base(digest: str, flag: str, run: str) -> None:
       flag: name of the flag that names the run, for messages.
       run: its folder.
     """
-    stored = json.loads((Path(run) / folder.CONFIG).read_text(encoding="utf-8"))
+    stored = folder.read_settings(Path(run))
     provenance.require_data(provenance.BASE, digest, stored.get("resolved", {}), f"--{flag}={run}")
 
 

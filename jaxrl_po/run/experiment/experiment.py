@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
+import numpy as np
+
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run.experiment import control, flags, language, models, plan, user_code
@@ -84,7 +86,7 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of flags, with names for objects; raises ConfigError for one that no flag takes."""
     named = dict(values)
     for name, value in values.items():
-        plain = isinstance(value, bool | int | float | str | list | tuple | os.PathLike)
+        plain = isinstance(value, int | float | np.generic | str | list | tuple | os.PathLike)
         if not plain or isinstance(value, AnyTask):
             if name not in user_code.FLAGS:
                 raise ConfigError(

@@ -67,8 +67,6 @@ class _Integer(absl_flags.IntegerParser):
 class _Integers(absl_flags.ArgumentParser):
     """Integers separated by commas, e.g. `64,64`."""
 
-    syntactic_help = "integers separated by commas"
-
     def parse(self, argument: Any) -> tuple[int, ...]:
         return (
             argument
@@ -76,23 +74,14 @@ class _Integers(absl_flags.ArgumentParser):
             else tuple(_Integer().convert(item) for item in str(argument).split(",") if item)
         )
 
-    def flag_type(self) -> str:
-        return "integers separated by commas"
 
-
-_DEFINE: dict[type, Callable[..., Any]] = {
-    bool: absl_flags.DEFINE_boolean,
-    int: functools.partial(absl_flags.DEFINE, _Integer()),
-    tuple: functools.partial(absl_flags.DEFINE, _Integers()),
-    float: absl_flags.DEFINE_float,
-    str: absl_flags.DEFINE_string,
-}
-_EXPECTED = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    tuple: "integers such as 64,64",
+# Type of a value to what defines its flag, and what it takes in words.
+_TYPES: dict[type, tuple[Callable[..., Any], str]] = {
+    bool: (absl_flags.DEFINE_boolean, "true or false"),
+    int: (functools.partial(absl_flags.DEFINE, _Integer()), "an integer"),
+    tuple: (functools.partial(absl_flags.DEFINE, _Integers()), "integers such as 64,64"),
+    float: (absl_flags.DEFINE_float, "a number"),
+    str: (absl_flags.DEFINE_string, "text"),
 }
 
 
@@ -159,7 +148,8 @@ def fill(
             if name in asked:
                 fields[field.name] = asked[name]
             elif stored and name in stored:
-                assumed[field.name] = tuple(stored[name]) if _type(field) is tuple else stored[name]
+                value = stored[name]
+                assumed[field.name] = tuple(value) if isinstance(value, list) else value
             elif defaults and name in defaults:
                 assumed[field.name] = defaults[name]
         with blame({prefix: record}):
@@ -185,7 +175,7 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
         for field in settable(record):
             name, default = join(prefix, field.name), field.default
             types[name] = _type(field)
-            _DEFINE[types[name]](name, default, field.metadata["doc"], flag_values=values)
+            _TYPES[types[name]][0](name, default, field.metadata["doc"], flag_values=values)
     _absorb(values, argv, types, partial)
     return {name: values[name].value for name in types if values[name].present}
 
@@ -251,7 +241,7 @@ def _illegal(message: str, types: Mapping[str, type]) -> str:
     if name is None:
         return " ".join(message.split())
     given = message.split(f"--{name}=", 1)[1].split(": ", 1)[0]
-    return f"--{name} must be {_EXPECTED[types[name]]}, got {given!r}"
+    return f"--{name} must be {_TYPES[types[name]][1]}, got {given!r}"
 
 
 # What other libraries call a field, where the letters of our name do not tell.

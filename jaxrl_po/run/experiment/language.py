@@ -19,7 +19,6 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
     assembly,
     composition,
-    flags,
     methods,
     models,
     presets,
@@ -107,15 +106,13 @@ class Options(RunOptions):
             raise ConfigError(
                 f"environment must be left out with algorithm={self.algorithm}, which samples none"
             )
-        for name, wanted, why in (
-            ("distributed", False, "environments run in one process"),
-            ("task", "file", "its prompts come from a file"),
-        ):
-            if getattr(self, name) != wanted:
-                raise ConfigError(
-                    f"{name} must be {flags.shown(wanted)} with environment={self.environment}: "
-                    f"{why}"
-                )
+        beside = f"with environment={self.environment}"
+        if self.distributed:
+            raise ConfigError(
+                f"distributed must be false {beside}: environments run in one process"
+            )
+        if self.task != "file":
+            raise ConfigError(f"task must be file {beside}: its prompts come from a file")
 
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
@@ -130,17 +127,10 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     else:
         require_room(records, start)
     policy, critic = composition.sharded(records, start, placement)
+    verify, columns = rewarded is None, None if hosted is None else hosted.scene.columns
+    teacher = models.teacher(SCRIPT, records, task)
     composed = composition.Composition(
-        records,
-        algorithm,
-        placement,
-        start,
-        settings,
-        models.teacher(SCRIPT, records, task),
-        verify=rewarded is None,
-        columns=None if hosted is None else hosted.scene.columns,
-        policy=policy,
-        critic=critic,
+        records, algorithm, placement, start, settings, teacher, verify, columns, policy, critic
     )
     filtered = composition.filtered(settings, policy)
     data = None if isinstance(task, Dialogue) else task.data
@@ -276,40 +266,35 @@ def require_room(records: Mapping[str, Any], start: models.Start) -> None:
 
 def sections(options: Options) -> dict[str, type]:
     """Prefix to record class, besides the algorithm's."""
-    judge = (
-        {"reward_model": language.ModelSettings, "preferences": language.Preferences}
-        if options.reward == MODEL
-        else {}
-    )
-    pretrained = bool(models.root(options.init_from))
-    supervised_ = options.algorithm in methods.SUPERVISED
-    critic = pretrained and options.algorithm in methods.WITH_CRITIC
-    return {
-        "task": tasks.entry(options.task).settings,
-        "problem": demonstrations.Settings
-        if supervised_
-        else Sampling
-        if options.environment or tasks.is_dialogue(options.task)
-        else language.Settings,
-        **({"environment": conversations.Settings} if options.environment else {}),
-        "model": Computation if pretrained else language.ModelSettings,
-        **({"critic": language.ModelSettings} if critic else {}),
-        **({} if options.environment or supervised_ else {"sampler": language.Sampler}),
-        **(
-            {"reward": rewarding.Settings}
-            if rewarding.functions(options) and not options.environment
-            else {}
-        ),
-        "lora": models.Adapters,
-        **({} if supervised_ else {"warm_start": language.WarmStart}),
-        **judge,
-        **({"reference": reference.Settings} if options.algorithm in methods.WITH_CRITIC else {}),
+    hosted, pretrained = bool(options.environment), bool(models.root(options.init_from))
+    samples = options.algorithm not in methods.SUPERVISED
+    critic, judge = options.algorithm in methods.WITH_CRITIC, options.reward == MODEL
+    problem: type = language.Settings
+    if not samples:
+        problem = demonstrations.Settings
+    elif hosted or tasks.is_dialogue(options.task):
+        problem = Sampling
+    each = {
+        "task": (True, tasks.entry(options.task).settings),
+        "problem": (True, problem),
+        "environment": (hosted, conversations.Settings),
+        "model": (True, Computation if pretrained else language.ModelSettings),
+        "critic": (critic and pretrained, language.ModelSettings),
+        "sampler": (samples and not hosted, language.Sampler),
+        "reward": (not hosted and rewarding.functions(options), rewarding.Settings),
+        "lora": (True, models.Adapters),
+        "warm_start": (samples, language.WarmStart),
+        "reward_model": (judge, language.ModelSettings),
+        "preferences": (judge, language.Preferences),
+        "reference": (critic, reference.Settings),
     }
+    return {prefix: record for prefix, (wanted, record) in each.items() if wanted}
 
 
-def named(options: Options) -> str:
-    """What a run is about: its environment, or its task."""
-    return options.environment or options.task
+def title(records: Mapping[str, Any]) -> str:
+    """The method, and what it is on: an environment or a task."""
+    options = records[""]
+    return f"{options.algorithm} on {user_code.short(options.environment or options.task)}"
 
 
 SCRIPT = Script(
@@ -323,7 +308,7 @@ SCRIPT = Script(
     steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,
     shards_params=lambda options: options.shard_params,
     build=build,
-    title=lambda records: f"{records[''].algorithm} on {user_code.short(named(records['']))}",
+    title=title,
     unit="completions",
     curves=(Series("accuracy", "training"), Series("greedy_accuracy", "held-out greedy")),
     y_label="accuracy (share right)",

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,36 +57,40 @@ class Adapters:
         return lora.Lora(self.rank, self.alpha, names)
 
 
-def root(init_from: str) -> str:
+def root(init_from: str, *seen: str) -> str:
     """The pretrained model that a run begins with, itself or through earlier runs.
 
     Args:
       init_from: the value of `--init_from`.
+      seen: absolute paths of folders that it must not lead to, such as one that is overwritten.
 
     Returns:
       Its folder or GGUF file; empty where all began with a model of ours, or with what is neither.
 
     Raises:
-      UserCodeError: a folder on the way, or its `config.json`, is missing.
+      UserCodeError: a folder on the way, or its `config.json`, is missing, or leads back.
     """
-    if not init_from:
-        return ""
-    if Path(init_from).is_file():
+    if not init_from or os.path.isfile(init_from):
         return init_from
-    path = Path(init_from) / folder.CONFIG
-    if not path.is_file():
+    here, path = os.path.abspath(init_from), os.path.join(init_from, folder.CONFIG)
+    if here in seen:
+        raise UserCodeError(
+            f"--init_from leads back to {init_from}, which another run replaces, or has replaced: "
+            "keep the run that others began with"
+        )
+    if not os.path.isfile(path):
         raise UserCodeError(
             f"--init_from={init_from} must be the folder of a run of jaxrl-po language or of a "
             f"pretrained model, or a GGUF file; it holds no {folder.CONFIG}"
         )
     try:
-        stored = dict(json.loads(path.read_text(encoding="utf-8-sig")))
+        stored = dict(json.loads(Path(path).read_text(encoding="utf-8-sig")))
     except (TypeError, ValueError):
         raise UserCodeError(
             f"--init_from={init_from} holds a {folder.CONFIG} that is damaged"
         ) from None
     if "script" in stored:
-        return root(stored.get("init_from", ""))
+        return root(stored.get("init_from", ""), here, *seen)
     return init_from if "model_type" in stored or "architectures" in stored else ""
 
 
@@ -105,7 +110,7 @@ def require_effect(argv: Sequence[str], record: type) -> None:
         raise UsageError(
             "--lora.rank must lie in [1, inf), got 0; left out, every parameter is trained"
         )
-    if not root(options.init_from):
+    if not root(options.init_from, *[os.path.abspath(options.out)] * options.overwrite):
         return
     for name in given:
         prefix, _, field = name.partition(".")
@@ -225,13 +230,12 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
             )
     elif options.init_from:
         params = of_run(script, records, task, whole)
+    elif adapters.rank and options.compile_for:  # no machine need hold the parameters
+        dtype = DTYPES[records["model"].dtype]
+        shapes = whole.parameter_shapes()
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
+        return Start(task, whole.clone(lora=adapters.lora), params, base, "")
     elif adapters.rank:
-        if options.compile_for:  # no machine need hold the parameters
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, DTYPES[records["model"].dtype]),
-                whole.parameter_shapes(),
-            )
-            return Start(task, whole.clone(lora=adapters.lora), shapes, base, "")
         drawn = jax.jit(whole.init)(
             jax.random.key(options.seed), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
         )

@@ -70,32 +70,25 @@ def plan_of(
         raise ConfigError(f"steps_per_iteration must lie in {COUNT}, got {steps_per_iteration}")
     if score and evaluate is None:
         raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
+    total = iterations * steps_per_iteration
+    lasting: Any = {"seeds": seeds, "seed": seed, "eval_every": eval_every, "total_steps": total}
     options = Options(
-        seeds=seeds,
-        seed=seed,
-        total_steps=iterations * steps_per_iteration,
-        log_every=log_every,
-        eval_every=eval_every,
-        out=str(out),
-        resume=resume,
-        overwrite=overwrite,
+        **lasting, log_every=log_every, out=str(out), resume=resume, overwrite=overwrite
     )
     config.check(options)
     stored = _earlier(options, iterations)
     before = stored.get("resolved", {})
     settings: dict[str, Any] = {
-        "seeds": seeds,
-        "seed": seed,
+        **lasting,
         "steps_per_iteration": steps_per_iteration,
         "log_every": log_every or stored.get("log_every") or max(1, iterations // LINES),
-        "eval_every": eval_every,
-        "total_steps": options.total_steps,
         "score": score,
     }
     folder.require_same(settings, stored, str(out))
     placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
+    setup = assembly.Setup(learner, evaluate, score)
     job = assembly.make_job(
-        assembly.Setup(learner, evaluate, score),
+        setup,
         options,
         placement,
         iterations=iterations,
@@ -112,10 +105,13 @@ def plan_of(
         title="training",
         options=options,
         settings={"script": TRAIN, **settings, "resolved": provenance.go_on(now, before)},
+        setup=setup._replace(
+            curves=tuple(Series(name, metrics.label(name)) for name in shown),
+            y_label=_y_label(shown),
+        ),
+        placement=placement,
         job=job,
         unit="iterations" if steps_per_iteration == 1 else "steps",
-        curves=[Series(name, metrics.label(name)) for name in shown],
-        y_label=_y_label(shown),
         notes=_on_one_core(seeds),
     )
 

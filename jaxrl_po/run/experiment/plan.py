@@ -6,18 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.devices.virtual import VIRTUAL
 from jaxrl_po.run.experiment import assembly, flags, microbatches, optimization, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.experiment.options import LINES, Options
-from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import exporters, folder, metrics, provenance
 
@@ -35,15 +32,11 @@ class Plan(NamedTuple):
       title: for display.
       options: of the run as a whole.
       settings: the content of `config.json`.
+      setup: of one seed, with the curves to draw, which are also shown while it runs.
+      placement: on devices.
       job: over all seeds and devices.
       unit: name of a step, plural.
-      curves: metrics to show while it runs, after the score, and to draw, with their labels.
-      y_label: of the curves.
       notes: lines that are shown before the run.
-      initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
-      rewarded: scores on the host, to be closed; None if there are none.
-      placement: on devices.
-      axes: of the parameters, see `Setup`.
       counted: bytes that a device needs as counted from shapes; None where they are not.
       refit: the bytes that the programs of a device need to the plan with more microbatches; None
         where they fit. It raises RunError where no number does; None where that was not left open.
@@ -52,15 +45,11 @@ class Plan(NamedTuple):
     title: str
     options: Options
     settings: dict[str, Any]
+    setup: Setup
+    placement: Placement
     job: programs.Job
     unit: str
-    curves: Sequence[Series]
-    y_label: str
     notes: Sequence[str] = ()
-    initial: str = ""
-    rewarded: HostScore | None = None
-    placement: Placement | None = None
-    axes: LogicalAxes | None = None
     counted: int | None = None
     refit: "Callable[[int], Plan | None] | None" = None
 
@@ -87,11 +76,7 @@ class Plan(NamedTuple):
         if self.options.tensorboard and processes.is_writer():
             found.append(exporters.TensorBoard(out / "tensorboard"))
         if self.options.wandb and processes.is_writer():
-            config = {
-                name: value
-                for name, value in self.settings.items()
-                if name not in ("script", "resolved")
-            }
+            config = {k: v for k, v in self.settings.items() if k not in ("script", "resolved")}
             found.append(exporters.WeightsAndBiases(self.options.wandb, out, self.title, config))
         return found
 
@@ -129,6 +114,9 @@ def prepare(
         )
         begun = script.continued(records) if before else records
         setup = script.build(begun, ALGORITHMS[options.algorithm], placement)
+        setup = setup._replace(
+            curves=setup.curves or script.curves, y_label=setup.y_label or script.y_label
+        )
         if placement.cuts_params and setup.axes is None:
             raise UsageError(
                 f"--mesh={options.mesh}: model is for jaxrl-po language; the networks of "
@@ -165,15 +153,11 @@ def prepare(
         f"{script.title(records)}, {metrics.counted(options.seeds, 'seeds')}",
         options,
         {"script": script.name, **lasting, "resolved": {"tuned": tuned, **resolved}},
+        setup,
+        placement,
         job,
         script.unit,
-        setup.curves or script.curves,
-        setup.y_label or script.y_label,
         _notes(setup, job, options, tuned, changes),
-        setup.initial,
-        setup.rewarded,
-        placement,
-        setup.axes,
     )
     plan = plan if fit is None else _fitted(plan, fit)
     return plan._replace(refit=None) if chosen else plan
@@ -338,7 +322,18 @@ def settle(
       UsageError: the run is shorter than an iteration, or nothing is learned in it.
     """
     options, settled = records[""], dict(records)
-    iterations = count_iterations(options.total_steps, script.steps(records), script.unit)
+    of_one = script.steps(records)
+    if 0 < options.total_steps < of_one:
+        raise UsageError(
+            f"--total_steps={options.total_steps} must be 0 or at least {of_one}, the "
+            f"{script.unit} of one iteration"
+        )
+    iterations = options.total_steps // of_one
+    if iterations >= 2**31:  # a state counts them in 32 bits
+        raise UsageError(
+            f"--total_steps={options.total_steps} must make fewer than {2**31:,} iterations, each "
+            f"of {of_one} {script.unit}"
+        )
     defaults = script.defaults(options, flags.flatten(records))
     schedule = vars(records["config"]).get("schedule", optimization.AUTO)
     decays = DECAY in defaults if schedule == optimization.AUTO else True
@@ -349,13 +344,17 @@ def settle(
         warm_up = min(defaults[WARM_UP], iterations // 10)
         settled["config"] = dataclasses.replace(settled["config"], warm_up_iterations=warm_up)
     decay_iterations = vars(settled["config"]).get("decay_iterations", 0)
-    if resumed and 0 < decay_iterations < iterations:
+    if 0 < decay_iterations < iterations:
+        if resumed:
+            raise UsageError(
+                f"--total_steps={options.total_steps} must stay as it was: the step size of this "
+                f"run falls to 0 in its {decay_iterations} iterations. Begin another one, with "
+                "more steps or with --config.decay_iterations=0"
+            )
         raise UsageError(
-            f"--total_steps={options.total_steps} must stay as it was: the step size of this run "
-            f"falls to 0 in its {decay_iterations} iterations. Begin another one, with more steps "
-            "or with --config.decay_iterations=0"
+            f"--config.decay_iterations={decay_iterations} must be 0 or at least "
+            f"{iterations}, the iterations of --total_steps: the learning rate is 0 after it"
         )
-    require_learning(settled["config"], iterations)
     return settled, iterations
 
 
@@ -367,23 +366,3 @@ def sections_of(script: Script, options: Any) -> dict[str, type]:
         "config": optimization.settings_of(algorithm),
         **script.sections(options),
     }
-
-
-def count_iterations(total_steps: int, steps_per_iteration: int, unit: str) -> int:
-    """Whole iterations in `total_steps`; raises UsageError if positive but below one iteration."""
-    if 0 < total_steps < steps_per_iteration:
-        raise UsageError(
-            f"--total_steps={total_steps} must be 0 or at least {steps_per_iteration}, the "
-            f"{unit} of one iteration"
-        )
-    return total_steps // steps_per_iteration
-
-
-def require_learning(settings: Any, iterations: int) -> None:
-    """Raises UsageError if the learning rate would decay to 0 before the last iteration."""
-    decay_iterations = vars(settings).get("decay_iterations", 0)
-    if 0 < decay_iterations < iterations:
-        raise UsageError(
-            f"--config.decay_iterations={decay_iterations} must be 0 or at least "
-            f"{iterations}, the iterations of --total_steps: the learning rate is 0 after it"
-        )

@@ -27,8 +27,7 @@ from jaxrl_po.run.experiment import (
     models,
     user_code,
 )
-from jaxrl_po.run.experiment import language as language_command
-from jaxrl_po.run.experiment.experiment import with_names
+from jaxrl_po.run.experiment.experiment import SCRIPTS, with_names
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.store.checkpoint import CheckpointError
@@ -154,8 +153,8 @@ def load(
             raise UsageError(f"{name} is no argument of load: {known}")
         if learner is not None:
             return _of_learner(learner, str(folder), checkpoint, seed)
-        scripts = (control.SCRIPT, language_command.SCRIPT)
-        script, records = earlier.read_any(scripts, "folder", str(folder), with_names(own))
+        scripts, own = SCRIPTS.values(), with_names(own)
+        script, records = earlier.read_any(scripts, "folder", str(folder), own)
         earlier.require_seed("seed", seed, records[""].seeds, "folder", str(folder))
         _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
     state, settings = of_seed(stacked, seed), flags.flatten(records)

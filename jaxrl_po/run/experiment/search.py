@@ -107,7 +107,7 @@ def draw(name: str, written: str, count: int, generator: np.random.Generator) ->
         return [values[i] for i in generator.integers(len(values), size=count)]
     try:
         low, high = map(float, values)
-        if not (low < high and (low > 0 or kind == "uniform")):
+        if not (0 < high - low < np.inf and (low > 0 or kind == "uniform")):
             raise ValueError
     except ValueError:
         positive = "0 < " * (kind == "log_uniform")

@@ -13,7 +13,6 @@ from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
-from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
     assembly,
     control,
@@ -32,7 +31,6 @@ from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.store import folder, metrics
 
-ALONE = Placement(1, 1, 1)
 PROGRAMS = "programs"  # folder of their runs
 OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every")
 OF_A_RUN_ALONE = ("distributed", "tensorboard", "wandb", "deterministic", "reproducible")
@@ -151,11 +149,8 @@ def carry_out(
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
                 records_of = [records for _, records in group]
-                if leave_early:
-                    of_group = records_of, options, given, place, title
-                    result = interrupts.in_thread(run, *of_group)
-                else:
-                    result = run(records_of, options, given, place, title)
+                of_group = records_of, options, given, place, title
+                result = interrupts.in_thread(run, *of_group) if leave_early else run(*of_group)
                 rows += [
                     {"flags": combination, **result, "scores": scores}
                     for (combination, _), scores in zip(group, result["scores"], strict=True)
@@ -264,7 +259,7 @@ def check(group: Group, options: Options, given: Collection[str]) -> None:
 
 def build(records: Mapping[str, Any]) -> assembly.Setup:
     """The setup of a combination."""
-    return control.build(records, methods.ALGORITHMS[records[""].algorithm], ALONE)
+    return control.build(records, methods.ALGORITHMS[records[""].algorithm], vmapped.ALONE)
 
 
 def run(

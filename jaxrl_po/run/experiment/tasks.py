@@ -153,20 +153,14 @@ DIALOGUES = {
     "higher_lower": TaskEntry(HigherLower, language.dialogues.higher_lower),
     "calculator": TaskEntry(Calculator, language.dialogues.calculator),
 }
-TASKS = (
-    GENERATED
-    | DIALOGUES
-    | {
-        RANDOM: TaskEntry(RandomPrompts, language.tasks.random_prompts),
-        FILE: TaskEntry(tables.File, tables.from_file, in_text=True),
-        "reasoning_gym": TaskEntry(
-            tables.ReasoningGym,
-            tables.from_reasoning_gym,
-            "jaxrl_po.run.data.reasoning:score_answer",
-            in_text=True,
-        ),
-    }
-)
+SCORE = "jaxrl_po.run.data.reasoning:score_answer"
+TASKS = {
+    **GENERATED,
+    **DIALOGUES,
+    RANDOM: TaskEntry(RandomPrompts, language.tasks.random_prompts),
+    FILE: TaskEntry(tables.File, tables.from_file, in_text=True),
+    "reasoning_gym": TaskEntry(tables.ReasoningGym, tables.from_reasoning_gym, SCORE, in_text=True),
+}
 
 
 def make(

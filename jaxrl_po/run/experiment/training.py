@@ -191,8 +191,8 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
     """
     with contextlib.ExitStack() as stack:
         with processes.together(), flags.blame({"": type(plan.options)}):
-            if plan.rewarded is not None:
-                stack.enter_context(plan.rewarded)
+            if plan.setup.rewarded is not None:
+                stack.enter_context(plan.setup.rewarded)
             if plan.job.rollouts is not None:
                 stack.enter_context(contextlib.closing(plan.job.rollouts))
             out = stack.enter_context(_place(plan))
@@ -202,9 +202,7 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
             plan.title,
             plan.job.iterations * plan.job.steps_per_iteration,
             unit=plan.unit,
-            watch=sorted(
-                (series.metric for series in plan.curves), key=lambda name: name != plan.job.score
-            ),
+            watch=sorted((x.metric for x in plan.setup.curves), key=lambda x: x != plan.job.score),
             num_seeds=plan.job.num_seeds,
             quiet=not processes.is_writer(),
         )
@@ -217,13 +215,12 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
         if processes.is_writer() and plan.options.out:
             # An interrupted run's last line may lack an evaluation.
             ended = outcome.idle or outcome.stopped
-            if plan.job.score and (ended or rows[-1]["iteration"] == plan.job.iterations):
+            whole = ended or (rows and rows[-1]["iteration"] == plan.job.iterations)
+            score, initial = plan.job.score, plan.setup.initial
+            if score and whole:
+                resolved = plan.settings["resolved"]
                 content = metrics.summary(
-                    rows,
-                    plan.options,
-                    plan.settings["resolved"],
-                    score=plan.job.score,
-                    initial=plan.initial,
+                    rows, plan.options, resolved, score=score, initial=initial
                 )
                 content |= {"stopped": outcome.stopped} if outcome.stopped else {}
                 folder.write_json(out / "summary.json", content)
@@ -249,14 +246,10 @@ def _train(
     with progress, exporters.Exporting(progress, plan.exporters(out)) as reporter:
         for note in plan.notes:
             progress.report(f"{plan.title}: {note}")
+        job, resume = plan.job_in(out, progress.report), plan.options.resume
         try:
             return runner.run(
-                plan.job_in(out, progress.report),
-                out,
-                reporter,
-                resume=plan.options.resume,
-                leave_early=leave_early,
-                on_row=on_row,
+                job, out, reporter, resume=resume, leave_early=leave_early, on_row=on_row
             )
         except CheckpointError as error:
             raise UsageError(
@@ -269,7 +262,7 @@ def draw(plan: Plan, out: Path) -> list[Row]:
     rows = metrics.read(out / runner.METRICS)
     if processes.is_writer() and plan.options.out:
         panel = plotting.Panel(
-            rows, plan.curves, plan.title, f"{plan.unit}, each seed", plan.y_label
+            rows, plan.setup.curves, plan.title, f"{plan.unit}, each seed", plan.setup.y_label
         )
         with plotting.beside(out / "curves.png"):
             plotting.save([panel], out / "curves.png")
@@ -309,5 +302,5 @@ def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
             "easy for the policy: warm start it further, choose another difficulty, or raise "
             "--problem.group_size"
         )
-    score = f"{metrics.in_words(rows, plan.job.score)}; " if plan.job.score else ""
+    score = f"{metrics.in_words(rows, plan.job.score)}; " if plan.job.score and rows else ""
     return f"done: {score}results in {plan.options.out}"

@@ -17,6 +17,7 @@ from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import metrics
 from jaxrl_po.types import Row
 
+ALONE = parallel.Placement(1, 1, 1)  # of one seed, which is then vmapped
 Curves = Mapping[str, npt.NDArray[np.float64]]
 """Name to `[N, E]`: N runs, E evaluations."""
 

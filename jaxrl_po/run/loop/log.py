@@ -68,11 +68,8 @@ class Log:
     def idle(self, iteration: int, fields: Row) -> int:
         """Consecutive iterations, up to this one, without a learning signal in any seed."""
         signal = fields.get(SIGNAL)
-        return (
-            0
-            if signal is None or np.any(np.asarray(signal, np.float64) > 0)
-            else iteration - self._signalled
-        )
+        learned = signal is None or np.any(np.asarray(signal, np.float64) > 0)
+        return 0 if learned else iteration - self._signalled
 
     def write(self, row: Row) -> bool:
         """Appends a line; returns whether its score is the best so far."""

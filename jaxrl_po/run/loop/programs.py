@@ -15,15 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.devices.compilation import (
-    Memory,
-    compiled,
-    is_light,
-    memory_of,
-    side_by_side,
-)
+from jaxrl_po.run.devices.compilation import Memory, compiled, is_light, memory_of, side_by_side
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.loop.supervised import Warm, shared
+from jaxrl_po.run.loop.supervised import Warm
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
 
 SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
@@ -244,22 +238,12 @@ def compile_programs(job: Job) -> Programs:
     # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
     like = with_shardings(shapes, placed)
-    on_host = job.rollouts is not None
-    (chunk, memory_of_chunk), (evaluate, of_evaluation), describe = side_by_side(
+    (chunk, memory), (evaluate, of_evaluation), describe = side_by_side(
         lambda: compile_kind(job, like, placed),
-        lambda: (job.evaluate, None) if on_host else compile_evaluate(job, like),
+        lambda: compile_evaluate(job, like),
         lambda: job.examples and compile_describe(job, job.examples, like),
     )
-    return Programs(
-        init=init,
-        warm=warm,
-        chunk=chunk,
-        evaluate=evaluate,
-        describe=describe,
-        like=like,
-        memory=memory_of_chunk,
-        evaluation=of_evaluation,
-    )
+    return Programs(init, warm, chunk, evaluate, describe, like, memory, of_evaluation)
 
 
 def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
@@ -274,9 +258,9 @@ def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Mem
 
 
 def compile_evaluate(job: Job, like: TrainState) -> tuple[Any, Memory | None]:
-    """The evaluation of a run in its program, and its memory; None without one."""
-    if job.evaluate is None:
-        return None, None
+    """The evaluation of a run, and its memory; None without one, or on the host."""
+    if job.evaluate is None or job.rollouts is not None:
+        return job.evaluate, None
     measured, judge = compiled(job.evaluate, like, out_shardings=job.replicated), job.judge
     evaluate = measured if judge is None else lambda state: judge(measured(state))
     return evaluate, memory_of(measured, like)
@@ -295,14 +279,10 @@ def compile_init(job: Job) -> tuple[Any, Warm | None]:
     if job.warm is None:
         return compiled(job.learner.init, job.start, light=light), None
     begin = compiled(job.warm.begin, job.start, light=light)
-    fit = with_shardings(jax.eval_shape(job.warm.begin, job.start), begin.output_shardings)
+    placed = begin.output_shardings
+    fit = with_shardings(jax.eval_shape(job.warm.begin, job.start), placed)
     advance = compiled(
-        job.warm.advance,
-        fit,
-        np.int32(0),
-        *shared(job.given),
-        donate_argnums=0,
-        out_shardings=begin.output_shardings,
+        job.warm.advance, fit, np.int32(0), job.given, donate_argnums=0, out_shardings=placed
     )
     init = compiled(job.warm.init, (job.start, fit.params), light=light)
     return init, job.warm._replace(begin=begin, advance=advance)
@@ -343,14 +323,9 @@ def chunk_of(job: Job) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]
 def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """A chunk as one program, and its memory."""
     program = compiled(
-        chunk_of(job),
-        like,
-        np.int32(0),
-        donate_argnums=0,
-        out_shardings=(placed, job.replicated),
+        chunk_of(job), like, np.int32(0), donate_argnums=0, out_shardings=(placed, job.replicated)
     )
-    peak = memory_of(program, like)
-    return in_calls(program), peak
+    return in_calls(program), memory_of(program, like)
 
 
 def in_calls(program: Any) -> Chunk:
@@ -395,22 +370,18 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
         learner.update, like, batch, donate_argnums=0, out_shardings=(placed, job.replicated)
     )
 
-    def chunk(
-        state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
-    ) -> tuple[TrainState, Metrics, int]:
-        begun, rows = int(np.max(state.step)), []
-        for i in range(n):
-            if i and processes.any_of(stop.is_set()):
-                break
-            state, batch = sample(state)
-            batch, of_score = give(batch, first=begun + i == 0, report=report)
-            # At once with the next one, sums over CPU devices can wait for each other for ever.
-            state, row = jax.block_until_ready(update(state, batch))
-            rows.append({**row, **of_score})
-        return state, stacked(rows), len(rows)
+    def sample_score_update(
+        state: TrainState, report: Callable[[str], None]
+    ) -> tuple[TrainState, Metrics]:
+        first = not np.max(state.step)
+        state, batch = sample(state)
+        batch, of_score = give(batch, first=first, report=report)
+        # At once with the next one, sums over CPU devices can wait for each other for ever.
+        state, row = jax.block_until_ready(update(state, batch))
+        return state, {**row, **of_score}
 
     peaks = [memory_of(program, like) for program in (sample, update)]
-    return chunk, max(peaks, key=lambda each: each.peak or 0)
+    return one_by_one(sample_score_update), max(peaks, key=lambda each: each.peak or 0)
 
 
 class RolloutsFailed(Exception):
@@ -435,14 +406,25 @@ def compile_with_rollouts(
     def iterate(state: TrainState, recording: PyTree) -> tuple[TrainState, Metrics]:
         return job.learner.step(rollouts.with_recording(state, recording))
 
-    program = compiled(
-        iterate,
-        like,
-        rollouts.recording(),
-        donate_argnums=0,
-        out_shardings=(placed, job.replicated),
-    )
+    recording, placed = rollouts.recording(), (placed, job.replicated)
+    program = compiled(iterate, like, recording, donate_argnums=0, out_shardings=placed)
     rollouts.compile(like)
+
+    def record_and_iterate(
+        state: TrainState, report: Callable[[str], None]
+    ) -> tuple[TrainState, Metrics]:
+        begun = time.perf_counter()
+        state, recording = rollouts.record(state, report)
+        state, row = jax.block_until_ready(program(state, recording))
+        return state, {**row, **rollouts.metrics(time.perf_counter() - begun)}
+
+    return one_by_one(record_and_iterate), memory_of(program, like)
+
+
+def one_by_one(
+    iterate: Callable[[TrainState, Callable[[str], None]], tuple[TrainState, Metrics]],
+) -> Chunk:
+    """A chunk as iterations with work on the host: between two it can be stopped."""
 
     def chunk(
         state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
@@ -451,16 +433,14 @@ def compile_with_rollouts(
         for i in range(n):
             if i and processes.any_of(stop.is_set()):
                 break
-            begun = time.perf_counter()
             try:
-                state, recording = rollouts.record(state, report)
+                state, row = iterate(state, report)
             except PoolError as error:
                 raise RolloutsFailed(error, state, rows) from error
-            state, row = jax.block_until_ready(program(state, recording))
-            rows.append({**row, **rollouts.metrics(time.perf_counter() - begun)})
+            rows.append(row)
         return state, stacked(rows), len(rows)
 
-    return chunk, memory_of(program, like)
+    return chunk
 
 
 def stacked(rows: Sequence[Metrics]) -> Metrics:

@@ -30,7 +30,7 @@ from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write
 from jaxrl_po.run.loop.programs import Job, RolloutsFailed
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
-from jaxrl_po.types import Metrics, PyTree, Row, TrainState
+from jaxrl_po.types import Metrics, Row, TrainState
 
 SKIPPED, NO_ACTION = "skipped", "frac_no_action"
 METRICS, EXAMPLES, ASIDE = "metrics.jsonl", "samples.jsonl", ".chunk.json"
@@ -239,17 +239,12 @@ class _Run:
 
     def initial_state(self, leave_if_interrupted: Callable[[], None]) -> TrainState:
         """The state before the first iteration, after a warm start if there is one."""
-        start: PyTree = self.job.start
-        if self.programs.warm is not None:
+        start, warm, show = self.job.start, self.programs.warm, self.reporter.phase
+        if warm is not None:
             fitted = supervised.run(
-                self.programs.warm,
-                self.job.start,
-                self.wait_for,
-                self.reporter.phase,
-                leave_if_interrupted,
-                given=self.job.given,
+                warm, start, self.wait_for, show, leave_if_interrupted, given=self.job.given
             )
-            start = self.job.start, fitted
+            start = start, fitted
         self.reporter.phase("initialising")
         state: TrainState = self.wait_for(self.programs.init, start)[0]
         return state  # which holds its own copy of the parameters

@@ -22,8 +22,7 @@ class Warm(NamedTuple):
     Attributes:
       settings: of the warm start.
       begin: `start -> fit`, before the first step; `start` is the argument of `Learner.init`.
-      advance: `(fit, done, given) -> fit`, see `warm_start.advance`; `given` is `Job.given`, left
-        out where that is None.
+      advance: `(fit, done, given) -> fit`, see `warm_start.advance`; `given` is `Job.given`.
       init: `(start, params) -> state` takes a pair: what `Learner.init` makes of the start where
         the warm start gives these parameters.
     """
@@ -63,17 +62,12 @@ def in_parts(
         start, params = pair
         return make(lambda *_: params).init(start)
 
-    def advance(fit: Fit, done: Any, given: PyTree = None) -> Fit:
+    def advance(fit: Fit, done: Any, given: PyTree) -> Fit:
         model = policy if policy.lora is None else lora.over(policy, given)
         source = task if isinstance(task, Dialogue) else reading(task, given)
         return warm_start.advance(model, source, settings, fit, done)
 
     return Warm(settings, begin, advance, init)
-
-
-def shared(given: PyTree) -> tuple[PyTree, ...]:
-    """The argument `given` of `Warm.advance`, or none."""
-    return () if given is None else (given,)
 
 
 def run(
@@ -99,7 +93,7 @@ def run(
     fit, _ = wait_for(warm.begin, start)
     accuracy = processes.whole(fit.accuracy)
     while warm_start.unfinished(settings, done, accuracy).any():
-        fit, _ = wait_for(warm.advance, fit, np.int32(done), *shared(given))
+        fit, _ = wait_for(warm.advance, fit, np.int32(done), given)
         leave_if_interrupted()
         done, accuracy = min(done + BETWEEN, settings.steps), processes.whole(fit.accuracy)
         each = max(time.perf_counter() - begun, 0.0) / done  # a clock may jump

@@ -126,24 +126,18 @@ def require_name(out: str) -> None:
         Path(out).exists()  # raises where a name is too long
     except OSError as error:
         raise UsageError(f"--out={out} cannot be used: {error.strerror}") from None
-    for link in (Path(out), *Path(out).absolute().parents):
-        if link.is_symlink() and not link.exists():
-            raise UsageError(f"--out={out}: {_leads_nowhere(link)}")
+    require_links(f"--out={out}", Path(out), Path(out).absolute().parents)
 
 
-def require_links(flag: str, folder: Path, names: Sequence[str] = LINKED) -> None:
+def require_links(flag: str, folder: Path, names: Sequence[str | Path] = LINKED) -> None:
     """Raises UsageError where a folder, or one of the names in it, is a link that leads nowhere.
 
-    What it stands for may lie on a disk that is not mounted now.
+    What it stands for may lie on a disk that is not mounted now. A name may be an absolute path.
     """
     for path in (folder, *(folder / name for name in names)):
         if path.is_symlink() and not os.path.exists(path):
-            raise UsageError(f"{flag}: {_leads_nowhere(path)}")
-
-
-def _leads_nowhere(link: Path) -> str:
-    leads = f"{link} is a link to {os.readlink(link)}, which is not there"
-    return f"{leads}; mount that disk, or mend the link"
+            leads = f"{path} is a link to {os.readlink(path)}, which is not there"
+            raise UsageError(f"{flag}: {leads}; mount that disk, or mend the link")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -310,7 +310,8 @@ def summary(
     """The content of `summary.json`; `steps` counts one seed, `steps_per_second` all of them.
 
     Args:
-      rows: the lines of the run, of which the first and the last hold an evaluation.
+      rows: the lines of the run, of which the last holds an evaluation; those before a resume may
+        have been removed.
       options: of the run as a whole.
       resolved: what the flags left open, such as the placement; see `launch.Plan`.
       score: name of the evaluated score.
@@ -319,7 +320,7 @@ def summary(
     first, last = rows[0], rows[-1]
     seconds = sum(row.get("time/seconds", 0.0) for row in rows)
     return {
-        **({initial: first[score]} if initial else {}),
+        **({initial: first[score]} if initial and first["iteration"] == 0 else {}),
         score: last[score],
         f"{score}_iqm": last[f"{score}/iqm"],
         "steps": last["step"],
@@ -349,7 +350,8 @@ def in_words(rows: Sequence[Row], score: str) -> str:
     if len(final) == 1:
         return said
     said += f", worst seed {final.min():.4g}"
-    start = float(mean(np.array(rows[0][score], np.float64)))
+    first = next(row for row in rows if score in row)
+    start = float(mean(np.array(first[score], np.float64)))
     behind = int(np.sum(~(final - start >= 0.5 * (iqm - start)))) if iqm > start else 0
     seeds = counted(len(final), "seeds")
     return said + (f": {behind} of {seeds} gained less than half as much" if behind else "")
