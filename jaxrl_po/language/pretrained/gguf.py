@@ -15,7 +15,13 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import rope
-from jaxrl_po.language.pretrained.architectures import ARCHITECTURES, LLAMA, QWEN2, QWEN3
+from jaxrl_po.language.pretrained.architectures import (
+    ARCHITECTURES,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    rope_settings,
+)
 
 FAMILIES = (LLAMA, QWEN2, QWEN3)
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -257,13 +263,9 @@ def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[
         found = rope.Rope(theta, factor, context, low=1.0, high=4.0)
         expected = plain / rope.frequencies(size, found)
         if divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-4):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "original_max_position_embeddings": context,
-                "low_freq_factor": found.low,
-                "high_freq_factor": found.high,
-            }
+            settings = rope_settings(found)
+            del settings["rope_theta"]
+            return settings
     raise ConfigError(
         f"{FREQUENCIES} must be the divisors of Llama 3's RoPE with low_freq_factor 1 and "
         f"high_freq_factor 4, got {len(divisors)} others"

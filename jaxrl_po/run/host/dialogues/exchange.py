@@ -168,21 +168,18 @@ class Talking:
 
     def recording(self) -> Recording:
         """Shapes and dtypes of a recording, `[S, B, …]`."""
-        scene, shape = self._scene, jax.ShapeDtypeStruct
-        rows = self._shape
+        shape: Any = jax.ShapeDtypeStruct
+        scene, rows = self._scene, self._shape
         sampled = *rows, scene.max_turns * scene.settings.max_new_tokens
         number = shape(rows, np.float32)
         kept = jax.eval_shape(
             lambda logits: sampling.no_tokens(logits, scene.settings.decoding, sampled[-1]),
             shape((*rows, scene.model.vocabulary), np.float32),
         )
-        held: Any = Conversations
-        pair: Any = Mean
-        made: Any = Recording
-        recording: Recording = made(
+        return Recording(
             prompt=shape((*rows, scene.prompt_length), np.int32),
             pad=shape(rows, np.int32),
-            held=held(
+            held=Conversations(
                 tokens=shape((*rows, scene.columns), np.int32),
                 position=shape(sampled, np.int32),
                 action=shape(sampled, np.int32),
@@ -196,9 +193,8 @@ class Talking:
                 kept=kept,
             ),
             score=number,
-            measures={name: pair(number, number) for name in scene.partner.names},
+            measures={name: Mean(number, number) for name in scene.partner.names},
         )
-        return recording
 
     def compile(self, like: ActorCritic) -> None:
         """Compiles what begins and writes, by calls on zeros; `like` are shapes of parameters."""
