@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_360,
-    "shell code": 11_848,
+    "library code": 24_205,
+    "shell code": 11_755,
     "experiments code": 4_758,
     "shell import pairs": 372,
     "functions above 70 lines of code": 0,

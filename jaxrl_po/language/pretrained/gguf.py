@@ -206,11 +206,7 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
     family = entries["general.architecture"]
     _require("general.architecture", family, FAMILIES)
     _require("split.count", entries.get("split.count", 0), (0, 1))
-    own = {
-        name.removeprefix(f"{family}."): value
-        for name, value in entries.items()
-        if name.startswith(f"{family}.")
-    }
+    own = _inside(entries, f"{family}.")
     for name, value in own.items():
         if value and name not in (*SETTINGS, *OTHERS, *SCALING):
             raise ConfigError(f"{family}.{name} must be left out, got {value}")
@@ -245,6 +241,11 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
     return config
 
 
+def _inside(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Entries by what follows a prefix."""
+    return {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
+
+
 def _require(name: str, value: Any, allowed: Sequence[Any]) -> None:
     if value not in allowed:
         choices = " or ".join(map(str, allowed))
@@ -274,11 +275,7 @@ def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[
 
 def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `tokenizer.json` and `tokenizer_config.json` would hold."""
-    own = {
-        name.removeprefix("tokenizer.ggml."): value
-        for name, value in entries.items()
-        if name.startswith("tokenizer.ggml.")
-    }
+    own = _inside(entries, "tokenizer.ggml.")
     _require("tokenizer.ggml.model", own.get("model"), ("gpt2",))
     _require("tokenizer.ggml.pre", own.get("pre"), tuple(PRE_TOKENIZERS))
     _require("tokenizer.ggml.add_space_prefix", own.get("add_space_prefix", False), (False,))

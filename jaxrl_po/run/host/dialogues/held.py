@@ -108,13 +108,7 @@ class Dialogues:
         iteration, group = int(np.max(state.step)), self._scene.settings.group_size
         problem, keys = self._draw(self._acting(state))
         episodes = [
-            Episode(
-                int(row),
-                (
-                    seed_of(self._base, seed, iteration, number),
-                    seed_of(self._base, seed, iteration, number, 1 + member),
-                ),
-            )
+            self._episode(row, member, seed, iteration, number)
             for seed, rows in zip(self._seeds, np.asarray(problem), strict=True)
             for number, row in enumerate(rows)
             for member in range(group)
@@ -183,13 +177,7 @@ class Dialogues:
             numbers = np.arange(first, first + size)
             within = numbers < len(rows)
             episodes = [
-                Episode(
-                    int(rows[n]),
-                    (
-                        seed_of(self._base, drawn, n // count),
-                        seed_of(self._base, drawn, n // count, 1 + n % count),
-                    ),
-                )
+                self._episode(rows[n], n % count, drawn, n // count)
                 if inside and seed in seeds
                 else None
                 for seed in range(every)
@@ -205,6 +193,11 @@ class Dialogues:
             lambda x: x.reshape(every, asked, count, *x.shape[2:]), whole
         )
         return shaped
+
+    def _episode(self, row: Any, member: int, *entropy: int) -> Episode:
+        """A dialogue of a group, whose resets follow from `entropy` alone."""
+        seeds = seed_of(self._base, *entropy), seed_of(self._base, *entropy, 1 + member)
+        return Episode(int(row), seeds)
 
     def _drawn(self, state: TrainState) -> tuple[jax.Array, jax.Array]:
         """Rows `[P]` and keys `[B]` of the coming iteration, those of a single turn."""
