@@ -28,7 +28,7 @@ def check_budget(task: AnyTask, max_new_tokens: int) -> int:
 
 
 def check_decoding(task: AnyTask, model: Transformer, decoding: Decoding) -> Decoding:
-    """With its budget, see `check_budget`; raises ConfigError where it fits task or model not."""
+    """The decoding with its budget; raises ConfigError unless it fits the task and the model."""
     check(Sampling(**decoding._asdict()))
     check_vocabulary(task, model)
     check_top_k(decoding.top_k, model)

@@ -29,6 +29,9 @@ from jaxrl_po.types import ActorCritic, PyTree
 SHOWN = 4
 """Dialogues of a prompt that are drawn for a person, the group of its advantages."""
 
+_relative = jax.jit(jax.vmap(group_advantages.turn_relative))
+"""The advantages `[P, n, S]` of the dialogues of P prompts."""
+
 
 class Games(NamedTuple):
     """Dialogues from P held-out starting states, n of each, leaves `[P, n, …]`.
@@ -180,8 +183,9 @@ def _advantages(game: Games) -> Any:
     held = game.held
     if held.reward.shape[1] == 1:
         return None
-    relative = jax.jit(jax.vmap(group_advantages.turn_relative))
-    return np.asarray(relative(held.reward, held.mask, held.message_end))
+    # Copies of this process, which alone may be the one that writes.
+    copies = [np.asarray(x) for x in (held.reward, held.mask, held.message_end)]
+    return np.asarray(_relative(*copies))
 
 
 def _turns(dialogue: AnyTask, game: Games, advantage: Any, p: int, i: int) -> list[dict[str, Any]]:
@@ -189,7 +193,7 @@ def _turns(dialogue: AnyTask, game: Games, advantage: Any, p: int, i: int) -> li
     tokens, position, end, reward = (
         np.asarray(x[p, i]) for x in (held.tokens, held.position, held.message_end, held.reward)
     )
-    count = int(game.held.mask[p, i].sum())
+    count = int(held.mask[p, i].sum())
     ends = np.flatnonzero(end[:count])
     starts = [0, *(ends[:-1] + 1)]
     rows = []
