@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_205,
-    "shell code": 11_755,
+    "library code": 24_208,
+    "shell code": 11_756,
     "experiments code": 4_758,
     "shell import pairs": 372,
     "functions above 70 lines of code": 0,

@@ -36,13 +36,14 @@ class Words(NamedTuple):
         return [int(word) for word in text.split()]
 
     def decode(self, tokens: list[int], *, pad: str = "") -> str:
-        """Their numbers, EOS and PAD too."""
-        del pad
-        return " ".join(map(str, tokens))
+        """Their numbers up to the first EOS, with `pad` in place of each PAD before it."""
+        end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
+        return " ".join(pad if token == self.pad else str(token) for token in tokens[:end])
 
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
-        """Those of all rows, `[B, T]`, without what is masked."""
-        return [self.decode(row[keep].tolist()) for row, keep in zip(tokens, mask, strict=True)]
+        """Those of all rows, `[B, T]`, without EOS and what is masked."""
+        kept = mask & (tokens != self.eos)
+        return [self.decode(row[keep].tolist()) for row, keep in zip(tokens, kept, strict=True)]
 
 
 def random_prompts(vocabulary: int, prompt_tokens: int = 64, answer_tokens: int = 64) -> Task:
