@@ -24,6 +24,7 @@ from jaxrl_po.run.experiment.flags import UsageError
         ("of course Paris!", "Paris", 0.0, 1.0),
         ("Parisian", "Paris", 0.0, 0.0),
         ("", "12", 0.0, 0.0),
+        ("yes, or no", " ", 0.0, 0.0),
         ("it is .5", "0.5", 1.0, 0.0),
         ("pages 3-5", "5", 1.0, 0.0),
         ("9" * 400, "8" * 400, 0.0, 0.0),

@@ -95,6 +95,7 @@ GOOD = {"observation": np.zeros((5, 4)), "action": np.zeros(5, int)}
         (GOOD | {"observation": np.full((5, 4), np.nan)}, r"observation must be finite"),
         (GOOD | {"action": np.full(5, 0.5)}, "action must be whole numbers"),
         ({"observation": np.array(1.0), "action": np.array(1)}, "must have an action for each"),
+        (GOOD | {"action": np.full(5, "right")}, "must be an .npz file with .* hold no numbers"),
         (GOOD | {"action": np.full(5, 2)}, r"action must lie in \[0, 1\]"),
     ],
 )

@@ -1,3 +1,6 @@
+from pathlib import Path
+from types import SimpleNamespace
+
 import matplotlib
 import numpy as np
 import pytest
@@ -120,6 +123,19 @@ def test_save_writes_a_picture_by_the_ending_of_its_name_and_nothing_else(tmp_pa
     plotting.save([PANEL] * panels, path)
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes().startswith(STARTS[ending])
+
+
+def test_a_picture_that_fails_leaves_the_one_before_and_nothing_else(tmp_path):
+    path = tmp_path / "curves.png"
+    path.write_bytes(b"before")
+
+    def fill(file, format):
+        Path(file).write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        plotting.write(SimpleNamespace(savefig=fill), path)
+    assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"before"]
 
 
 NAMES = ["$\\frac{", "a_b^2 $x$ {y}", "_first & last", "'q' \"r\" 100% #1 ~", "\\alpha $\\x$"]

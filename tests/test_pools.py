@@ -193,6 +193,15 @@ def test_envpool_refuses_what_it_does_not_have():
         vector_envs.find("envpool:CartPole-v1", '{"seed": 2}')
 
 
+def test_an_environment_that_cannot_be_made_is_one_line():
+    def lacking():
+        raise FileNotFoundError("no map\nfor it")
+
+    gymnasium.register("Lacking-v0", entry_point=lacking)
+    with pytest.raises(UsageError, match=r"^--env=gymnasium:Lacking-v0: no map for it$"):
+        vector_envs.find("gymnasium:Lacking-v0")
+
+
 def test_frames_of_atari_come_with_their_channels_last():
     pytest.importorskip("envpool")
     where = vector_envs.find("envpool:Pong-v5")

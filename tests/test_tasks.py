@@ -13,6 +13,7 @@ from task_cases import COUNT, EVERY, cases, drawn, judge, texts, verifier
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import tasks
+from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.run.experiment import tasks as catalogue
 
@@ -325,3 +326,12 @@ def test_answers_that_are_written_lowest_digit_first_say_so():
         assert ("lowest digit first" in case.task.note) == lowest_first, name
     assert tasks.addition(2).note == "answers are written lowest digit first"
     assert not tasks.addition(2, reverse=False).note
+
+
+def test_prompts_of_random_tokens_are_shown_as_numbers():
+    task = tasks.random_prompts(12, 3, 2)
+    tokens, one = np.array([[11, 5, 3]]), np.ones((1, 1))
+    answers = Answers(tokens, one[0], None, tokens[None, :, :2], 2 * one.astype(int), one, one, [])
+    (row,) = language.render(task, {"greedy": answers._replace(expected=np.array([[10, 10]]))})
+    assert (row["prompt"], row["completion"], row["expected"]) == ("5 3", "□ 5", "")
+    assert task.tokenizer.encode(row["prompt"]) == [5, 3]

@@ -539,4 +539,25 @@ WRONG = [
         "if initial else {}",
         ("test_metrics.py::test_a_later_line_is_not_that_of_the_initial_policy",),
     ),
+    Wrong(
+        "an empty answer is found in every text",
+        "run.data.answers",
+        "bool(word and re.search(",
+        "bool(re.search(",
+        ("test_answers.py::test_answers_are_found_in_texts",),
+    ),
+    Wrong(
+        "a picture that fails is left half written",
+        "run.figures.plotting",
+        "temporary.unlink(missing_ok=True)",
+        "pass",
+        ("test_plotting.py::test_a_picture_that_fails_leaves_the_one_before_and_nothing_else",),
+    ),
+    Wrong(
+        "the last of two sizes of an axis is that of the mesh",
+        "run.devices.parallel",
+        " and name not in axes",
+        "",
+        ("test_parallel.py::test_bad_meshes_are_named",),
+    ),
 ]

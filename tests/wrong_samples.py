@@ -402,8 +402,8 @@ WRONG = [
     Wrong(
         "games are shown without their advantages",
         "language.dialogues.evaluation",
-        "if n > 1:",
-        "if False:",
+        "if held.reward.shape[1] == 1:",
+        "if True:",
         GAMES,
     ),
     # The reward model.

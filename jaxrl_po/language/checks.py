@@ -3,9 +3,11 @@
 import jax
 
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, check
 from jaxrl_po.language import lora, unembedding
 from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 
@@ -23,6 +25,14 @@ def check_budget(task: AnyTask, max_new_tokens: int) -> int:
             f"{task.name} with its EOS, got {budget}"
         )
     return budget
+
+
+def check_decoding(task: AnyTask, model: Transformer, decoding: Decoding) -> Decoding:
+    """The decoding with its budget; raises ConfigError unless it fits the task and the model."""
+    check(Sampling(**decoding._asdict()))
+    check_vocabulary(task, model)
+    check_top_k(decoding.top_k, model)
+    return decoding._replace(max_new_tokens=check_budget(task, decoding.max_new_tokens))
 
 
 def check_vocabulary(task: AnyTask, model: Transformer, name: str = "") -> None:

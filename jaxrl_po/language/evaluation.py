@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.language import lora, sampling
-from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
+from jaxrl_po.language.checks import check_decoding
 from jaxrl_po.language.sampling import PLAIN, Decoding
-from jaxrl_po.language.settings import Settings
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task
 from jaxrl_po.language.tasks.types import DRAWN, held_out, num_asked, reading
@@ -72,11 +71,7 @@ def make_answer(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
-    check(Settings(**decoding._asdict()))
-    count = num_asked(task, num_prompts)
-    check_vocabulary(task, model)
-    check_top_k(decoding.top_k, model)
-    budgeted = decoding._replace(max_new_tokens=check_budget(task, decoding.max_new_tokens))
+    count, budgeted = num_asked(task, num_prompts), check_decoding(task, model, decoding)
 
     def answer(params: ActorCritic, key: jax.Array, n: int) -> Answers:
         source = reading(task, params.frozen)
@@ -156,13 +151,7 @@ def make_evaluate(
     write = make_describe(
         task, model, num_prompts=num_prompts, num_samples=num_samples, decoding=decoding
     )
-
-    def evaluate(
-        params: ActorCritic, collector: CollectorState, key: jax.Array
-    ) -> dict[str, jax.Array]:
-        return measure(write(params, collector, key))
-
-    return evaluate
+    return lambda params, collector, key: measure(write(params, collector, key))
 
 
 def samples_metrics(score: jax.Array) -> dict[str, jax.Array]:
@@ -170,7 +159,7 @@ def samples_metrics(score: jax.Array) -> dict[str, jax.Array]:
     n = score.shape[-1]
     correct = jnp.sum(score >= 1.0, axis=-1)
     passed = {f"pass@{k}": pass_at_k(correct, n, k) for k in (2**i for i in range(n.bit_length()))}
-    return {f"avg@{n}": score.mean(axis=-1), **passed}
+    return {f"avg@{n}": jnp.mean(score, axis=-1), **passed}
 
 
 def measure(answers: Mapping[str, Answers]) -> dict[str, jax.Array]:
@@ -237,13 +226,20 @@ def make_describe(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
+    answer = make_answer(task, model, num_prompts=num_prompts, decoding=decoding)
+    return by_decoding(answer, num_samples)
+
+
+def by_decoding(answer: Callable[[ActorCritic, jax.Array, int], Any], num_samples: int) -> Describe:
+    """What `answer(params, key, n)` gives greedily, n = 0, and with samples, unless there are 0.
+
+    Raises:
+      ConfigError: `num_samples` below 0.
+    """
     if num_samples not in NON_NEGATIVE:
         raise ConfigError(f"num_samples must lie in {NON_NEGATIVE}, got {num_samples}")
-    answer = make_answer(task, model, num_prompts=num_prompts, decoding=decoding)
 
-    def describe(
-        params: ActorCritic, collector: CollectorState, key: jax.Array
-    ) -> dict[str, Answers]:
+    def describe(params: ActorCritic, collector: CollectorState, key: jax.Array) -> dict[str, Any]:
         del collector
         written = {GREEDY: answer(params, key, 0)}
         return written | ({SAMPLED: answer(params, key, num_samples)} if num_samples else {})

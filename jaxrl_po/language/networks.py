@@ -189,11 +189,10 @@ def make_networks(
 
     # In models of few blocks it gains little, and sums would have another order.
     deep = isinstance(model, Transformer) and model.scanned
-    shares = deep and group_size > 1
     alike = settings.old_log_prob == AUTO and rounds_alike(model, sampler, target)
     exact = alike or settings.old_log_prob == SAMPLER
     linear = getattr(model, "kernel", None) is None
-    grouping = grouped if shares else None
+    grouping = grouped if deep and group_size > 1 else None
     return Networks(model, target, init, apply, value, exact, linear, grouping)
 
 

@@ -189,10 +189,11 @@ def _make_collect(
         position = jnp.arange(settings.max_new_tokens)[None, :]
         mask = position < completions.length[:, None]
         is_last = position == completions.length[:, None] - 1
-        score, reward, metrics = _scored(source, members, completions, is_last, settings, verify)
+        score, reward, metrics, columns = _judged(
+            source, members, completions, is_last, settings, verify
+        )
         metrics["response_length"] = masked.total(completions.length)
         metrics["truncated"] = masked.total(~completions.ended)
-        columns = _columns(source, members, completions, is_last, settings)
         if not networks.exact_sampler:
             columns["sampler_log_prob"] = completions.log_prob
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
@@ -219,16 +220,20 @@ def _make_collect(
     return collect
 
 
-def _scored(
+def _judged(
     source: Task,
     members: Prompt,
     completions: sampling.Completions,
     is_last: jax.Array,
     settings: Settings,
     verify: bool,
-) -> tuple[jax.Array, jax.Array | None, Metrics]:
-    """Scores `[B]` and rewards `[B, T]` by the verifier, 0 and None without it, and metrics."""
+) -> tuple[jax.Array, jax.Array | None, Metrics, Columns]:
+    """Scores `[B]` and rewards `[B, T]` by the verifier, 0 and None without it; metrics; columns.
+
+    Columns are the strata of the prompts, and where a reward is due.
+    """
     metrics: Metrics = {}
+    columns: Columns = {} if settings.process_reward else {"step_end": is_last}
     score, reward = jnp.zeros(is_last.shape[0], jnp.float32), None
     if verify:
         score = jax.vmap(source.score)(members.problem, completions.tokens)
@@ -240,27 +245,15 @@ def _scored(
         reward = jnp.where(is_last, score[:, None], 0.0)
     if settings.process_reward:
         reward = jax.vmap(source.credit)(members.problem, completions.tokens)
-    if source.parses is not None:
-        parsed = jax.vmap(source.parses)(members.problem, completions.tokens)
-        metrics["malformed"] = masked.total(~parsed)
-    return score, reward, metrics
-
-
-def _columns(
-    source: Task,
-    members: Prompt,
-    completions: sampling.Completions,
-    is_last: jax.Array,
-    settings: Settings,
-) -> Columns:
-    """The strata of the prompts, and where a reward is due."""
-    columns: Columns = {} if settings.process_reward else {"step_end": is_last}
     if settings.process_reward and source.step_end is not None:
         step_end = jax.vmap(source.step_end)(members.problem, completions.tokens)
         columns["step_end"] = is_last | step_end
     if source.stratum is not None:
         columns["stratum"] = jax.vmap(source.stratum)(members.problem)
-    return columns
+    if source.parses is not None:
+        parsed = jax.vmap(source.parses)(members.problem, completions.tokens)
+        metrics["malformed"] = masked.total(~parsed)
+    return score, reward, metrics, columns
 
 
 def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:

@@ -82,6 +82,10 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
     def digits_of(value: jax.Array, count: int) -> jax.Array:
         return zero + decimals(value, count)
 
+    def right_answer(state: State) -> jax.Array:
+        value = digits_of(state.terms.sum(), places)
+        return jnp.concatenate([jnp.asarray([equals]), value, jnp.asarray([tokenizer.eos])])
+
     def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
         terms = draw(key, held_out).astype(jnp.int32)
         signs = jnp.asarray(tokenizer.encode("+?"), jnp.int32)[:, None]
@@ -94,14 +98,7 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
     ) -> tuple[State, Reply, jax.Array, jax.Array]:
         del key
         answers = message[0] == equals
-        right_answer = jnp.concatenate(
-            [
-                jnp.asarray([equals]),
-                digits_of(state.terms.sum(), places),
-                jnp.asarray([tokenizer.eos]),
-            ]
-        )
-        right = (written == places + 2) & (message[: places + 2] == right_answer).all()
+        right = (written == places + 2) & (message[: places + 2] == right_answer(state)).all()
         value, legal = evaluate(message, written, tokenizer)
         legal = legal & (value < 10**places) & tool
         reply = jnp.where(legal, digits_of(value, places), wrong).astype(jnp.int32)
@@ -114,12 +111,10 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
 
     def demonstrate(state: State, key: jax.Array) -> jax.Array:
         del key
-        eos, pads = jnp.asarray([tokenizer.eos]), jnp.full(size, tokenizer.pad)
         signs = jnp.asarray([plus, tokenizer.eos])[:, None]
         terms = digits_of(state.terms, num_digits)
         question = jnp.concatenate([terms, signs], axis=1).reshape(-1)
-        value = digits_of(state.terms.sum(), places)
-        answer = jnp.concatenate([jnp.asarray([equals]), value, eos, pads])[:size]
+        answer = jnp.append(right_answer(state), jnp.full(size, tokenizer.pad))[:size]
         asks = (state.turns == 0) & tool & (max_turns > 1)
         return jnp.where(asks, question, answer).astype(jnp.int32)
 

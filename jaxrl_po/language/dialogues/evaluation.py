@@ -4,25 +4,33 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po import group_advantages
-from jaxrl_po.config import NON_NEGATIVE, ConfigError, check
 from jaxrl_po.language import conversation, lora
-from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
+from jaxrl_po.language.checks import check_decoding
 from jaxrl_po.language.dialogue import AnyTask, Dialogue, check_contract
-from jaxrl_po.language.evaluation import Describe, Evaluate, in_parts, samples_metrics
+from jaxrl_po.language.evaluation import (
+    GREEDY,
+    SAMPLED,
+    Describe,
+    Evaluate,
+    by_decoding,
+    in_parts,
+    samples_metrics,
+)
 from jaxrl_po.language.sampling import PLAIN, Decoding
-from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import Prompt, num_asked
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import ActorCritic, CollectorState, PyTree
+from jaxrl_po.types import ActorCritic, PyTree
 
 SHOWN = 4
 """Dialogues of a prompt that are drawn for a person, the group of its advantages."""
+
+_relative = jax.jit(jax.vmap(group_advantages.turn_relative))
+"""The advantages `[P, n, S]` of the dialogues of P prompts."""
 
 
 class Games(NamedTuple):
@@ -34,8 +42,6 @@ class Games(NamedTuple):
       held: see `Conversations`; without its state.
       accuracy: `[P, n]`, float32.
       measures: name to `[P, n]`.
-      advantage: `[P, n, S]`: rewards-to-go, relative to the other dialogues of the prompt at the
-        same turn; zeros for n = 1.
     """
 
     prompt: jax.Array
@@ -43,7 +49,6 @@ class Games(NamedTuple):
     held: Conversations
     accuracy: jax.Array
     measures: dict[str, jax.Array]
-    advantage: jax.Array
 
 
 def make_play(
@@ -63,12 +68,9 @@ def make_play(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
-    check(Sampling(**decoding._asdict()))
     count = num_asked(dialogue, num_prompts)
     check_contract(dialogue)
-    check_vocabulary(dialogue, model)
-    check_top_k(decoding.top_k, model)
-    budgeted = decoding._replace(max_new_tokens=check_budget(dialogue, decoding.max_new_tokens))
+    budgeted = check_decoding(dialogue, model, decoding)
 
     def play(params: ActorCritic, key: jax.Array, n: int) -> Games:
         keys = jax.vmap(jax.random.split)(jax.random.split(key, count))
@@ -91,12 +93,7 @@ def make_play(
             return held._replace(state=None), accuracy, measures
 
         held, accuracy, measures = in_parts(hold, prompts, states, keys[:, 1])
-        advantage = jnp.zeros_like(held.reward)
-        if n > 1:
-            advantage = jax.vmap(group_advantages.turn_relative)(
-                held.reward, held.mask, held.message_end
-            )
-        return Games(prompts.tokens, prompts.pad, held, accuracy, measures, advantage)
+        return Games(prompts.tokens, prompts.pad, held, accuracy, measures)
 
     return play
 
@@ -115,26 +112,23 @@ def make_evaluate(
     dialogue's own with `greedy_` before them and, with samples, `avg@n` and `pass@k`; see
     `language.make_evaluate`.
     """
-    if num_samples not in NON_NEGATIVE:
-        raise ConfigError(f"num_samples must lie in {NON_NEGATIVE}, got {num_samples}")
-    play = make_play(dialogue, model, num_prompts=num_prompts, decoding=decoding)
+    play = make_describe(
+        dialogue, model, num_prompts=num_prompts, num_samples=num_samples, decoding=decoding
+    )
+    return lambda params, collector, key: measure(play(params, collector, key))
 
-    def evaluate(
-        params: ActorCritic, collector: CollectorState, key: jax.Array
-    ) -> dict[str, jax.Array]:
-        del collector
-        greedy = play(params, key, 0)
-        values = {
-            "greedy_accuracy": greedy.accuracy[:, 0],
-            "greedy_length": greedy.held.mask[:, 0].sum(axis=-1),
-            "greedy_turns": greedy.held.turns[:, 0],
-        }
-        values |= {f"greedy_{name}": value[:, 0] for name, value in greedy.measures.items()}
-        if num_samples:
-            values |= samples_metrics(play(params, key, num_samples).accuracy)
-        return values
 
-    return evaluate
+def measure(games: Mapping[str, Games]) -> dict[str, jax.Array]:
+    """The metrics of `make_evaluate`, `[…, P]` each, from dialogues with leading axes `[…, P, n]`.
+
+    Args:
+      games: name of the decoding to the dialogues.
+    """
+    greedy = games[GREEDY]
+    turns, length = greedy.held.turns, greedy.held.mask.sum(axis=-1)
+    found = {"accuracy": greedy.accuracy, "length": length, "turns": turns} | greedy.measures
+    values = {f"greedy_{name}": value[..., 0] for name, value in found.items()}
+    return values | (samples_metrics(games[SAMPLED].accuracy) if SAMPLED in games else {})
 
 
 def make_describe(
@@ -142,28 +136,22 @@ def make_describe(
     model: Transformer,
     *,
     num_prompts: int | None = 4,
+    num_samples: int = SHOWN,
     decoding: Decoding = PLAIN,
 ) -> Describe:
     """Builds `describe(params, collector, key) -> {"greedy": Games, "sampled": Games}`.
 
-    One greedy dialogue and `SHOWN` samples per prompt, for `render`; see `language.make_describe`.
+    For `render` or `measure`; see `language.make_describe`.
     """
     play = make_play(dialogue, model, num_prompts=num_prompts, decoding=decoding)
-
-    def describe(
-        params: ActorCritic, collector: CollectorState, key: jax.Array
-    ) -> dict[str, Games]:
-        del collector
-        return {"greedy": play(params, key, 0), "sampled": play(params, key, SHOWN)}
-
-    return describe
+    return by_decoding(play, num_samples)
 
 
 def render(dialogue: AnyTask, games: Mapping[str, Games]) -> list[dict[str, Any]]:
     """Turns the output of `describe` into one row per dialogue, on the host, prompt by prompt.
 
-    `turns` has for each message its text, the reply, the reward and, in a group, the advantage of
-    its tokens.
+    `turns` has for each message its text, the reply, the reward and, among several dialogues of a
+    prompt, the advantage of its tokens: the rewards-to-go, relative to the others at that turn.
 
     Args:
       dialogue: or task, whose tokenizer is used.
@@ -173,11 +161,12 @@ def render(dialogue: AnyTask, games: Mapping[str, Games]) -> list[dict[str, Any]
     prompt, pad = np.asarray(first.prompt), np.asarray(first.pad)
     shown = np.arange(prompt.shape[1]) >= pad[:, None]
     prompts = dialogue.tokenizer.decode_rows(prompt, shown)
+    advantages = {decoding: _advantages(game) for decoding, game in games.items()}
     return [
         {
             "decoding": decoding,
             "prompt": text,
-            "turns": _turns(dialogue, game, p, i),
+            "turns": _turns(dialogue, game, advantages[decoding], p, i),
             "score": float(game.accuracy[p, i]),
             "length": int(game.held.mask[p, i].sum()),
             "ended": bool(game.held.ended[p, i]),
@@ -189,18 +178,22 @@ def render(dialogue: AnyTask, games: Mapping[str, Games]) -> list[dict[str, Any]
     ]
 
 
-def _turns(dialogue: AnyTask, game: Games, p: int, i: int) -> list[dict[str, Any]]:
-    tokens, position, end, reward, advantage = (
-        np.asarray(x[p, i])
-        for x in (
-            game.held.tokens,
-            game.held.position,
-            game.held.message_end,
-            game.held.reward,
-            game.advantage,
-        )
+def _advantages(game: Games) -> Any:
+    """Of each token, `[P, n, S]`; None for one dialogue of a prompt."""
+    held = game.held
+    if held.reward.shape[1] == 1:
+        return None
+    # Copies of this process, which alone may be the one that writes.
+    copies = [np.asarray(x) for x in (held.reward, held.mask, held.message_end)]
+    return np.asarray(_relative(*copies))
+
+
+def _turns(dialogue: AnyTask, game: Games, advantage: Any, p: int, i: int) -> list[dict[str, Any]]:
+    held = game.held
+    tokens, position, end, reward = (
+        np.asarray(x[p, i]) for x in (held.tokens, held.position, held.message_end, held.reward)
     )
-    count = int(game.held.mask[p, i].sum())
+    count = int(held.mask[p, i].sum())
     ends = np.flatnonzero(end[:count])
     starts = [0, *(ends[:-1] + 1)]
     rows = []
@@ -213,7 +206,7 @@ def _turns(dialogue: AnyTask, game: Games, p: int, i: int) -> list[dict[str, Any
                 "reply": _text(dialogue, tokens[after:following]),
                 "reward": float(reward[last]),
             }
-            | ({"advantage": float(advantage[last])} if game.accuracy.shape[1] > 1 else {})
+            | ({} if advantage is None else {"advantage": float(advantage[p, i, last])})
         )
     return rows
 

@@ -70,12 +70,7 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
         state: State, message: jax.Array, written: jax.Array, key: jax.Array
     ) -> tuple[State, Reply, jax.Array, jax.Array]:
         del key
-        digits = message[:DIGITS] - zero
-        legal = (
-            (written == DIGITS + 1)
-            & (message[DIGITS] == tokenizer.eos)
-            & ((digits >= 0) & (digits < 10)).all()
-        )
+        digits, legal = guessing.read(message, written, DIGITS, 10, tokenizer)
         guess = 10 * digits[0] + digits[1]
         is_lower, is_higher = legal & (state.number < guess), legal & (state.number > guess)
         guesses = state.guesses + 1
@@ -95,10 +90,7 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
         guess = jax.random.randint(key, (), state.low, state.high + 1)
         return jnp.stack([zero + guess // 10, zero + guess % 10, jnp.int32(tokenizer.eos)])
 
-    def counted(state: State) -> jax.Array:
-        return guessing.counted(state, max_turns)
-
-    return Dialogue(
+    return guessing.game_of_guesses(
         name=f"higher or lower, {numbers} numbers",
         tokenizer=tokenizer,
         prompt_length=1,
@@ -107,8 +99,5 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
         max_turns=max_turns,
         reset=reset,
         respond=respond,
-        accuracy=lambda state: state.won.astype(jnp.float32),
         demonstrate=demonstrate,
-        score=lambda state: -counted(state),
-        measures={"guesses": counted},
     )

@@ -86,12 +86,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
         state: State, message: jax.Array, written: jax.Array, key: jax.Array
     ) -> tuple[State, Reply, jax.Array, jax.Array]:
         del key
-        digits = message[:length] - zero
-        legal = (
-            (written == length + 1)
-            & (message[length] == tokenizer.eos)
-            & ((digits >= 0) & (digits < symbols)).all()
-        )
+        digits, legal = guessing.read(message, written, length, symbols, tokenizer)
         guess = jnp.where(legal, digits @ places, 0)
         at_place, elsewhere = feedback(guess)
         heard = at_place[state.code], elsewhere[state.code]
@@ -114,10 +109,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
         eos = jnp.asarray([tokenizer.eos], jnp.int32)
         return jnp.concatenate([zero + codes[guess], eos])
 
-    def counted(state: State) -> jax.Array:
-        return guessing.counted(state, max_turns)
-
-    return Dialogue(
+    return guessing.game_of_guesses(
         name=f"Mastermind with {length} of {symbols} symbols",
         tokenizer=tokenizer,
         prompt_length=1,
@@ -126,11 +118,6 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
         max_turns=max_turns,
         reset=reset,
         respond=respond,
-        accuracy=lambda state: state.won.astype(jnp.float32),
         demonstrate=demonstrate,
-        score=lambda state: -counted(state),
-        measures={
-            "guesses": counted,
-            "malformed": lambda state: state.malformed.astype(jnp.float32),
-        },
+        measures={"malformed": lambda state: state.malformed.astype(jnp.float32)},
     )

@@ -176,13 +176,9 @@ def _rope(settings: Mapping[str, Any]) -> Rope:
     if kind == "linear":
         return Rope(theta, float(settings["factor"]))
     if kind == "llama3":
-        return Rope(
-            theta,
-            float(settings["factor"]),
-            settings["original_max_position_embeddings"],
-            float(settings["low_freq_factor"]),
-            float(settings["high_freq_factor"]),
-        )
+        context = settings["original_max_position_embeddings"]
+        factors = (float(settings[name]) for name in ("low_freq_factor", "high_freq_factor"))
+        return Rope(theta, float(settings["factor"]), context, *factors)
     raise ConfigError(f"rope_type must be default, linear or llama3, got {kind!r}")
 
 
@@ -249,7 +245,7 @@ def write(model: Transformer) -> dict[str, Any]:
         ),
         "tie_word_embeddings": model.tied,
         "rms_norm_eps": model.epsilon,
-        "rope_parameters": _rope_settings(model.rope),
+        "rope_parameters": rope_settings(model.rope),
     }
     if family == GEMMA:
         settings |= {
@@ -257,8 +253,8 @@ def write(model: Transformer) -> dict[str, Any]:
             "sliding_window": max(model.windows, default=0) or 1,
             "layer_types": [WINDOWED if window else WHOLE for window in meant["windows"]],
             "rope_parameters": {
-                WHOLE: _rope_settings(model.rope),
-                WINDOWED: _rope_settings(model.window_rope or model.rope),
+                WHOLE: rope_settings(model.rope),
+                WINDOWED: rope_settings(model.window_rope or model.rope),
             },
         }
     for name, value in _meaning(read(settings)).items():
@@ -289,7 +285,8 @@ def _meaning(model: Transformer) -> dict[str, Any]:
     }
 
 
-def _rope_settings(rope: Rope) -> dict[str, Any]:
+def rope_settings(rope: Rope) -> dict[str, Any]:
+    """The entries of `rope_parameters`."""
     settings: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
     if rope.factor != 1.0 or rope.context:
         settings |= {"rope_type": "llama3" if rope.context else "linear", "factor": rope.factor}

@@ -15,7 +15,13 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import rope
-from jaxrl_po.language.pretrained.architectures import ARCHITECTURES, LLAMA, QWEN2, QWEN3
+from jaxrl_po.language.pretrained.architectures import (
+    ARCHITECTURES,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    rope_settings,
+)
 
 FAMILIES = (LLAMA, QWEN2, QWEN3)
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -200,11 +206,7 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
     family = entries["general.architecture"]
     _require("general.architecture", family, FAMILIES)
     _require("split.count", entries.get("split.count", 0), (0, 1))
-    own = {
-        name.removeprefix(f"{family}."): value
-        for name, value in entries.items()
-        if name.startswith(f"{family}.")
-    }
+    own = _inside(entries, f"{family}.")
     for name, value in own.items():
         if value and name not in (*SETTINGS, *OTHERS, *SCALING):
             raise ConfigError(f"{family}.{name} must be left out, got {value}")
@@ -239,6 +241,11 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
     return config
 
 
+def _inside(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Entries by what follows a prefix."""
+    return {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
+
+
 def _require(name: str, value: Any, allowed: Sequence[Any]) -> None:
     if value not in allowed:
         choices = " or ".join(map(str, allowed))
@@ -257,13 +264,9 @@ def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[
         found = rope.Rope(theta, factor, context, low=1.0, high=4.0)
         expected = plain / rope.frequencies(size, found)
         if divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-4):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "original_max_position_embeddings": context,
-                "low_freq_factor": found.low,
-                "high_freq_factor": found.high,
-            }
+            settings = rope_settings(found)
+            del settings["rope_theta"]
+            return settings
     raise ConfigError(
         f"{FREQUENCIES} must be the divisors of Llama 3's RoPE with low_freq_factor 1 and "
         f"high_freq_factor 4, got {len(divisors)} others"
@@ -272,11 +275,7 @@ def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[
 
 def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `tokenizer.json` and `tokenizer_config.json` would hold."""
-    own = {
-        name.removeprefix("tokenizer.ggml."): value
-        for name, value in entries.items()
-        if name.startswith("tokenizer.ggml.")
-    }
+    own = _inside(entries, "tokenizer.ggml.")
     _require("tokenizer.ggml.model", own.get("model"), ("gpt2",))
     _require("tokenizer.ggml.pre", own.get("pre"), tuple(PRE_TOKENIZERS))
     _require("tokenizer.ggml.add_space_prefix", own.get("add_space_prefix", False), (False,))

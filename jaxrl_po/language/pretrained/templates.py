@@ -97,20 +97,8 @@ def _environment() -> Any:
                 self._fail_with_undefined_error()
             return super().__str__()
 
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
+    def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, **more: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,

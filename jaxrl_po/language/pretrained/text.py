@@ -119,9 +119,10 @@ def read_tokenizer(
     settings = read_json(folder / SETTINGS, optional=True)
     named = read_json(folder / SPECIAL_MAP, optional=True) | settings
     special = {
-        name: _text(token)
+        name: str(token["content"]) if isinstance(token, Mapping) else token
         for name, token in named.items()
-        if SPECIAL.fullmatch(name) and _is_text(token)
+        # `add_bos_token` is a switch.
+        if SPECIAL.fullmatch(name) and token and isinstance(token, str | Mapping)
     }
     _follow_flags(folder, rules, settings, special)
     source = _template(folder, settings)
@@ -262,15 +263,6 @@ def _template(folder: Path | gguf.Folder, settings: Mapping[str, Any]) -> str | 
     if isinstance(source, list):
         source = {each["name"]: each["template"] for each in source}.get("default")
     return source
-
-
-def _is_text(token: Any) -> bool:
-    """Whether an entry is a token: `add_bos_token` is a switch."""
-    return bool(token) and isinstance(token, str | Mapping)
-
-
-def _text(token: Any) -> str:
-    return str(token["content"]) if isinstance(token, Mapping) else str(token)
 
 
 def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate | None) -> None:

@@ -1,10 +1,12 @@
 """Parameters from `model.safetensors`, or from the shards of an index, and back."""
 
 import contextlib
+import functools
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,38 +52,38 @@ def read(
     shapes = model.parameter_shapes()["params"]
     params: dict[str, Any] = {}
     try:
-        source = folder if isinstance(folder, gguf.Folder) else _Shards.of(folder)
+        source = folder if isinstance(folder, gguf.Folder) else _Shards(folder)
         _compare(architectures.tensors(model), source.shapes(), model)
         # The largest first: while it is put in its place it is held twice.
         for path in sorted(parts, key=lambda path: -_leaf(shapes, path).size):
-            _put(params, path, _ours(parts[path], source, dtype), place)
+            array = _ours(parts[path], source, dtype)
+            placed = jax.device_put(array) if place is None else place(path, array)
+            inner = functools.reduce(
+                lambda tree, name: tree.setdefault(name, {}), path[:-1], params
+            )
+            # There before the next is read: until then its first copy is held too.
+            inner[path[-1]] = jax.block_until_ready(placed)
     except SafetensorError as error:
         raise ConfigError(f"{folder} must hold whole safetensors files: {error}") from None
     return {"params": params}
 
 
-class _Shards(NamedTuple):
+class _Shards:
     """The safetensors files of a folder: name of each tensor to its file, and to its shape."""
 
-    files: Mapping[str, Path]
-    found: Mapping[str, list[int]]
-
-    @classmethod
-    def of(cls, folder: Path) -> "_Shards":
+    def __init__(self, folder: Path):
         from safetensors import safe_open
 
-        named = _files(folder)
-        files: dict[str, Path] = {}
-        found: dict[str, list[int]] = {}
-        for file in sorted(set(named.values()) if named else [folder / FILE]):
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, list[int]] = {}
+        for file in _files(folder):
             with safe_open(file, framework="numpy") as shard:
                 for name in shard.keys():  # noqa: SIM118
-                    files[name] = file
-                    found[name] = shard.get_slice(name).get_shape()
-        return cls(files, found)
+                    self._files[name] = file
+                    self._shapes[name] = shard.get_slice(name).get_shape()
 
     def shapes(self) -> Mapping[str, list[int]]:
-        return self.found
+        return self._shapes
 
     def arrays(self, names: Sequence[str]) -> Iterator[np.ndarray[Any, Any]]:
         from safetensors import safe_open
@@ -90,26 +92,26 @@ class _Shards(NamedTuple):
         with contextlib.ExitStack() as stack:
             opened = {
                 path: stack.enter_context(safe_open(path, framework="numpy"))
-                for path in {self.files[name] for name in names}
+                for path in {self._files[name] for name in names}
             }
             for name in names:
-                yield opened[self.files[name]].get_tensor(name)
+                yield opened[self._files[name]].get_tensor(name)
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Name of each tensor to its file, by the index; empty where there is one file."""
+def _files(folder: Path) -> list[Path]:
+    """The files: those of the index, or the one file where there is none."""
     if (folder / INDEX).exists():
         try:
             names = json.loads((folder / INDEX).read_text(encoding="utf-8-sig"))["weight_map"]
-            files = {name: folder / file for name, file in names.items()}
-        except (ValueError, KeyError, AttributeError):
+            files = sorted({folder / file for file in names.values()})
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise ConfigError(f"{folder / INDEX} must be JSON with a weight_map") from None
-        for path in sorted(set(files.values())):
+        for path in files:
             if not path.exists():
                 raise ConfigError(f"{path} is missing, which {INDEX} names")
         return files
     if (folder / FILE).exists():
-        return {}
+        return [folder / FILE]
     pickled = sorted(path.name for kind in PICKLED for path in folder.glob(kind))
     refused = f"; {pickled[0]} is not read: unpickling a file can run code" if pickled else ""
     raise ConfigError(f"{folder} must hold {FILE} or {INDEX}{refused}")
@@ -137,9 +139,7 @@ def _compare(wanted: Iterable[Tensor], found: Mapping[str, list[int]], model: Tr
 
 
 def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        tree = tree[name]
-    return tree
+    return functools.reduce(operator.getitem, path, tree)
 
 
 def _ours(parts: list[Tensor], source: gguf.Folder | _Shards, dtype: Any) -> np.ndarray[Any, Any]:
@@ -161,16 +161,6 @@ def _ours(parts: list[Tensor], source: gguf.Folder | _Shards, dtype: Any) -> np.
         ours = ours.astype(jnp.promote_types(ours.dtype, array.dtype), copy=False)
         ours[number] = array
     return ours
-
-
-def _put(params: dict[str, Any], path: tuple[str, ...], array: Any, place: Place | None) -> None:
-    *outer, last = path
-    for name in outer:
-        params = params.setdefault(name, {})
-    # There before the next is read: until then its first copy is held too.
-    params[last] = jax.block_until_ready(
-        jax.device_put(array) if place is None else place(path, array)
-    )
 
 
 def write(folder: Path, model: Transformer, params: PyTree, *, dtype: Any = None) -> None:

@@ -9,7 +9,6 @@ from jaxrl_po.config import COUNT
 from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 from jaxrl_po.types import PyTree
 
-Numbered = tuple[jax.Array, PyTree]
 Verdict = Callable[[PyTree, jax.Array], jax.Array]
 
 
@@ -52,23 +51,17 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
         drawn = jax.random.fold_in(jax.random.key(seed), index)
         return numbered(index, task.sample(drawn, False))
 
-    def demonstrate(problem: Numbered) -> jax.Array:
-        return task.demonstrate(problem[1])
-
     def of_problem(function: Verdict | None) -> Verdict | None:
         return None if function is None else lambda problem, tokens: function(problem[1], tokens)
 
-    def stratum(problem: Numbered) -> jax.Array:
-        return problem[0]
-
     return task._replace(
         sample=sample,
-        demonstrate=demonstrate,
+        demonstrate=lambda problem: task.demonstrate(problem[1]),
         score=lambda problem, tokens: task.score(problem[1], tokens),
         credit=lambda problem, tokens: task.credit(problem[1], tokens),
         parses=of_problem(task.parses),
         step_end=of_problem(task.step_end),
         row=None if row is None else lambda i: numbered(jnp.int32(0), row(i)),
         strata=size,
-        stratum=stratum,
+        stratum=lambda problem: problem[0],
     )

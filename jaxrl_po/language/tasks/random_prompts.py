@@ -4,13 +4,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
 from jaxrl_po.config import COUNT, Interval
 from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 
 
 class Words(NamedTuple):
-    """A tokenizer without texts: its last tokens are PAD and, before it, EOS."""
+    """A tokenizer whose words are numbers: its last tokens are PAD and, before it, EOS."""
 
     size: int
 
@@ -29,9 +31,19 @@ class Words(NamedTuple):
         """EOS alone."""
         return (self.eos,)
 
-    def decode(self, tokens: Any) -> str:
-        """Their numbers."""
-        return " ".join(map(str, tokens))
+    def encode(self, text: str) -> list[int]:
+        """The numbers of a text."""
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens: list[int], *, pad: str = "") -> str:
+        """Their numbers up to the first EOS, with `pad` in place of each PAD before it."""
+        end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
+        return " ".join(pad if token == self.pad else str(token) for token in tokens[:end])
+
+    def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
+        """Those of all rows, `[B, T]`, without EOS and what is masked."""
+        kept = mask & (tokens != self.eos)
+        return [self.decode(row[keep].tolist()) for row, keep in zip(tokens, kept, strict=True)]
 
 
 def random_prompts(vocabulary: int, prompt_tokens: int = 64, answer_tokens: int = 64) -> Task:
@@ -48,7 +60,7 @@ def random_prompts(vocabulary: int, prompt_tokens: int = 64, answer_tokens: int 
     check_size("vocabulary", vocabulary, Interval(10))
     check_size("prompt_tokens", prompt_tokens, COUNT)
     check_size("answer_tokens", answer_tokens, COUNT)
-    words: Any = Words(vocabulary)
+    words = Words(vocabulary)
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         del held_out

@@ -57,11 +57,8 @@ class Transfer:
 
     def plus(self, other: "Transfer", times: float = 1) -> "Transfer":
         """With another one, done so often."""
-        return Transfer(
-            self.count + times * other.count,
-            self.bytes + times * other.bytes,
-            self.sent + times * other.sent,
-        )
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Transfer(*(mine + times * its for mine, its in pairs))
 
 
 @dataclasses.dataclass

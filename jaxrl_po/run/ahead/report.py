@@ -1,6 +1,7 @@
 """The programs of a run, compiled for a machine that is not here, and what each will need."""
 
 import dataclasses
+import functools
 import math
 import re
 import time
@@ -10,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from rich import filesize
 
 from jaxrl_po.config import ConfigError
@@ -22,7 +22,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.programs import Job
-from jaxrl_po.types import TrainState
+from jaxrl_po.types import PyTree, TrainState
 
 SMALLER = (
     "fewer --seeds, more --config.num_microbatches, a --mesh that shards parameters, --lora.rank, "
@@ -85,18 +85,20 @@ def reports(
 def state_like(job: Job, placement: Placement, axes: LogicalAxes | None) -> TrainState:
     """Shapes, dtypes and shardings of the state."""
     shapes = jax.eval_shape(job.learner.init, job.start)
-    mesh = parallel.make_mesh(placement)
+    like: TrainState
     if axes is not None and placement.cuts_params:
-        placed = shardings(shapes, mesh, axes, parallel.rules_of(placement))
+        mesh, rules = parallel.make_mesh(placement), parallel.rules_of(placement)
+        like = programs.with_shardings(shapes, shardings(shapes, mesh, axes, rules))
     else:
-        placed = jax.tree.map(
-            lambda spec, tree: jax.tree.map(lambda _: NamedSharding(mesh, spec), tree),
-            parallel.state_spec(),
-            shapes,
-            is_leaf=lambda x: isinstance(x, P),
-        )
-    like: TrainState = programs.with_shardings(shapes, placed)
+        like = _placed(shapes, parallel.state_spec(), placement)
     return like
+
+
+def _placed(shapes: PyTree, specs: PyTree, placement: Placement) -> Any:
+    """Shapes with shardings, by a prefix tree of their partitions."""
+    mesh = parallel.make_mesh(placement)
+    each = jax.tree.map(functools.partial(NamedSharding, mesh), jax.tree.broadcast(specs, shapes))
+    return programs.with_shardings(shapes, each)
 
 
 def _functions(
@@ -107,17 +109,8 @@ def _functions(
         yield "an iteration", programs.chunk_of(job), (like, np.int32(0))
         return
     yield SAMPLING, job.learner.sample, (like,)
-    batch = jax.eval_shape(job.learner.sample, like)[1]
-    mesh = parallel.make_mesh(placement)
-    placed = jax.tree.map(
-        lambda spec, tree: jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
-            tree,
-        ),
-        parallel.batch_spec(),
-        programs.with_reward(batch),
-        is_leaf=lambda x: isinstance(x, P),
-    )
+    batch = programs.with_reward(jax.eval_shape(job.learner.sample, like)[1])
+    placed = _placed(batch, parallel.batch_spec(), placement)
     yield "update of an iteration", job.learner.update, (like, placed)
 
 

@@ -47,9 +47,10 @@ def contains(completions: Sequence[str], answer: Sequence[str], **columns: Any) 
       >>> contains(["It is Paris.", "15"], ["Paris", "5"])
       [1.0, 0.0]
     """
+    words = [re.escape(right.strip()) for right in answer]
     return [
-        float(re.search(rf"(?<![\w.-]){re.escape(right.strip())}(?!\w|\.\d)", text) is not None)
-        for text, right in zip(completions, answer, strict=True)
+        float(bool(word and re.search(rf"(?<![\w.-]){word}(?!\w|\.\d)", text)))
+        for text, word in zip(completions, words, strict=True)
     ]
 
 

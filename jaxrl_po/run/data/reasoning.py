@@ -48,7 +48,7 @@ def items(name: str, *, seed: int, size: int, options: Mapping[str, Any]) -> lis
                 "metadata": metadata,
             }
         )
-        if i < CHECKED and dataset.score_answer(item["answer"], _entry(rows[-1])) < 1.0:
+        if i < CHECKED and dataset.score_answer(item["answer"], rows[-1]) < 1.0:
             raise ValueError(
                 f"item {i} of {name} cannot be scored again: its own answer "
                 f"{item['answer']!r} is not right"
@@ -66,16 +66,16 @@ def score_answer(
     **columns: Any,
 ) -> list[float]:
     """The score of reasoning-gym for each completion, in [0, 1]; 0 if its parser raises."""
-    rows = [
-        dict(zip(("question", "answer", "dataset", "options", "metadata"), row, strict=True))
-        for row in zip(question, answer, dataset, options, metadata, strict=True)
-    ]
-    return [_score(completion, row) for completion, row in zip(completions, rows, strict=True)]
+    rows = zip(completions, dataset, options, question, answer, metadata, strict=True)
+    return [_score(*row) for row in rows]
 
 
-def _score(completion: str, row: Mapping[str, Any]) -> float:
+def _score(
+    completion: str, dataset: str, options: str, question: str, answer: str, metadata: Any
+) -> float:
+    item = {"question": question, "answer": answer, "metadata": metadata}
     try:
-        return float(_dataset(row["dataset"], row["options"]).score_answer(completion, _entry(row)))
+        return float(_dataset(dataset, options).score_answer(completion, item))
     except Exception:
         return 0.0
 
@@ -83,7 +83,3 @@ def _score(completion: str, row: Mapping[str, Any]) -> float:
 @functools.cache
 def _dataset(name: str, options: str) -> Any:
     return reasoning_gym.create_dataset(name, seed=0, size=1, **json.loads(options))
-
-
-def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"question": row["question"], "answer": row["answer"], "metadata": row["metadata"]}

@@ -19,6 +19,8 @@ def read(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = [stored["observation"], stored["action"]]
+        if not all(array.dtype.kind in "biuf" for array in arrays):
+            raise TypeError("they hold no numbers")
     except (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UsageError(
             f"--demonstrations={path} must be an .npz file with observation and action: {error}"

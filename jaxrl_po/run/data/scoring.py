@@ -221,26 +221,16 @@ class HostScore:
         self._reported: set[str] = set()
 
     def __enter__(self) -> "HostScore":
-        self.start()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
-
-    def start(self) -> None:
-        """Loads the functions.
-
-        Raises:
-          ConfigError: one cannot be loaded.
-        """
+        """Loads the functions; raises ConfigError where one cannot be loaded."""
         try:
             for worker in self._workers:
                 worker.start()
         except RewardError as error:
-            self.close()
+            self.__exit__()
             raise ConfigError(str(error)) from None
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *failure: object) -> None:
         """Ends the worker processes."""
         for worker in self._workers:
             worker.close()
@@ -435,6 +425,5 @@ def _equal(score: Floats) -> Floats:
 def _mean(values: npt.NDArray[Any], counted: npt.NDArray[np.bool_] | None = None) -> Mean:
     """The mean of each seed, from `[S, B]`, over the values that are counted: all but NaN."""
     counted = ~np.isnan(values) if counted is None else counted
-    mean: Any = Mean
     total = np.where(counted, values, 0).sum(axis=1, dtype=np.float32)
-    return mean(total, counted.sum(axis=1, dtype=np.float32))
+    return Mean(total, counted.sum(axis=1, dtype=np.float32))

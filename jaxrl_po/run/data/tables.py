@@ -1,6 +1,7 @@
 """Tasks from tables of prompts: a JSONL file, or the items of a reasoning-gym data set."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, number, static
@@ -171,18 +172,21 @@ def read_rows(
     Raises:
       UsageError: names the flag, the file and the line.
     """
-    try:
+    with naming("task.train"):
         rows = prompts.read_jsonl(train, answers=answers, texts=texts)
-    except ConfigError as error:
-        raise UsageError(f"--task.train: {error}") from None
-    try:
+    with naming("task.test"):
         tests = [prompts.read_jsonl(test, answers=answers, texts=texts)] if test else []
-    except ConfigError as error:
-        raise UsageError(f"--task.test: {error}") from None
-    try:
+    with naming("task.train"):
         return prompts.split(rows, test_fraction, 1 if test else 2, whole=whole) + tests
+
+
+@contextlib.contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Inside, a ConfigError becomes a UsageError that names the flag."""
+    try:
+        yield
     except ConfigError as error:
-        raise UsageError(f"--task.train: {error}") from None
+        raise UsageError(f"--{flag}: {error}") from None
 
 
 def from_reasoning_gym(

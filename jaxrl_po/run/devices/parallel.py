@@ -6,6 +6,7 @@ For parameters, see `sharding`, the learner is the same one, made without a devi
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -151,12 +152,14 @@ def choose(
         seeds or rows not divisible by their devices, devices not divisible by the processes.
     """
     wanted = len(described) or _parse_devices(devices)
-    available = functools.partial(_available, num_processes=num_processes, described=described)
+    axes = _parse_mesh(mesh, wanted) if mesh else {}
+    asked = math.prod(axes.values()) if axes else wanted
+    available = _available(asked, num_processes, described)
     if reproducible:
-        seed, data, turns = divided(wanted, available(wanted), num_seeds, num_rows)
+        seed, data, turns = divided(wanted, available, num_seeds, num_rows)
         return Placement(num_seeds, seed, data, turns=turns)
-    if mesh:
-        placement = _by_hand(mesh, wanted, num_seeds, num_rows, available)
+    if axes:
+        placement = _by_hand(mesh, axes, num_seeds, num_rows, available)
     else:
         placement = _choose(wanted, num_seeds, num_rows, shard_params, available)
     placement = placement._replace(shard_params=shard_params, described=described)
@@ -179,13 +182,8 @@ def split(devices: str | int) -> None:
 
 
 def _choose(
-    wanted: int | None,
-    num_seeds: int,
-    num_rows: int,
-    shard_params: bool,
-    available_of: Callable[[int | None], int],
+    wanted: int | None, num_seeds: int, num_rows: int, shard_params: bool, available: int
 ) -> Placement:
-    available = available_of(wanted)
     shardable = 1 if shard_params else num_seeds
     if wanted is None:
         wanted = next(
@@ -205,26 +203,27 @@ def _choose(
     )
 
 
-def _by_hand(
-    mesh: str,
-    devices: int | None,
-    num_seeds: int,
-    num_rows: int,
-    available_of: Callable[[int | None], int],
-) -> Placement:
-    axes = {"seed": 1, "data": 1, "model": 1}
+def _parse_mesh(mesh: str, devices: int | None) -> dict[str, int]:
+    """The devices along each axis."""
+    axes: dict[str, int] = {}
     for part in mesh.split(","):
         name, _, count = part.partition(":")
-        if name not in axes or not count.isdecimal() or int(count) < 1:
+        known = name in ("seed", "data", "model") and name not in axes
+        if not (known and count.isdecimal() and int(count) > 0):
             raise ConfigError(
-                "mesh must read like seed:2,data:4,model:1, with counts of at least 1, got "
-                f"{mesh!r}"
+                "mesh must read like seed:2,data:4,model:1, each axis once, with counts of at "
+                f"least 1, got {mesh!r}"
             )
         axes[name] = int(count)
+    if devices not in (None, total := math.prod(axes.values())):
+        raise ConfigError(f"mesh={mesh} has {total} devices, but devices={devices}")
+    return {"seed": 1, "data": 1, "model": 1} | axes
+
+
+def _by_hand(
+    mesh: str, axes: dict[str, int], num_seeds: int, num_rows: int, available: int
+) -> Placement:
     placement = Placement(num_seeds, axes["seed"], axes["data"], axes["model"])
-    if devices is not None and devices != placement.num_devices:
-        raise ConfigError(f"mesh={mesh} has {placement.num_devices} devices, but devices={devices}")
-    available = available_of(placement.num_devices)
     if placement.num_devices > available:
         needs = f"needs {placement.num_devices} devices, and there are {available}"
         raise ConfigError(f"mesh={mesh} {needs}")
@@ -271,7 +270,7 @@ def device_count() -> int:
         ) from None
 
 
-SEEDS = P("seed")
+SEEDS: Any = P("seed")
 
 
 def on_devices(
@@ -343,11 +342,9 @@ def state_spec() -> Any:
 
     All else is replicated over `data`; frozen parameters are replicated over all devices.
     """
-    state: Any = TrainState
-    collector: Any = CollectorState
-    return state(*[SEEDS] * len(TrainState._fields))._replace(
-        params=ActorCritic(SEEDS, SEEDS, P()),
-        collector=collector(sharded=P("seed", "data"), replicated=SEEDS),
+    rows: Any = P("seed", "data")
+    return TrainState(*[SEEDS] * len(TrainState._fields))._replace(
+        params=ActorCritic(SEEDS, SEEDS, P()), collector=CollectorState(rows, SEEDS)
     )
 
 
@@ -358,8 +355,8 @@ def whole_state_spec() -> Any:
 
 def batch_spec() -> Any:
     """Partition of a stacked batch: seeds over `seed`, rows over `data`, metrics replicated."""
-    batch: Any = Batch
-    return batch(*[P("seed", "data")] * len(Batch._fields))._replace(metrics=SEEDS)
+    rows: Any = P("seed", "data")
+    return Batch(*[rows] * len(Batch._fields))._replace(metrics=SEEDS)
 
 
 def make_mesh(placement: Placement) -> Mesh:

@@ -328,7 +328,7 @@ def _owned(function: Callable[[list[Value]], list[Value]], operands: list[Value]
     found: list[bool] = []
 
     def trace(arrays: list[Any]) -> list[Any]:
-        outputs = function([Value(x, v.own) for x, v in zip(arrays, operands, strict=True)])
+        outputs = function(_values(arrays, [value.own for value in operands]))
         found.extend(value.own for value in outputs)
         return [value.array for value in outputs]
 
@@ -349,6 +349,10 @@ def _carried(
         if [value.own for value in grown] == [value.own for value in carry]:
             return carry
         carry = grown
+
+
+def _values(arrays: list[Any], owned: Sequence[bool]) -> list[Value]:
+    return [Value(x, own) for x, own in zip(arrays, owned, strict=True)]
 
 
 def _like(values: list[Value], owned: Sequence[bool], turns: Turns) -> list[Any]:
@@ -372,10 +376,7 @@ def _scan(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
     own_ys = _owned(lambda carry: step(carry, first), carry)[len(carry) :]
 
     def scanned(arrays: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        out = step(
-            [Value(a, own) for a, own in zip(arrays, owned, strict=True)],
-            [Value(a, own) for a, (_, own) in zip(x, xs, strict=True)],
-        )
+        out = step(_values(arrays, owned), _values(x, [each.own for each in xs]))
         return _like(out[: len(owned)], owned, turns), _like(out[len(owned) :], own_ys, turns)
 
     after, ys = jax.lax.scan(
@@ -387,7 +388,7 @@ def _scan(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
         unroll=params["unroll"],
     )
     ys = [jnp.swapaxes(y, 0, 1) if own else y for y, own in zip(ys, own_ys, strict=True)]
-    return [Value(x, own) for x, own in zip([*after, *ys], [*owned, *own_ys], strict=True)]
+    return _values([*after, *ys], [*owned, *own_ys])
 
 
 def _while(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
@@ -399,9 +400,7 @@ def _while(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
 
     carry = _carried(step, operands[of_body:], turns)
     owned = [value.own for value in carry]
-
-    def values(arrays: list[Any]) -> list[Value]:
-        return [Value(x, own) for x, own in zip(arrays, owned, strict=True)]
+    values = functools.partial(_values, owned=owned)
 
     def unfinished(x: list[Any]) -> jax.Array:
         return _alike(play(test.jaxpr, test.consts, [*operands[:of_test], *values(x)], turns)[0])
@@ -434,7 +433,7 @@ def _cond(params: Any, operands: list[Value], turns: Turns) -> list[Value]:
         return lambda: _like(branch(given), owned, turns)
 
     chosen = jax.lax.switch(_alike(index), [arrays_of(branch) for branch in branches])
-    return [Value(x, own) for x, own in zip(chosen, owned, strict=True)]
+    return _values(chosen, owned)
 
 
 def _alike(value: Value) -> Any:

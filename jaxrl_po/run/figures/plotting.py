@@ -164,10 +164,20 @@ def save(panels: Sequence[Panel], path: Path) -> None:
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Replaces a file, a PNG, PDF or SVG by its ending; a reader sees the old or the new one."""
+    """Replaces a file, a PNG, PDF or SVG by its ending."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:].lower())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write in place of another, of which a reader sees the old or the new one."""
     temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, format=path.suffix[1:].lower())
-    temporary.replace(path)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def save_sweep(
@@ -208,9 +218,9 @@ def save_sweep(
                 colour = COLOURS[1] if rank == 0 else COLOURS[0]
                 tick = values.get(name, "")
                 at = ticks.index(tick)
-                beside = [i for i, (each, _) in enumerate(rows) if each.get(name, "") == tick]
-                middle = (len(beside) - 1) / 2
-                x = numbers[at] if drawn else at + 0.5 * (beside.index(rank) - middle) / len(beside)
+                alike = [i for i, (each, _) in enumerate(rows) if each.get(name, "") == tick]
+                middle = (len(alike) - 1) / 2
+                x = numbers[at] if drawn else at + 0.5 * (alike.index(rank) - middle) / len(alike)
                 axes.vlines(x, finite.min(), finite.max(), color=colour, alpha=0.35, linewidth=1.2)
                 axes.plot(x, finite.mean(), "o", color=colour, markersize=5)
             if not drawn:

@@ -18,7 +18,7 @@ from matplotlib.patches import Circle, FancyBboxPatch, Patch, Polygon
 from matplotlib.transforms import Affine2D
 from PIL import Image
 
-from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, style
+from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, replacing, style
 
 Floats = npt.NDArray[np.floating[Any]]
 Frame = npt.NDArray[np.uint8]
@@ -239,9 +239,5 @@ def save_gif(pictures: Iterable[Frame], path: Path, *, fps: int = 30) -> None:
     how: Any = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}
     first, *others = [Image.fromarray(each).quantize(256, **how) for each in pictures]
     timing: Any = {"duration": [round(1000 / fps)] * len(others) + [HOLD], "loop": 0}
-    temporary = path.with_name(f".{path.name}")
-    try:
+    with replacing(path) as temporary:
         first.save(temporary, format="GIF", save_all=True, append_images=others, **timing)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -108,10 +108,9 @@ class Rollouts:
         rows = len(self._seeds), host.num_envs
         steps = *rows, host.num_steps
         seen = () if np.dtype(host.source.dtype).kind == "i" else spaces.observation.shape
-        shape = jax.ShapeDtypeStruct
+        shape: Any = jax.ShapeDtypeStruct
         number, flag = shape(steps, np.float32), shape(steps, np.bool_)
-        shapes: Any = Recording
-        made: Recording = shapes(
+        return Recording(
             observation=shape((*rows, host.num_steps + 1, *seen), host.source.dtype),
             action=shape((*steps, *spaces.action.shape), spaces.action.dtype),
             reward=number,
@@ -122,7 +121,6 @@ class Rollouts:
             episode_length=number,
             memory=jax.eval_shape(lambda: self._start(host.num_envs)),
         )
-        return made
 
     def compile(self, like: TrainState) -> None:
         """Compiles what acts, by a call on zeros; `like` are the shapes of the state."""

@@ -202,14 +202,7 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
 
     try:
         one = make(1)
-    except (
-        gymnasium.error.Error,
-        AssertionError,
-        AttributeError,
-        ImportError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except Exception as error:  # an environment may lack a file, a display, a licence
         raise UsageError(f"--env={name}: {' '.join(str(error).split())}") from None
     try:
         if one.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:

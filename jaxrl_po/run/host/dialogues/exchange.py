@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.language import Task, Transformer, conversation_steps, lora, sampling
+from jaxrl_po.language import Task, Transformer, lora, sampling
+from jaxrl_po.language import conversation_steps as steps
 from jaxrl_po.language.dialogue import longest
 from jaxrl_po.language.dialogues.problem import Recording
 from jaxrl_po.language.settings import Sampling
@@ -117,72 +118,43 @@ class Talking:
 
     def __init__(self, scene: Scene, num_seeds: int):
         self._scene, self._shape, self._proven = scene, (num_seeds, scene.rows), False
-        over = functools.partial(stack, num_seeds=num_seeds)
         settings, model, tokenizer = scene.settings, scene.model, scene.task.tokenizer
 
-        def begin(params: ActorCritic, prompt: Any, pad: Any, keys: Any) -> conversation_steps.Rows:
-            return conversation_steps.begin(
-                lora.over(model, params.frozen),
-                params.policy,
-                prompt,
-                pad,
-                keys,
-                columns=scene.columns,
-                pad_token=tokenizer.pad,
-                decoding=settings.decoding,
-            )
+        def program(
+            step: Callable[..., Any], arrays: int, donated: Any = (), **options: Any
+        ) -> Callable[..., Any]:
+            def call(params: ActorCritic, *given: Any) -> Any:
+                return step(lora.over(model, params.frozen), params.policy, *given, **options)
 
-        def write(
-            params: ActorCritic, rows: conversation_steps.Rows, writes: Any, greedy: bool
-        ) -> Any:
-            return conversation_steps.write(
-                lora.over(model, params.frozen),
-                params.policy,
-                rows,
-                writes,
-                decoding=settings.decoding,
-                ends=ends_of(tokenizer),
-                greedy=greedy,
-            )
+            of_all = stack(call, num_seeds, in_axes=(PARAMS, *[0] * arrays), out_axes=0)
+            return jax.jit(of_all, donate_argnums=donated)
 
-        def read(
-            params: ActorCritic, rows: conversation_steps.Rows, reply: Any, length: Any
-        ) -> conversation_steps.Rows:
-            return conversation_steps.read(
-                lora.over(model, params.frozen), params.policy, rows, reply, length
-            )
-
-        finish = functools.partial(
-            conversation_steps.finish, most=scene.max_turns * settings.max_new_tokens
+        decoding, ends = settings.decoding, ends_of(tokenizer)
+        self._begin = program(
+            steps.begin, 3, columns=scene.columns, pad_token=tokenizer.pad, decoding=decoding
         )
-        self._begin = jax.jit(over(begin, in_axes=(PARAMS, 0, 0, 0), out_axes=0))
         self._write = {
-            greedy: jax.jit(
-                over(functools.partial(write, greedy=greedy), in_axes=(PARAMS, 0, 0), out_axes=0),
-                donate_argnums=1,
-            )
+            greedy: program(steps.write, 2, 1, decoding=decoding, ends=ends, greedy=greedy)
             for greedy in (False, True)
         }
-        self._read = jax.jit(over(read, in_axes=(PARAMS, 0, 0, 0), out_axes=0), donate_argnums=1)
-        self._finish = jax.jit(over(finish, in_axes=(0, 0, 0, 0), out_axes=0))
+        self._read = program(steps.read, 3, 1)
+        finish = functools.partial(steps.finish, most=scene.max_turns * settings.max_new_tokens)
+        self._finish = jax.jit(stack(finish, num_seeds, in_axes=(0, 0, 0, 0), out_axes=0))
 
     def recording(self) -> Recording:
         """Shapes and dtypes of a recording, `[S, B, …]`."""
-        scene, shape = self._scene, jax.ShapeDtypeStruct
-        rows = self._shape
+        shape: Any = jax.ShapeDtypeStruct
+        scene, rows = self._scene, self._shape
         sampled = *rows, scene.max_turns * scene.settings.max_new_tokens
         number = shape(rows, np.float32)
         kept = jax.eval_shape(
             lambda logits: sampling.no_tokens(logits, scene.settings.decoding, sampled[-1]),
             shape((*rows, scene.model.vocabulary), np.float32),
         )
-        held: Any = Conversations
-        pair: Any = Mean
-        made: Any = Recording
-        recording: Recording = made(
+        return Recording(
             prompt=shape((*rows, scene.prompt_length), np.int32),
             pad=shape(rows, np.int32),
-            held=held(
+            held=Conversations(
                 tokens=shape((*rows, scene.columns), np.int32),
                 position=shape(sampled, np.int32),
                 action=shape(sampled, np.int32),
@@ -196,9 +168,8 @@ class Talking:
                 kept=kept,
             ),
             score=number,
-            measures={name: pair(number, number) for name in scene.partner.names},
+            measures={name: Mean(number, number) for name in scene.partner.names},
         )
-        return recording
 
     def compile(self, like: ActorCritic) -> None:
         """Compiles what begins and writes, by calls on zeros; `like` are shapes of parameters."""

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po import group_advantages
 from jaxrl_po.language import sampling
 from jaxrl_po.language.dialogues import recorded
-from jaxrl_po.language.dialogues.evaluation import SHOWN, Games, render
+from jaxrl_po.language.dialogues.evaluation import SHOWN, Games, measure, render
 from jaxrl_po.language.dialogues.problem import Recording
-from jaxrl_po.language.evaluation import samples_metrics
+from jaxrl_po.language.evaluation import GREEDY, SAMPLED
 from jaxrl_po.language.networks import prompt_keys
 from jaxrl_po.language.tasks.types import held_out, num_asked, selecting
 from jaxrl_po.learner import next_key
@@ -109,13 +108,7 @@ class Dialogues:
         iteration, group = int(np.max(state.step)), self._scene.settings.group_size
         problem, keys = self._draw(self._acting(state))
         episodes = [
-            Episode(
-                int(row),
-                (
-                    seed_of(self._base, seed, iteration, number),
-                    seed_of(self._base, seed, iteration, number, 1 + member),
-                ),
-            )
+            self._episode(row, member, seed, iteration, number)
             for seed, rows in zip(self._seeds, np.asarray(problem), strict=True)
             for number, row in enumerate(rows)
             for member in range(group)
@@ -127,9 +120,8 @@ class Dialogues:
 
     def metrics(self, seconds: float) -> Metrics:
         """The share of an iteration of that many seconds which was spent outside the program."""
-        count = np.ones(len(self._seeds), np.float32)
-        mean: Any = Mean
-        return {"outside": mean(count * np.float32(self._outside / seconds), count)}
+        count: Any = np.ones(len(self._seeds), np.float32)
+        return {"outside": Mean(count * np.float32(self._outside / seconds), count)}
 
     def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Array]:
         """Metrics of dialogues that begin with held-out prompts, `[S, prompts]` each.
@@ -139,18 +131,12 @@ class Dialogues:
           later_seed: of a later evaluation; None for the run's own.
         """
         prompts, every = self._host.eval_prompts or None, range(len(self._seeds))
-        greedy = self._held_out(state, later_seed, prompts, 0, every)
         found = {
-            "accuracy": greedy.score,
-            "length": greedy.held.mask.sum(axis=-1),
-            "turns": greedy.held.turns,
-        } | {name: _value(mean) for name, mean in greedy.measures.items()}
-        values = {f"greedy_{name}": np.asarray(value)[..., 0] for name, value in found.items()}
-        if self._host.eval_samples:
-            drawn = self._held_out(state, later_seed, prompts, self._host.eval_samples, every)
-            each = jax.vmap(samples_metrics)(jnp.asarray(drawn.score))
-            values |= {name: np.asarray(value) for name, value in each.items()}
-        return values
+            name: _games(self._held_out(state, later_seed, prompts, samples, every))
+            for name, samples in ((GREEDY, 0), (SAMPLED, self._host.eval_samples))
+            if samples or name == GREEDY
+        }
+        return jax.tree.map(np.asarray, measure(found))
 
     def describe(self, state: TrainState) -> dict[str, Games]:
         """Dialogues of the first seed, for `dialogues.render`."""
@@ -160,7 +146,7 @@ class Dialogues:
                     lambda x: x[0], self._held_out(state, None, self._host.show, samples, (0,))
                 )
             )
-            for name, samples in (("greedy", 0), ("sampled", SHOWN))
+            for name, samples in ((GREEDY, 0), (SAMPLED, SHOWN))
         }
 
     def _held_out(
@@ -191,13 +177,7 @@ class Dialogues:
             numbers = np.arange(first, first + size)
             within = numbers < len(rows)
             episodes = [
-                Episode(
-                    int(rows[n]),
-                    (
-                        seed_of(self._base, drawn, n // count),
-                        seed_of(self._base, drawn, n // count, 1 + n % count),
-                    ),
-                )
+                self._episode(rows[n], n % count, drawn, n // count)
                 if inside and seed in seeds
                 else None
                 for seed in range(every)
@@ -213,6 +193,11 @@ class Dialogues:
             lambda x: x.reshape(every, asked, count, *x.shape[2:]), whole
         )
         return shaped
+
+    def _episode(self, row: Any, member: int, *entropy: int) -> Episode:
+        """A dialogue of a group, whose resets follow from `entropy` alone."""
+        seeds = seed_of(self._base, *entropy), seed_of(self._base, *entropy, 1 + member)
+        return Episode(int(row), seeds)
 
     def _drawn(self, state: TrainState) -> tuple[jax.Array, jax.Array]:
         """Rows `[P]` and keys `[B]` of the coming iteration, those of a single turn."""
@@ -236,26 +221,11 @@ def _policy(state: TrainState) -> ActorCritic:
     return state.params._replace(value=None)
 
 
-def _value(mean: Mean) -> Array:
-    """The mean of each dialogue, 0 where it is of nothing."""
-    total, count = np.asarray(mean.total), np.asarray(mean.count)
-    value: Array = total / np.maximum(count, 1.0)
-    return value
-
-
 def _games(found: Recording) -> Games:
-    """Dialogues `[P, n, …]` of one seed, with rewards-to-go relative to the prompt's others."""
-    held = found.held
-    advantage = np.zeros_like(held.reward)
-    if advantage.shape[1] > 1:
-        relative = jax.vmap(group_advantages.turn_relative)(
-            held.reward, held.mask, held.message_end
-        )
-        advantage = np.asarray(relative)
-    games: Any = Games
-    measures = {name: _value(mean) for name, mean in found.measures.items()}
-    made: Games = games(found.prompt[:, 0], found.pad[:, 0], held, found.score, measures, advantage)
-    return made
+    """Dialogues `[…, P, n, …]`, each measure the mean of a dialogue: 0 where it is of nothing."""
+    measures = {name: x.total / np.maximum(x.count, 1.0) for name, x in found.measures.items()}
+    prompt, pad = found.prompt[..., 0, :], found.pad[..., 0]
+    return Games(prompt, pad, found.held, found.score, measures)
 
 
 def _say_nothing(line: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_po.language.pretrained.tools import TOOL, USER, Call, Message, Tools
+from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Call, Message, Tools
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.data.scoring import HostScore, RewardError
@@ -103,11 +103,12 @@ class Environments:
 
 
 class Talk:
-    """One dialogue: what was said after the prompt, and what was counted."""
+    """One dialogue: what was said after the prompt, and what was counted; None is not held."""
 
-    def __init__(self, episode: Episode, dead: str = ""):
-        self.row, self.dead, self.ended = episode.row, dead, bool(dead)
-        self.killed, self.failure = False, dead
+    def __init__(self, episode: Episode | None, dead: str = ""):
+        self.held, self.row = episode is not None, 0 if episode is None else episode.row
+        self.dead, self.failure, self.ended = dead, dead, bool(dead) or episode is None
+        self.killed = False
         self.messages: list[dict[str, Any]] = []
         self.calls = self.failed = self.replies = self.cut = 0
 
@@ -137,7 +138,7 @@ class ToolPartner:
     ):
         self._environments, self._offer, self._tools = environments, offer, tools
         self._rows, self._reply_length, self._rewarded = rows, reply_length, rewarded
-        self._talks: list[Talk | None] = []
+        self._talks: list[Talk] = []
         self._num_seeds = 1
         self._reported: set[str] = set()
         self.names = (*MEASURES, *(rewarded.measures if rewarded else ()))
@@ -161,16 +162,13 @@ class ToolPartner:
         )
         self._talks, prompts = [], []
         for number, episode in enumerate(episodes):
-            if episode is None:
-                self._talks.append(None)
-                prompts.append([self._tools.tokenizer.pad])
-                continue
-            result = results[number]
+            result = results.get(number, {})
             why = result.get("error") or result.get("killed") or ""
             talk = Talk(episode, f"reset {why}" if why else "")
             talk.killed = "killed" in result
             self._talks.append(talk)
-            prompts.append(self._prompt(talk, result.get("said") or ""))
+            said = result.get("said") or ""
+            prompts.append(self._prompt(talk, said) if talk.held else [self._tools.tokenizer.pad])
         return prompts
 
     def _prompt(self, talk: Talk, said: str) -> list[int]:
@@ -188,10 +186,10 @@ class ToolPartner:
         """See `Partner`; a message without a call of a tool ends its dialogue."""
         asked: dict[int, list[Call]] = {}
         for number, (message, talk) in enumerate(zip(messages, self._talks, strict=True)):
-            if message is None or talk is None:
+            if message is None:
                 continue
             text = self._tools.text(message)
-            talk.messages.append({"role": "assistant", "content": text})
+            talk.messages.append({"role": ASSISTANT, "content": text})
             calls = [] if talk.dead else self._tools.calls(text)
             talk.ended = not calls
             if calls:
@@ -207,18 +205,15 @@ class ToolPartner:
             }
         )
         return [
-            self._reply(number, messages[number], asked[number], results.get(number, {}))
-            if number in asked
+            self._reply(talk, message, asked[number], results.get(number, {}))
+            if message is not None and number in asked
             else None
-            for number in range(len(messages))
+            for number, (message, talk) in enumerate(zip(messages, self._talks, strict=True))
         ]
 
     def _reply(
-        self, number: int, message: Sequence[int] | None, calls: Sequence[Call], result: Result
+        self, talk: Talk, message: Sequence[int], calls: Sequence[Call], result: Result
     ) -> list[int] | None:
-        talk = self._talks[number]
-        assert talk is not None
-        assert message is not None
         talk.calls += len(calls)
         if why := result.get("killed") or result.get("error"):
             talk.dead, talk.killed, talk.ended, talk.failed = why, True, True, talk.failed + 1
@@ -259,32 +254,30 @@ class ToolPartner:
     def finish(self, *, first: bool, report: Reporter) -> Outcome:
         """See `Partner`."""
         talks = self._talks
-        living = [n for n, talk in enumerate(talks) if talk is not None and not talk.dead]
+        living = [n for n, talk in enumerate(talks) if talk.held and not talk.dead]
         reward = np.zeros(len(talks), np.float32)
         if self._offer.reward:
             for number, result in self._environments.run(
                 {number: {"reward": True} for number in living}
             ).items():
-                talk = talks[number]
-                assert talk is not None
                 if why := result.get("error") or result.get("killed"):
-                    talk.failure, talk.killed = f"get_reward {why}", "killed" in result
+                    talks[number].failure = f"get_reward {why}"
+                    talks[number].killed = "killed" in result
                 else:
                     reward[number] = result["reward"]
         score = reward
-        held = np.array([talk is not None for talk in talks])
+        held = np.array([talk.held for talk in talks])
+        calls = [talk.calls for talk in talks]
         measures = {
-            CALLS: _mean([t.calls if t else 0 for t in talks], held),
-            FAILED: _mean(
-                [t.failed if t else 0 for t in talks], [t.calls if t else 0 for t in talks]
-            ),
-            CUT: _mean([t.cut if t else 0 for t in talks], [t.replies if t else 0 for t in talks]),
-            KILLED: _mean([bool(t and t.killed) for t in talks], held),
-            FAILURES: _mean([bool(t and t.failure) for t in talks], held),
+            CALLS: _mean(calls, held),
+            FAILED: _mean([talk.failed for talk in talks], calls),
+            CUT: _mean([talk.cut for talk in talks], [talk.replies for talk in talks]),
+            KILLED: _mean([talk.killed for talk in talks], held),
+            FAILURES: _mean([bool(talk.failure) for talk in talks], held),
         }
         if self._rewarded is not None:
             raw, total, further = self._scored(self._rewarded, first, report)
-            alive = np.array([bool(t and not t.dead and not t.failure) for t in talks])
+            alive = np.array([t.held and not t.dead and not t.failure for t in talks])
             raw, total = (np.where(alive, np.nan_to_num(x), np.float32(0.0)) for x in (raw, total))
             score = reward if self._offer.reward else raw
             reward = reward + total
@@ -292,11 +285,11 @@ class ToolPartner:
                 name: _mean(np.nan_to_num(values), held & ~np.isnan(values))
                 for name, values in further.items()
             }
-        self._blame([talk for talk in talks if talk], first, report)
+        self._blame(first, report)
         return Outcome(
             reward.astype(np.float32),
             score.astype(np.float32),
-            np.array([talk is None or talk.ended for talk in talks]),
+            np.array([talk.ended for talk in talks]),
             measures,
         )
 
@@ -306,12 +299,14 @@ class ToolPartner:
         """What the functions make of the last message of each dialogue."""
         by_seed = np.array_split(np.arange(len(self._talks)), self._num_seeds)
         # A row without a dialogue is given one that there is, and its score is not read.
-        spare = next(filter(None, self._talks))
+        talks = self._talks
+        spare = next(talk for talk in talks if talk.held)
         columns = []
         for numbers in by_seed:
-            some = [self._talks[n] or self._talks[numbers[0]] or spare for n in numbers]
+            own = talks[numbers[0]] if talks[numbers[0]].held else spare
+            some = [talks[n] if talks[n].held else own for n in numbers]
             rows = [self._rows[talk.row] for talk in some]
-            said = [[m for m in t.messages if m["role"] == "assistant"] for t in some]
+            said = [[m for m in t.messages if m["role"] == ASSISTANT] for t in some]
             columns.append(
                 {
                     "prompts": [self._tools.render(row["prompt"]) for row in rows],
@@ -324,9 +319,9 @@ class ToolPartner:
         flat = {name: values.reshape(-1) for name, values in scored.measures.items()}
         return scored.raw.reshape(-1), scored.reward.reshape(-1), flat
 
-    def _blame(self, talks: Sequence[Talk], first: bool, report: Reporter) -> None:
+    def _blame(self, first: bool, report: Reporter) -> None:
         source = self._environments.source
-        for talk in talks:
+        for talk in self._talks:
             if talk.failure and first:
                 raise RewardError(
                     f"environment {source}: {talk.failure}; these are the first dialogues, so the "
