@@ -117,12 +117,15 @@ def test_a_run_is_evaluated_again_and_its_games_are_shown(games, tmp_path, capsy
     assert report.main([str(out), f"--out={tmp_path / 'run.html'}"]) == 0
     page = (tmp_path / "run.html").read_text()
     assert all(html.escape(transcript(game)) in page for game in told[4:])
-    told[-1] |= {"score": None, "turns": [{**told[-1]["turns"][0], "reward": None}]}
+    told[-1] |= {
+        "score": None,
+        "turns": [told[-1]["turns"][0] | {"reward": None, "advantage": None}],
+    }
     (out / "samples.jsonl").write_text("".join(json.dumps(game) + "\n" for game in told))
     assert render.main([f"--run={out}"]) == 0
     shown = capsys.readouterr().out
     assert "score none" in shown
-    assert "(reward none" in shown
+    assert "(reward none, advantage none)" in shown
     assert report.main([str(out), f"--out={tmp_path / 'run.html'}"]) == 0
     with pytest.raises(UsageError, match="--width must be left out"):
         render.main([f"--run={out}", "--width=200"])

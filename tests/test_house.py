@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_050,
-    "shell code": 11_599,
+    "library code": 24_058,
+    "shell code": 11_600,
     "experiments code": 4_758,
     "shell import pairs": 366,
     "functions above 70 lines of code": 0,

@@ -84,12 +84,13 @@ def test_a_run_without_an_intact_checkpoint_is_named(earlier, tmp_path):
 
 
 def test_no_run_takes_the_place_of_one_that_it_began_with(earlier, tmp_path):
-    place, later = tmp_path / "run", tmp_path / "later"
+    place, later, link = tmp_path / "run", tmp_path / "later", tmp_path / "a_link_to_the_run"
+    link.symlink_to(place)
     shutil.copytree(earlier, place)
     later.mkdir()
     settings = json.loads((earlier / "config.json").read_text())
     (later / "config.json").write_text(json.dumps({**settings, "init_from": str(place)}))
-    for run_before in (place, later):
+    for run_before in (place, later, link):
         with pytest.raises(UsageError, match=r"^--init_from leads back to \S+run, which another r"):
             launch.language([*SMALL, f"--init_from={run_before}", f"--out={place}", "--overwrite"])
     assert (place / "summary.json").exists()

@@ -25,6 +25,7 @@ def rendered(source, special=(), **arguments):
         ("{{ messages[0] | tojson }}", '{"role": "user", "content": "é"}'),
         ("{{ 'é' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
         ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}", '{"a":2,"b":1}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(false, none, none, true) }}", '{"a": 2, "b": 1}'),
         ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
         ("{{ '<b>' | tojson }}", '"<b>"'),
         ("{{ nothing }}|", "|"),

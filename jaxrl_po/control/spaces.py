@@ -80,7 +80,7 @@ def is_image(space: Any) -> bool:
 
 
 def is_frame(x: jax.ShapeDtypeStruct) -> bool:
-    """Whether an observation is a frame of a video game, by its size; a smaller one is a map."""
+    """Whether an observation is a frame of a video game, `[H, W, C]`, by its size."""
     return len(x.shape) == 3 and min(x.shape[:2]) >= 36
 
 

@@ -17,8 +17,8 @@ from jaxrl_po.types import CollectorState, PyTree
 # rolling discounted return `[B]`.
 ROLLING_RETURN = "rolling_return"
 # Replicated: `Normalizer` of raw observations, where they are normalised (of a structured one, a
-# tree of them, with () for maps of bytes, see `is_frame`), and of the rolling discounted return,
-# where rewards are scaled.
+# tree of them, with () for images that are no frame, see `is_frame`), and of the rolling
+# discounted return, where rewards are scaled.
 OBSERVATION_STATISTICS = "observation_statistics"
 RETURN_STATISTICS = "return_statistics"
 
@@ -59,8 +59,8 @@ class Statistics(NamedTuple):
             )
             if not jax.tree.leaves(statistics):
                 raise ConfigError(
-                    "normalize_observations must be off where observations are maps of bytes: "
-                    "the network scales them to [0, 1]"
+                    "normalize_observations must be off where observations are images of bytes but "
+                    "no frames [H, W, C] of at least 36 × 36: the network scales them to [0, 1]"
                 )
             replicated[OBSERVATION_STATISTICS] = statistics
         if self.scale_rewards:

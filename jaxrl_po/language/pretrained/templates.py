@@ -97,8 +97,15 @@ def _environment() -> Any:
                 self._fail_with_undefined_error()
             return super().__str__()
 
-    def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, **more: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        form: Any = {"separators": separators, "sort_keys": sort_keys}
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **form)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,

@@ -51,18 +51,17 @@ def read(
         parts.setdefault(tensor.path, []).append(tensor)
     shapes = model.parameter_shapes()["params"]
     params: dict[str, Any] = {}
+    put = place or (lambda _, array: jax.device_put(array))
     try:
         source = folder if isinstance(folder, gguf.Folder) else _Shards(folder)
         _compare(architectures.tensors(model), source.shapes(), model)
         # The largest first: while it is put in its place it is held twice.
         for path in sorted(parts, key=lambda path: -_leaf(shapes, path).size):
-            array = _ours(parts[path], source, dtype)
-            placed = jax.device_put(array) if place is None else place(path, array)
             inner = functools.reduce(
                 lambda tree, name: tree.setdefault(name, {}), path[:-1], params
             )
-            # There before the next is read: until then its first copy is held too.
-            inner[path[-1]] = jax.block_until_ready(placed)
+            # There before the next is read, and its first copy, which has no name, is freed.
+            inner[path[-1]] = jax.block_until_ready(put(path, _ours(parts[path], source, dtype)))
     except SafetensorError as error:
         raise ConfigError(f"{folder} must hold whole safetensors files: {error}") from None
     return {"params": params}

@@ -36,9 +36,10 @@ class Words(NamedTuple):
         return [int(word) for word in text.split()]
 
     def decode(self, tokens: list[int], *, pad: str = "") -> str:
-        """Their numbers up to the first EOS, with `pad` in place of each PAD before it."""
+        """Their numbers up to the first EOS, with `pad` in place of each PAD before it, if any."""
         end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
-        return " ".join(pad if token == self.pad else str(token) for token in tokens[:end])
+        words = (pad if token == self.pad else str(token) for token in tokens[:end])
+        return " ".join(word for word in words if word)
 
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
         """Those of all rows, `[B, T]`, without EOS and what is masked."""

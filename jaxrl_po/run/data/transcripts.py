@@ -22,15 +22,15 @@ def transcript(row: Row) -> str:
     lines = []
     for turn in row["turns"]:
         earned = [f"reward {number(turn['reward'])}"] if turn["reward"] != 0 else []
-        earned += [f"advantage {turn['advantage']:+.2f}"] if "advantage" in turn else []
+        earned += [f"advantage {number(turn['advantage'], '+.2f')}"] if "advantage" in turn else []
         lines.append(_line("policy", turn["message"], f"    ({', '.join(earned)})" * bool(earned)))
         lines += [_line("reply", turn["reply"])] if turn["reply"] else []
     return "\n".join(lines)
 
 
-def number(value: float | None) -> str:
+def number(value: float | None, form: str = "g") -> str:
     """A number of a row; None is what no function judged."""
-    return "none" if value is None else f"{value:g}"
+    return "none" if value is None else f"{value:{form}}"
 
 
 def latest(path: Path) -> str:

@@ -72,7 +72,7 @@ def root(init_from: str, *seen: str) -> str:
     """
     if not init_from or os.path.isfile(init_from):
         return init_from
-    here, path = os.path.abspath(init_from), os.path.join(init_from, folder.CONFIG)
+    here, path = os.path.realpath(init_from), os.path.join(init_from, folder.CONFIG)
     if here in seen:
         raise UserCodeError(
             f"--init_from leads back to {init_from}, which another run replaces, or has replaced: "
@@ -110,7 +110,7 @@ def require_effect(argv: Sequence[str], record: type) -> None:
         raise UsageError(
             "--lora.rank must lie in [1, inf), got 0; left out, every parameter is trained"
         )
-    if not root(options.init_from, *[os.path.abspath(options.out)] * options.overwrite):
+    if not root(options.init_from, *[os.path.realpath(options.out)] * options.overwrite):
         return
     for name in given:
         prefix, _, field = name.partition(".")

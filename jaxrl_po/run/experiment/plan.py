@@ -319,7 +319,8 @@ def settle(
     A warm-up lasts for a tenth of them at most. Both are left as they are if they are given.
 
     Raises:
-      UsageError: the run is shorter than an iteration, or nothing is learned in it.
+      UsageError: the run is shorter than an iteration or has 2³¹ of them, or nothing is learned
+        in a part of it.
     """
     options, settled = records[""], dict(records)
     of_one = script.steps(records)

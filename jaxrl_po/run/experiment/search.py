@@ -112,7 +112,7 @@ def draw(name: str, written: str, count: int, generator: np.random.Generator) ->
     except ValueError:
         positive = "0 < " * (kind == "log_uniform")
         raise UsageError(
-            f"--{name}={written} must be {kind}(low,high) with {positive}low < high"
+            f"--{name}={written} must be {kind}(low,high) with finite {positive}low < high"
         ) from None
     if kind == "uniform":
         drawn = generator.uniform(low, high, count)

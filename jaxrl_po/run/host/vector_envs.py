@@ -203,7 +203,8 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     try:
         one = make(1)
     except Exception as error:  # an environment may lack a file, a display, a licence
-        raise UsageError(f"--env={name}: {' '.join(str(error).split())}") from None
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UsageError(f"--env={name}: {said}") from error
     try:
         if one.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
             raise ConfigError(

@@ -336,7 +336,8 @@ def summary(
 def in_words(rows: Sequence[Row], score: str) -> str:
     """The final score, which is an interquartile mean, and the seeds that it hides.
 
-    A seed stayed behind if it gained less than half of what that mean did since the first line.
+    A seed stayed behind if it gained less than half of what that mean did since the first line with
+    a score.
 
     Example:
       >>> rows = [by_seed({"greedy_return": x}) for x in ([9.0] * 4, [500.0] * 3 + [12.0])]

@@ -103,7 +103,7 @@ class Environments:
 
 
 class Talk:
-    """One dialogue: what was said after the prompt, and what was counted; None is not held."""
+    """What was said after the prompt, and what was counted; nothing where there is no episode."""
 
     def __init__(self, episode: Episode | None, dead: str = ""):
         self.held, self.row = episode is not None, 0 if episode is None else episode.row
