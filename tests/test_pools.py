@@ -198,7 +198,9 @@ def test_an_environment_that_cannot_be_made_is_one_line():
         raise FileNotFoundError("no map\nfor it")
 
     gymnasium.register("Lacking-v0", entry_point=lacking)
-    with pytest.raises(UsageError, match=r"^--env=gymnasium:Lacking-v0: FileNotFoundError: no map for it$"):
+    with pytest.raises(
+        UsageError, match=r"^--env=gymnasium:Lacking-v0: FileNotFoundError: no map for it$"
+    ):
         vector_envs.find("gymnasium:Lacking-v0")
 
 
