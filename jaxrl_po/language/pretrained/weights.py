@@ -60,7 +60,7 @@ def read(
             inner = functools.reduce(
                 lambda tree, name: tree.setdefault(name, {}), path[:-1], params
             )
-            # There before the next is read, and its first copy, which has no name, is freed.
+            # Wait before the next is read; the copy on the host has no name, and is freed.
             inner[path[-1]] = jax.block_until_ready(put(path, _ours(parts[path], source, dtype)))
     except SafetensorError as error:
         raise ConfigError(f"{folder} must hold whole safetensors files: {error}") from None

@@ -376,7 +376,7 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
         first = not np.max(state.step)
         state, batch = sample(state)
         batch, of_score = give(batch, first=first, report=report)
-        # At once with the next one, sums over CPU devices can wait for each other for ever.
+        # Two programs with collectives on CPU devices can deadlock if they run at once.
         state, row = jax.block_until_ready(update(state, batch))
         return state, {**row, **of_score}
 

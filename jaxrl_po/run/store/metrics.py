@@ -313,7 +313,7 @@ def summary(
       rows: the lines of the run, of which the last holds an evaluation; those before a resume may
         have been removed.
       options: of the run as a whole.
-      resolved: what the flags left open, such as the placement; see `launch.Plan`.
+      resolved: what the flags left open, such as the placement; see `plan.Plan`.
       score: name of the evaluated score.
       initial: name for the score of the initial policy; empty to leave it out.
     """
