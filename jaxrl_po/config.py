@@ -6,6 +6,7 @@ documentation.
 """
 
 import dataclasses
+import inspect
 import math
 from typing import Any, TypeVar, dataclass_transform
 
@@ -103,15 +104,47 @@ def static(
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[Record]) -> type[Record]:
-    """Class decorator: a frozen dataclass of `number` and `static` fields, as a pytree."""
+    """Class decorator: a frozen dataclass of `number` and `static` fields, as a pytree.
+
+    The docstring gets a line on each field, inherited ones included, for `help(cls)`.
+
+    Example:
+      >>> @record
+      ... class Settings:
+      ...     '''Sizes of a problem.'''
+      ...     num_steps: int = static(8, "length of a rollout", unit="steps", within=COUNT)
+      >>> print(Settings.__doc__)
+      Sizes of a problem.
+      <BLANKLINE>
+      Attributes:
+        num_steps: length of a rollout (steps; in [1, inf); default 8)
+    """
+    summary = inspect.cleandoc(cls.__doc__ or "")
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    lines = (f"  {each.name}: {describe(each, default=True)}" for each in fields)
+    cls.__doc__ = "\n".join([summary, "", "Attributes:", *lines]).strip()
     jax.tree_util.register_dataclass(
         cls,
         data_fields=[f.name for f in fields if not f.metadata["static"]],
         meta_fields=[f.name for f in fields if f.metadata["static"]],
     )
     return cls
+
+
+def describe(field: dataclasses.Field[Any], *, default: bool = False) -> str:
+    """Returns one line on a field: its description, unit, valid values and, if asked, default."""
+    metadata = field.metadata
+    within, choices = metadata["within"], metadata.get("choices")
+    notes = [metadata["unit"]]
+    if within is not None and within != Interval():
+        notes.append(f"in {within}")
+    elif choices:
+        notes.append(f"one of {', '.join(map(str, choices))}")
+    if default:
+        notes.append(f"default {field.default!r}")
+    shown = "; ".join(filter(None, notes))
+    return metadata["doc"] + (f" ({shown})" if shown else "")
 
 
 def check(config: Any) -> None:

@@ -1,18 +1,89 @@
-"""Default optimizers of the methods, and learning-rate schedules."""
+"""Optimizers of the methods, default ones and by name, and learning-rate schedules."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from jaxrl_po import config as config_lib
 from jaxrl_po.backend import Target
-from jaxrl_po.config import Number
-from jaxrl_po.types import PyTree
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
+from jaxrl_po.types import ActorCritic, Optimizer, Problem, PyTree
 
 FLAT_UP_TO = 2**20  # parameters: above it the optimizer state is kept per leaf, for sharding
+AUTO, LINEAR, COSINE, CONSTANT = SCHEDULES = ("auto", "linear", "cosine", "constant")
+OPTIMIZERS = ("adam", "adamw", "lion", "muon", "rmsprop", "sgd")
+DECAYED = ("adamw", "lion", "muon")  # with weight decay
+
+
+@config_lib.record
+class Optimization:
+    """Optimizer and step size: fields of every method with a learning_rate."""
+
+    learning_rate: Number = number(3e-4, "step size", within=POSITIVE)
+    max_grad_norm: Number = number(0.5, "clip of the gradient's global norm", within=POSITIVE)
+    optimizer_epsilon: Number = number(
+        1e-5, "ε of the optimizer, outside the square root", within=POSITIVE
+    )
+    optimizer: str = static(
+        AUTO,
+        "optimizer of the gradient, whose norm is clipped first; auto is the method's own",
+        choices=(AUTO, *OPTIMIZERS),
+    )
+    weight_decay: Number = number(
+        1e-4, "decoupled weight decay per unit of step size", within=NON_NEGATIVE
+    )
+    schedule: str = static(
+        AUTO,
+        "how learning_rate falls to 0 in decay_iterations: linear, cosine, or constant, not at "
+        "all; auto is linear",
+        choices=SCHEDULES,
+    )
+    warm_up_iterations: int = static(
+        0,
+        "length of the linear warm-up of learning_rate; 0 disables it",
+        unit="iterations",
+        within=NON_NEGATIVE,
+    )
+    decay_iterations: int = static(
+        0,
+        "length of the decay of learning_rate to 0; 0 keeps it constant",
+        unit="iterations",
+        within=NON_NEGATIVE,
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        config_lib.check(self)
+        decayed = self.optimizer in DECAYED
+        config_lib.require_effect(
+            self, "weight_decay", decayed, f"optimizer is one of {', '.join(DECAYED)}"
+        )
+        config_lib.require_effect(
+            self, "decay_iterations", self.schedule != CONSTANT, f"schedule is not {CONSTANT}"
+        )
+
+
+def scale(config: Optimization, step: jax.Array) -> jax.Array | float:
+    """Returns the factor of all updates in an iteration: warm-up times decay, from 1 to 0.
+
+    Args:
+      config: source of `schedule`, `warm_up_iterations` and `decay_iterations`.
+      step: `[]`, completed iterations (not gradient steps).
+
+    Example:
+      >>> config = Optimization(schedule="cosine", warm_up_iterations=4, decay_iterations=2)
+      >>> [round(float(scale(config, jnp.int32(t))), 3) for t in range(3)]
+      [0.25, 0.25, 0.0]
+    """
+    falling = cosine_decay if config.schedule == COSINE else decay
+    factor = falling(step, config.decay_iterations)
+    if config.warm_up_iterations:
+        factor *= warm_up(step, config.warm_up_iterations)
+    return factor
 
 
 def decay(step: jax.Array, iterations: int) -> jax.Array | float:
@@ -29,6 +100,21 @@ def decay(step: jax.Array, iterations: int) -> jax.Array | float:
     return jnp.maximum(0.0, 1.0 - step / iterations) if iterations else 1.0
 
 
+def cosine_decay(step: jax.Array, iterations: int) -> jax.Array | float:
+    """Cosine decay `½(1 + cos(π min(step / iterations, 1)))`, or 1 if `iterations` is 0.
+
+    Args:
+      step: `[]`, completed iterations (not gradient steps).
+      iterations: length of the decay, static; 0 keeps 1.
+
+    Example:
+      >>> round(float(cosine_decay(jnp.int32(25), 100)), 3)
+      0.854
+    """
+    done = jnp.minimum(step / iterations, 1.0) if iterations else 0.0
+    return 0.5 * (1.0 + jnp.cos(jnp.pi * done)) if iterations else 1.0
+
+
 def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
     """Linear warm-up `min(1, (step + 1) / iterations)`, or 1 if `iterations` is 0.
 
@@ -41,6 +127,96 @@ def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
       (0.25, 1.0)
     """
     return jnp.minimum(1.0, (step + 1) / iterations) if iterations else 1.0
+
+
+def choose(
+    config: Optimization,
+    problem: Problem,
+    given: Optimizer,
+    default: Callable[..., optax.GradientTransformation],
+) -> optax.GradientTransformation:
+    """Returns the user's optimizer, the optimizer that the config names, or the default.
+
+    Args:
+      config: its step size, gradient-norm clip and ε apply to the last two.
+      problem: states the hidden matrices of its networks, for Muon.
+      given: optax transformation of the user, or None.
+      default: `(learning_rate, *, max_grad_norm, epsilon) -> optimizer`, the method's own.
+
+    Raises:
+      ConfigError: a field that the user's optimizer replaces is set, `schedule` is set without
+        `decay_iterations`, or the problem does not state its hidden matrices and Muon needs them.
+    """
+    decays = config.schedule == CONSTANT or bool(config.decay_iterations)
+    config_lib.require_effect(config, "schedule", decays, "decay_iterations is above 0")
+    if given is not None:
+        if config.optimizer != AUTO:
+            raise ConfigError(
+                f"optimizer must be {AUTO} in the config of a method that make(optimizer=…) gives "
+                f"another, got {config.optimizer}"
+            )
+        for name in ("learning_rate", "max_grad_norm", "optimizer_epsilon", "weight_decay"):
+            own = "the optimizer is the method's own; leave it out"
+            config_lib.require_unset(config, name, own)
+        return given
+    clip, epsilon = config.max_grad_norm, config.optimizer_epsilon
+    if config.optimizer == AUTO:
+        return default(config.learning_rate, max_grad_norm=clip, epsilon=epsilon)
+    return in_float32(optax.chain(optax.clip_by_global_norm(clip), named(config, problem)))
+
+
+def named(config: Optimization, problem: Problem) -> optax.GradientTransformation:
+    """Returns the optax transformation that `config.optimizer` names, without a clip."""
+    rate, epsilon, decay = config.learning_rate, config.optimizer_epsilon, config.weight_decay
+    match config.optimizer:
+        case "adam":
+            return optax.adam(rate, eps=epsilon)
+        case "adamw":
+            return optax.adamw(rate, eps=epsilon, weight_decay=decay)
+        case "lion":
+            return optax.lion(rate, weight_decay=decay)
+        case "muon":
+            return optax.contrib.muon(
+                rate,
+                weight_decay=decay,
+                adam_weight_decay=decay,
+                muon_weight_dimension_numbers=matrices(problem),
+            )
+        case "rmsprop":
+            return optax.rmsprop(rate, decay=0.99, eps=epsilon, eps_in_sqrt=False)
+        case _:
+            return optax.sgd(rate)
+
+
+def matrices(problem: Problem) -> Callable[[PyTree], PyTree]:
+    """Returns `params -> axes`: input and output axis of each hidden matrix, None for other leaves.
+
+    Muon orthogonalises hidden matrices and leaves the rest to Adam (Jordan 2024, "Muon"): the layer
+    that reads the observation or embeds the tokens, the layer that gives the output, tables, biases
+    and scales. The last two axes of a hidden matrix are its own; stacked blocks of a transformer
+    lead with another.
+
+    Raises:
+      ConfigError: the problem has networks that do not state their hidden matrices.
+    """
+    hidden = problem.facts.hidden_matrices
+    if hidden is None:
+        raise ConfigError(
+            "optimizer must not be muon with a network of your own, whose hidden matrices the "
+            "library does not know: leave it out and give make(optimizer=optax.contrib.muon("
+            "learning_rate, muon_weight_dimension_numbers=…))"
+        )
+
+    def axes(params: PyTree) -> PyTree:
+        both = isinstance(params, ActorCritic)
+        marked = hidden(params) if both else hidden(ActorCritic(params)).policy
+        return jax.tree.map(_last_two, params, marked)
+
+    return axes
+
+
+def _last_two(leaf: jax.Array, hidden: bool) -> Any:
+    return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None
 
 
 def adam(

@@ -304,6 +304,9 @@ class Facts(NamedTuple):
       turns: an episode is a dialogue, and the column `step_end` marks the ends of its turns.
       staleness: how many iterations old the parameters are with which `collect` samples.
       linearizable: `apply` has a forward derivative, which natural steps need.
+      hidden_matrices: `params -> ActorCritic`, True for each leaf that maps hidden units to hidden
+        units, which Muon orthogonalises, and False for each other leaf; None if a network does not
+        state them.
     """
 
     strata: int = 0
@@ -313,6 +316,7 @@ class Facts(NamedTuple):
     turns: bool = False
     staleness: int = 0
     linearizable: bool = True
+    hidden_matrices: Callable[[ActorCritic], ActorCritic] | None = None
 
 
 SumInParts = Callable[..., Any]

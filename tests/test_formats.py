@@ -7,26 +7,39 @@
         --config.num_epochs=1 --network.width=4 --network.depth=1 --out=run_of_0_4
 
 without its curves, its lock and the checkpoint of iteration 1.
+
+`optimizers_of_0_4.tar.xz` has three folders of the same command, without the best checkpoint too:
+`cosine` with `--config.schedule=cosine --config.decay_iterations=4`, `adamw` and `muon` with that
+`--config.optimizer` and `--config.schedule=constant`.
 """
 
+import functools
 import json
 import shutil
 import tarfile
 from pathlib import Path
 
+import chex
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
-from jaxrl_po import run
+from jaxrl_po import control, ppo, run
 from jaxrl_po.cli import evaluate, plot, render
 from jaxrl_po.config import ConfigError
+from jaxrl_po.optimizers import adam, clipped
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import checkpoint
+from jaxrl_po.types import ActorCritic, TrainState
 
 KEPT = Path(__file__).parent / "run_of_0_4.tar.xz"
 SUM_OF_SQUARES = 17.0158  # of the policy's parameters, as they were when the folder was written
+OPTIMIZERS = Path(__file__).parent / "optimizers_of_0_4.tar.xz"
+RESUMED = 17.05767  # the same of `adamw` where 0.4 went on to 256 steps
 
 
 @pytest.fixture
@@ -38,8 +51,7 @@ def kept(tmp_path):
 
 def test_a_run_of_0_4_is_loaded_evaluated_drawn_and_resumed(kept, tmp_path):
     policy = run.load(kept, checkpoint="latest")
-    squares = sum(float(jnp.sum(jnp.square(leaf))) for leaf in jax.tree.leaves(policy.params))
-    np.testing.assert_allclose(squares, SUM_OF_SQUARES, rtol=1e-3)
+    np.testing.assert_allclose(squares(policy.params), SUM_OF_SQUARES, rtol=1e-3)
     assert policy.act(jnp.zeros(4)) in (0, 1)
     told = tmp_path / "evaluation.json"
     assert evaluate.main([f"--run={kept}", "--checkpoint=latest", f"--out={told}"]) == 0
@@ -47,6 +59,128 @@ def test_a_run_of_0_4_is_loaded_evaluated_drawn_and_resumed(kept, tmp_path):
     resumed = run.resume(kept, total_steps=256)
     assert [row["iteration"] for row in resumed.rows] == [0, 1, 2, 3, 4]
     assert plot.main([str(kept), f"--out={tmp_path / 'curves.png'}"]) == 0
+
+
+@pytest.fixture
+def optimizers(tmp_path):
+    with tarfile.open(OPTIMIZERS) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "optimizers_of_0_4"
+
+
+def squares(params):
+    return sum(float(jnp.sum(jnp.square(leaf))) for leaf in jax.tree.leaves(params))
+
+
+def restored(folder, **fields):
+    """What the checkpoint holds, by name, and the state of today that is made of it."""
+    env, network = gymnax.make("CartPole-v1")[0], control.NetworkSettings(width=4, depth=1)
+    problem = control.make_problem(env, num_envs=4, num_steps=16, network=network)
+    sizes = {"num_minibatches": 2, "num_epochs": 1, "learning_rate": 1e-3}
+    learner = ppo.make(ppo.Config(**sizes, **fields), problem)
+    like = jax.eval_shape(jax.vmap(learner.init), jax.random.split(jax.random.key(0), 1))
+    latest = folder / "checkpoints" / "latest"
+    with checkpoint.Store(latest) as store:
+        return store.read(2), store.load(like)[1]
+
+
+def test_the_count_of_a_cosine_of_0_4_is_dropped(optimizers):
+    """Its moments of one leaf per parameter become the flat ones of the method's own Adam."""
+    held, state = restored(optimizers / "cosine", schedule="cosine", decay_iterations=4)
+    assert held[".opt_state[2].count"] == held[".opt_state[1][0].count"] == 4
+    _, adam, _ = state.opt_state
+    params = jax.tree.map(lambda x: x[0], state.params.trained())
+    assert adam.count == 4
+    for name in ("mu", "nu"):
+        moments = ravel_pytree(params)[1](getattr(adam, name)[0])
+        for path, leaf in jax.tree_util.tree_leaves_with_path(moments):
+            former = held[f".opt_state[1][0].{name}{jax.tree_util.keystr(path)}"]
+            np.testing.assert_array_equal(leaf, former[0])
+            assert np.any(former)
+
+
+def test_moments_of_a_named_optimizer_of_0_4_are_kept(optimizers):
+    held, state = restored(optimizers / "adamw", optimizer="adamw")
+    former = {name: array for name, array in held.items() if name.startswith(".opt_state")}
+    now = checkpoint.to_host(state)
+    for name, array in former.items():
+        np.testing.assert_array_equal(now[name], array)
+
+
+def test_muon_of_0_4_starts_again_where_adam_takes_over(optimizers):
+    """It took the input layer and the heads; a network of one layer has no hidden matrix."""
+    held, state = restored(optimizers / "muon", optimizer="muon")
+    inner = state.opt_state[1].inner_states
+    assert any("inner_states['muon'].inner_state[0].mu" in name for name in held)
+    assert not jax.tree.leaves(inner["muon"].inner_state[0].mu)
+    adam = inner["adam"].inner_state[0]
+    assert adam.count == 0
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves((adam.mu, adam.nu)))
+    assert len(jax.tree.leaves(adam.mu)) == len(jax.tree.leaves(state.params))
+
+
+FORMER = {"adam": lambda: optax.adam(0.1, eps=1e-5), "rms": lambda: rms(optax.rmsprop)(0.1)}
+LATER = {
+    "adam": lambda size: adam(0.1, max_grad_norm=1.0, flat_up_to=size),
+    "rms": lambda size: clipped(rms(optax.scale_by_rms)(), 0.1, max_grad_norm=1.0, flat_up_to=size),
+}
+
+
+def rms(transformation):
+    return functools.partial(transformation, decay=0.99, eps=1e-5, eps_in_sqrt=False)
+
+
+@pytest.mark.parametrize("name", FORMER)
+@pytest.mark.parametrize("size", [0, 2**20], ids=["leaves", "flat"])
+@pytest.mark.parametrize("of_policy", [False, True], ids=["joint", "policy"])
+@pytest.mark.parametrize("swept", [False, True], ids=["alone", "swept"])
+def test_a_cosine_of_0_4_has_the_moments_of_today(name, size, of_policy, swept):
+    """With actor and critic or the policy alone, large or small, alone or with swept settings."""
+    params = ActorCritic({"b": jnp.ones((2, 3)), "a": jnp.full(4, 2.0)}, {"c": jnp.ones((3, 1))})
+    trained = params.policy if of_policy else params
+    cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, 9))
+    former = optax.chain(optax.clip_by_global_norm(1.0), FORMER[name](), cosine)
+    gradient = jax.tree.map(lambda x: x * jnp.arange(1.0, x.size + 1).reshape(x.shape), trained)
+
+    def state_of(optimizer):
+        state = optimizer.init(trained)
+        for _ in range(2):
+            _, state = optimizer.update(gradient, state, trained)
+        state = ({"rate": jnp.ones(())}, state) if swept else state
+        return TrainState(params, state, None, jnp.ones(()), None, jax.random.key(0), jnp.int32(2))
+
+    today = state_of(LATER[name](size))
+    found = checkpoint.from_host(checkpoint.to_host(state_of(former)), today)
+    chex.assert_trees_all_close(found.opt_state, today.opt_state, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("trace_only")
+@pytest.mark.parametrize("name", ["cosine", "muon"])
+def test_optimizers_of_0_4_load_and_resume(optimizers, name):
+    assert squares(run.load(optimizers / name, checkpoint="latest").params) > 0
+    resumed = run.resume(optimizers / name, total_steps=256)
+    assert [row["iteration"] for row in resumed.rows] == [0, 1, 2, 3, 4]
+
+
+def test_a_named_optimizer_of_0_4_goes_on_as_before(optimizers):
+    run.resume(optimizers / "adamw", total_steps=256)
+    policy = run.load(optimizers / "adamw", checkpoint="latest")
+    np.testing.assert_allclose(squares(policy.params), RESUMED, rtol=1e-4)
+
+
+def test_a_policy_loads_without_its_optimizer_state(kept, monkeypatch):
+    """An optimizer of another structure, as that of a later version, is not read."""
+    latest = kept / "checkpoints" / "latest"
+    with checkpoint.Store(latest) as store:
+        arrays = store.read(2)
+        other = {name: x for name, x in arrays.items() if not name.startswith(".opt_state")}
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "to_host", lambda state: state)
+            store.save(2, {**other, ".opt_state['other'].moment": np.ones(3, np.float32)})
+    policy = run.load(kept, checkpoint="latest")
+    np.testing.assert_allclose(squares(policy.params), SUM_OF_SQUARES, rtol=1e-3)
+    with pytest.raises(ConfigError, match=r"opt_state"):
+        run.resume(kept, total_steps=256)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from probes import tabular_problem
 
 from jaxrl_po import optimizers
-from jaxrl_po.algorithms import a2c, grpo, ppo
+from jaxrl_po.algorithms import a2c, distillation, grpo, ppo, ppo_penalty, reinforce, sft
 
 
 def test_decay_counts_iterations():
@@ -47,31 +47,98 @@ def test_flat_adam_equals_leafwise_adam():
 
 
 MANY = {"num_epochs": 2, "num_minibatches": 2}
+# Methods, and their gradient steps of one iteration.
+STEPPING = {
+    a2c: 1,
+    ppo: 4,
+    ppo_penalty: 4,
+    reinforce: 1,
+    grpo: 4,
+    sft: 4,
+    distillation: 4,
+}
 
 
-@pytest.mark.parametrize(
-    ("module", "config"),
-    [
-        (a2c, a2c.Config(decay_iterations=8)),
-        (ppo, ppo.Config(decay_iterations=8, **MANY)),
-        (grpo, grpo.Config(decay_iterations=8, warm_up_iterations=4, **MANY)),
-    ],
-    ids=["a2c", "ppo", "grpo"],
-)
-def test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps(module, config):
-    """An optimizer that always proposes 1 for each parameter shows the scale of every step."""
-    always = optax.GradientTransformation(
+def factor(step, schedule):
+    """Of the updates of an iteration, over a warm-up of 4 and a decay of 8."""
+    done = min(step / 8, 1.0)
+    decay = 0.5 * (1.0 + np.cos(np.pi * done)) if schedule == "cosine" else 1.0 - done
+    return decay * min(1.0, (step + 1) / 4)
+
+
+def always_one():
+    """An optimizer that proposes 1 for each parameter: a step shows the scale of every update."""
+    return optax.GradientTransformation(
         lambda params: (), lambda g, s, p=None: (jax.tree.map(jnp.ones_like, g), s)
     )
-    problem = tabular_problem(num_prompts=4, group_size=4 if module is grpo else 1)
-    learner = module.make(config, problem, optimizer=always)
+
+
+def moved(module, config, steps, optimizer):
+    """How far the parameters of the policy move in one iteration from each step."""
+    problem = tabular_problem(num_prompts=4, group_size=1 if module in CRITICS else 4)
+    if module is distillation:
+        problem = with_constant_teacher(problem)
+    learner = module.make(config, problem, optimizer=optimizer)
     state = learner.init(jax.random.key(0))
-    step, gradient_steps = jax.jit(learner.step), 1 if module is a2c else 4
-    for k in (0, 1, 3, 4, 6, 9):
+    step = jax.jit(learner.step)
+    found = []
+    for k in steps:
         after, metrics = step(state._replace(step=jnp.int32(k)))
+        pairs = zip(*(jax.tree.leaves(s.params.policy) for s in (after, state)), strict=True)
+        found.append([np.asarray(new - old) for new, old in pairs])
+    return found, metrics
+
+
+CRITICS = (a2c, ppo, ppo_penalty, reinforce)
+
+
+def with_constant_teacher(problem):
+    """The problem with a column of a teacher's log-probabilities."""
+
+    def collect(*given):
+        collector, batch = problem.collect(*given)
+        columns = {**batch.columns, "teacher_log_prob": jnp.zeros(batch.mask.shape)}
+        return collector, batch._replace(columns=columns)
+
+    return problem._replace(collect=collect)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("module", STEPPING, ids=lambda module: module.__name__.split(".")[-1])
+def test_step_sizes_follow_iterations(module, schedule):
+    """Not gradient steps; a given optimizer is scaled too."""
+    many = {} if module in (a2c, reinforce) else MANY
+    config = module.Config(schedule=schedule, decay_iterations=8, warm_up_iterations=4, **many)
+    steps = (0, 1, 3, 4, 6, 9)
+    found, metrics = moved(module, config, steps, always_one())
+    if "updates" in metrics:
         assert float(metrics["updates"].value()) == 1.0
-        scale = max(0.0, 1 - k / 8) * (min(1.0, (k + 1) / 4) if module is grpo else 1.0)
-        for new, old in zip(
-            *(jax.tree.leaves(s.params.policy) for s in (after, state)), strict=True
-        ):
-            np.testing.assert_allclose(new - old, gradient_steps * scale, rtol=1e-5, atol=1e-5)
+    for step, leaves in zip(steps, found, strict=True):
+        wanted = STEPPING[module] * factor(step, schedule)
+        for leaf in leaves:
+            np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_cosine_outlives_resets_of_the_optimizer():
+    """GRPO resets optimizer state and reference; the schedule goes on."""
+    config = grpo.Config(schedule="cosine", decay_iterations=6, reset_iterations=2)
+    learner = grpo.make(config, tabular_problem(group_size=4), optimizer=always_one())
+    state, step, sizes = learner.init(jax.random.key(0)), jax.jit(learner.step), []
+    for _ in range(8):
+        after, _ = step(state)
+        change = jax.tree.leaves(after.params.policy)[0] - jax.tree.leaves(state.params.policy)[0]
+        sizes.append(float(change.mean()))
+        state = after
+    wanted = [0.5 * (1.0 + np.cos(np.pi * min(k / 6, 1.0))) for k in range(8)]
+    np.testing.assert_allclose(sizes, wanted, atol=1e-5)
+
+
+def test_a_cosine_ends_however_early_updates_stop():
+    config = ppo.Config(schedule="cosine", decay_iterations=3, early_stop=True, target_kl=1e-6)
+    learner = ppo.make(config, tabular_problem(num_prompts=16))
+    state, step = learner.init(jax.random.key(0)), jax.jit(learner.step)
+    for _ in range(3):
+        state, metrics = step(state)
+    assert float(metrics["updates"].value()) < 1.0  # the update stopped early
+    after, _ = step(state)
+    chex.assert_trees_all_equal(after.params, state.params)

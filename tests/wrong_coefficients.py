@@ -205,40 +205,69 @@ WRONG = [
         ("test_step_sizes.py::test_the_critic_steps_by_its_own_learning_rate",),
     ),
     Wrong(
-        "decay counted in gradient steps in A2C and PPO",
+        "decay counted in gradient steps of A2C and PPO",
         "algorithms.actor_critic",
-        "optimizers.decay(state.step,",
-        "optimizers.decay(16 * state.step,",
-        (
-            "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[a2c]",
-        ),
+        "optimizers.scale(config, state.step)",
+        "optimizers.scale(config, 16 * state.step)",
+        ("test_optimizers.py::test_step_sizes_follow_iterations[a2c-linear]",),
     ),
     Wrong(
-        "decay counted in gradient steps without a critic",
+        "decay counted in gradient steps of methods without a critic",
         "algorithms.group_policy",
-        "state.step, config.decay_iterations",
-        "state.step * config.num_epochs * config.num_minibatches, config.decay_iterations",
-        (
-            "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[grpo]",
-        ),
+        "optimizers.scale(config, state.step)",
+        "optimizers.scale(config, state.step * config.num_epochs * config.num_minibatches)",
+        ("test_optimizers.py::test_step_sizes_follow_iterations[grpo-linear]",),
     ),
     Wrong(
-        "warm-up counted in gradient steps",
-        "algorithms.group_policy",
-        "state.step, config.warm_up_iterations",
-        "state.step * config.num_epochs * config.num_minibatches, config.warm_up_iterations",
-        (
-            "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[grpo]",
-        ),
+        "decay counted in gradient steps of supervised training",
+        "algorithms.sft",
+        "optimizers.scale(config, state.step)",
+        "optimizers.scale(config, state.step * config.num_epochs * config.num_minibatches)",
+        ("test_optimizers.py::test_step_sizes_follow_iterations[sft-linear]",),
+    ),
+    Wrong(
+        "REINFORCE keeps its step size",
+        "algorithms.reinforce",
+        "optimizers.scale(config, state.step)",
+        "1.0",
+        ("test_optimizers.py::test_step_sizes_follow_iterations[reinforce-cosine]",),
+    ),
+    Wrong(
+        "warm-up is left out",
+        "optimizers",
+        "factor *= warm_up(step, config.warm_up_iterations)",
+        "pass",
+        ("test_optimizers.py::test_step_sizes_follow_iterations[ppo-linear]",),
+    ),
+    Wrong(
+        "a cosine rises again",
+        "optimizers",
+        "jnp.minimum(step / iterations, 1.0)",
+        "step / iterations",
+        ("test_optimizers.py::test_step_sizes_follow_iterations[grpo-cosine]",),
+    ),
+    Wrong(
+        "a cosine is linear",
+        "optimizers",
+        "cosine_decay if config.schedule == COSINE else decay",
+        "decay",
+        ("test_optimizers.py::test_step_sizes_follow_iterations[ppo_penalty-cosine]",),
+    ),
+    Wrong(
+        "a cosine counts the steps of the optimizer",
+        "optimizers",
+        "return in_float32(optax.chain(optax.clip_by_global_norm(clip), named(config, problem)))",
+        "return in_float32(optax.chain(optax.clip_by_global_norm(clip), named(config, problem), "
+        "optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, max(config.decay_iterations, 1)))"
+        "))",
+        ("test_optimizers.py::test_a_cosine_outlives_resets_of_the_optimizer",),
     ),
     Wrong(
         "every gradient step decays by itself",
         "updates",
         "step_of.take(carry, flat, rows_of(order), counts, scale)",
         "step_of.take(carry, flat, rows_of(order), counts, scale / num_minibatches)",
-        (
-            "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[ppo]",
-        ),
+        ("test_optimizers.py::test_step_sizes_follow_iterations[ppo-linear]",),
     ),
     # Trust regions.
     Wrong(

@@ -4,6 +4,34 @@ from wrong import Wrong
 
 WRONG = [
     Wrong(
+        "the count of a cosine of 0.4 is wanted no more, and stops a run",
+        "run.store.checkpoint",
+        "if MUON in name or re.fullmatch(",
+        "if MUON in name and re.fullmatch(",
+        ("test_formats.py::test_the_count_of_a_cosine_of_0_4_is_dropped",),
+    ),
+    Wrong(
+        "moments of 0.4 are joined in the order of their names",
+        "run.store.checkpoint",
+        "for each in parameters if old + each in found",
+        "for each in sorted(parameters, reverse=True) if old + each in found",
+        ("test_formats.py::test_the_count_of_a_cosine_of_0_4_is_dropped",),
+    ),
+    Wrong(
+        "Adam keeps its count where it takes over from Muon",
+        "run.store.checkpoint",
+        "if ADAM in name and leaf.size}",
+        "if ADAM in name and leaf.size and name not in found}",
+        ("test_formats.py::test_muon_of_0_4_starts_again_where_adam_takes_over",),
+    ),
+    Wrong(
+        "a policy is loaded with the state of its optimizer",
+        "run.experiment.earlier",
+        "flag, kind, optimizer=False)",
+        "flag, kind)",
+        ("test_formats.py::test_a_policy_loads_without_its_optimizer_state",),
+    ),
+    Wrong(
         "what is not in the list of checksums damages a checkpoint",
         "run.store.checkpoint",
         'return "intact" if same and all(same) else "damaged"',

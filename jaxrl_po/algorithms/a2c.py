@@ -24,7 +24,7 @@ class Config(JointLoss):
 
     estimator: str = static(N_STEP, "estimator of the advantage", choices=ESTIMATORS)
     normalize_advantage: bool = static(False, "whiten advantages over the whole batch")
-    learning_rate: Number = number(7e-4, "RMSProp's step size", within=POSITIVE)
+    learning_rate: Number = number(7e-4, "step size", within=POSITIVE)
     entropy_coefficient: Number = number(
         0.01, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
@@ -67,7 +67,7 @@ def make(
     config.validate()
     problem, surrogate = problem.on(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
-    optimizer = actor_critic.choose_optimizer(config, optimizer, rmsprop)
+    optimizer = optimizers.choose(config, problem, optimizer, rmsprop)
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)

@@ -22,15 +22,15 @@ from jaxrl_po import (
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import surrogates
 from jaxrl_po.algorithms.surrogates import Surrogate
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Number, number, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, Number, number, static
 from jaxrl_po.divergences import ratio
 from jaxrl_po.masked import Mean
+from jaxrl_po.optimizers import Optimization
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
     Distribution,
     Metrics,
-    Optimizer,
     Problem,
     PyTree,
     Samples,
@@ -80,27 +80,21 @@ class Estimation:
 
 
 @config_lib.record
-class JointLoss(Estimation):
+class JointLoss(Estimation, Optimization):
     """One loss for actor and critic: fields of A2C and PPO."""
 
-    learning_rate: Number = number(3e-4, "step size", within=POSITIVE)
     value_coefficient: Number = number(0.5, "weight of ½(v − target)²", within=NON_NEGATIVE)
     entropy_coefficient: Number = number(
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
-    max_grad_norm: Number = number(0.5, "clip of the global gradient norm", within=POSITIVE)
-    optimizer_epsilon: Number = number(
-        1e-5, "ε of the optimizer, outside the square root", within=POSITIVE
-    )
     num_microbatches: int = static(
         1, "parts of a minibatch, accumulated to bound memory", within=COUNT
     )
-    decay_iterations: int = static(
-        0,
-        "length of the linear decay of learning_rate to 0; 0 keeps it",
-        unit="iterations",
-        within=NON_NEGATIVE,
-    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        Estimation.validate(self)
+        Optimization.validate(self)
 
     @property
     def num_parts(self) -> int:
@@ -346,13 +340,12 @@ def gradient_steps(
         target=problem.target,
         axis_name=config.axis_name,
     )
-    scale = optimizers.decay(state.step, config.decay_iterations)  # from 1 to 0, or always 1
     params, opt_state, metrics = update(
         state.params.trained(),
         state.opt_state,
         samples if beside is None else (samples, beside),
         key,
-        scale,
+        optimizers.scale(config, state.step),
     )
     return params._replace(frozen=frozen), opt_state, metrics
 
@@ -381,22 +374,6 @@ def joint_loss(
     policy, value, entropy = (means[name] for name in ("policy_loss", "value_loss", "entropy"))
     weighted = value * config.value_coefficient, entropy * -config.entropy_coefficient
     return (policy, *weighted), means
-
-
-def choose_optimizer(
-    config: Any, given: Optimizer, default: Callable[..., optax.GradientTransformation]
-) -> optax.GradientTransformation:
-    """The given optimizer, or the default with the config's step size, gradient-norm clip and ε.
-
-    Raises:
-      ConfigError: one of these is set together with an optimizer.
-    """
-    if given is None:
-        clip, epsilon = config.max_grad_norm, config.optimizer_epsilon
-        return default(config.learning_rate, max_grad_norm=clip, epsilon=epsilon)
-    for name in ("learning_rate", "max_grad_norm", "optimizer_epsilon"):
-        config_lib.require_unset(config, name, "the optimizer is the method's own; leave it out")
-    return given
 
 
 def require_turns(problem: Problem, field: str, otherwise: str) -> None:

@@ -13,7 +13,9 @@ from jaxrl_po.config import COUNT, POSITIVE, ConfigError, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples, TrainState
 
-ImprovePolicy = Callable[[ActorCritic, PyTree, Samples, jax.Array], tuple[PyTree, PyTree, Metrics]]
+Improved = tuple[PyTree, PyTree, Metrics]
+"""Parameters and optimizer state of the policy after its update, and metrics."""
+ImprovePolicy = Callable[[TrainState, Samples, jax.Array], Improved]
 
 
 @config_lib.record
@@ -52,8 +54,8 @@ def make_with_fitted_critic(
       config: see `CriticFit`.
       problem: its critic is fitted if it has one.
       estimate: see `learner.make`.
-      improve_policy: `(params, opt_state, samples, key) -> (policy, opt_state, metrics)`, with the
-        policy's own optimizer state; consumes `key`.
+      improve_policy: `(state, samples, key) -> (policy, opt_state, metrics)`: parameters and
+        optimizer state of the policy after its update; consumes `key`.
       plain: the problem for rows in any order, on which the critic is fitted; None for `problem`.
       init_policy_optimizer: policy parameters to the state of their optimizer; none by default.
       num_parts: see `learner.make`.
@@ -85,21 +87,25 @@ def make_with_fitted_critic(
         return value, opt_state, {name: metrics[name] for name in ("value_loss", "skipped")}
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        rows, params, opt_state = problem.rows(samples), state.params, state.opt_state
+        rows, params = problem.rows(samples), state.params
         refuse_shared_parameters(problem, params, rows)
         policy_key, value_key = jax.random.split(key)
         fitted: Metrics = {}
         # `None` and an empty tree both mean that there is no critic. The order of the two updates
         # does not matter: the critic does not read the policy's parameters.
         if jax.tree.leaves(params.value):
-            value, value_state, fitted = fit(params, opt_state.value, rows, value_key)
-            params, opt_state = params._replace(value=value), opt_state._replace(value=value_state)
-        policy, policy_state, metrics = improve_policy(params, opt_state.policy, rows, policy_key)
+            value, value_state, fitted = fit(params, state.opt_state.value, rows, value_key)
+            state = state._replace(
+                params=params._replace(value=value),
+                opt_state=state.opt_state._replace(value=value_state),
+            )
+        policy, policy_state, metrics = improve_policy(state, rows, policy_key)
         metrics = {**fitted, **metrics}
         if fitted:
             metrics["skipped"] += fitted["skipped"]
         return state._replace(
-            params=params._replace(policy=policy), opt_state=opt_state._replace(policy=policy_state)
+            params=state.params._replace(policy=policy),
+            opt_state=state.opt_state._replace(policy=policy_state),
         ), metrics
 
     def init_optimizer(params: ActorCritic) -> ActorCritic:

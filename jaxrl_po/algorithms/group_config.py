@@ -4,41 +4,28 @@ from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import corrections
 from jaxrl_po.algorithms.surrogates import CLIP
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Interval, Number, number, static
+from jaxrl_po.optimizers import Optimization
 
 ABOVE_ONE = Interval(1.0, open_low=True)
 STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
 
 
 @config_lib.record
-class Steps:
+class Steps(Optimization):
     """Gradient steps on a batch."""
 
-    learning_rate: Number = number(1e-3, "Adam's step size", within=POSITIVE)
-    max_grad_norm: Number = number(1.0, "clip of the global gradient norm", within=POSITIVE)
+    learning_rate: Number = number(1e-3, "step size", within=POSITIVE)
+    max_grad_norm: Number = number(1.0, "clip of the gradient's global norm", within=POSITIVE)
     # Gradients of a mean over many tokens are small: 1e-5 would shorten the first steps.
-    optimizer_epsilon: Number = number(1e-8, "ε of Adam, outside the square root", within=POSITIVE)
+    optimizer_epsilon: Number = number(
+        1e-8, "ε of the optimizer, outside the square root", within=POSITIVE
+    )
     num_epochs: int = static(1, "passes over each batch", within=COUNT)
     num_minibatches: int = static(1, "gradient steps of one pass", within=COUNT)
     num_microbatches: int = static(
         1, "parts of a minibatch, accumulated to bound memory", within=COUNT
     )
-    warm_up_iterations: int = static(
-        0,
-        "length of the linear warm-up of learning_rate; 0 for none",
-        unit="iterations",
-        within=NON_NEGATIVE,
-    )
-    decay_iterations: int = static(
-        0,
-        "length of the linear decay of learning_rate to 0; 0 keeps it",
-        unit="iterations",
-        within=NON_NEGATIVE,
-    )
     axis_name: str | None = static(None, "device axis over which rows are sharded")
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range."""
-        config_lib.check(self)
 
 
 @config_lib.record
@@ -48,6 +35,11 @@ class GradientSteps(corrections.Corrections, Steps):
     entropy_coefficient: Number = number(
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        corrections.Corrections.validate(self)
+        Steps.validate(self)
 
 
 @config_lib.record

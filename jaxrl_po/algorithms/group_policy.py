@@ -195,7 +195,7 @@ def make(
     # A part of a batch in order is whole groups.
     in_order = config.num_minibatches == 1 and not extra_samples
     problem = actor_critic.in_groups(problem, in_order)
-    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
+    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     corrections.require_mismatch(config, problem, config.num_epochs * config.num_minibatches)
     reference = reference_of(config)
     if reference is not None:
@@ -300,9 +300,7 @@ def make_improve(
             target=problem.target,
             axis_name=config.axis_name,
         )
-        scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
-            state.step, config.decay_iterations
-        )
+        scale = optimizers.scale(config, state.step)
         new, opt_state, metrics = update(
             state.params.policy, state.opt_state, trained_on, key, scale
         )

@@ -12,12 +12,18 @@ from jaxrl_po import config as config_lib
 from jaxrl_po import losses, minibatches, natural_updates, trust_region
 from jaxrl_po.algorithms import actor_critic, critic_fit, surrogates
 from jaxrl_po.algorithms.actor_critic import Advantage
-from jaxrl_po.algorithms.critic_fit import CriticFit
+from jaxrl_po.algorithms.critic_fit import CriticFit, Improved
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.natural_updates import Search, Surrogate
-from jaxrl_po.types import ActorCritic, Distribution, Learner, Metrics, Problem, PyTree, Samples
+from jaxrl_po.types import (
+    Distribution,
+    Learner,
+    Problem,
+    Samples,
+    TrainState,
+)
 
 
 @config_lib.record
@@ -108,10 +114,9 @@ def make(
         surrogate = policy_surrogate if problem.facts.on_policy else proposal_surrogate
     surrogate = checked_mean(surrogate)
 
-    def improve_policy(
-        params: ActorCritic, opt_state: PyTree, samples: Samples, key: jax.Array
-    ) -> tuple[PyTree, PyTree, Metrics]:
+    def improve_policy(state: TrainState, samples: Samples, key: jax.Array) -> Improved:
         del key
+        params = state.params
         update = natural_updates.trust_region_update(
             surrogate,
             actor_critic.wrt_policy(policy, params),
@@ -134,7 +139,7 @@ def make(
         kl = actor_critic.update_kl(
             problem, params._replace(policy=new), samples, num_parts=config.num_microbatches
         )
-        return new, opt_state, {**metrics, **kl, "entropy": entropy}
+        return new, state.opt_state.policy, {**metrics, **kl, "entropy": entropy}
 
     return critic_fit.make_with_fitted_critic(
         config,

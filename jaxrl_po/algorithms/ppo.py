@@ -85,7 +85,7 @@ def make(
     problem = actor_critic.in_groups(problem.on(target), config.num_minibatches == 1)
     actor_critic.require_on_policy(problem)
     # By default Adam, its step size and the clip of the gradient's norm taken from the config.
-    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
+    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     if surrogate is None:
         surrogate = surrogates.clipped(config.epsilon_low, config.epsilon_high)
     else:

@@ -79,7 +79,7 @@ def make(
     config.validate()
     problem = problem.on(target)
     actor_critic.require_on_policy(problem)
-    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
+    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     surrogate = surrogates.checked(surrogate)
 

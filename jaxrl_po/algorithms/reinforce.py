@@ -11,11 +11,12 @@ from jaxrl_po import advantages, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic, critic_fit, surrogates
 from jaxrl_po.algorithms.actor_critic import ESTIMATORS, MONTE_CARLO, Advantage
-from jaxrl_po.algorithms.critic_fit import CriticFit
+from jaxrl_po.algorithms.critic_fit import CriticFit, Improved
 from jaxrl_po.algorithms.surrogates import Surrogate
 from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
 from jaxrl_po.masked import Mean
+from jaxrl_po.optimizers import Optimization
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
@@ -23,7 +24,6 @@ from jaxrl_po.types import (
     Metrics,
     Optimizer,
     Problem,
-    PyTree,
     Samples,
     TrainState,
 )
@@ -32,19 +32,22 @@ NONE, BATCH_MEAN, VALUE = BASELINES = ("none", "batch_mean", "value")
 
 
 @config_lib.record
-class Config(CriticFit):
-    """Hyperparameters of REINFORCE."""
+class Config(CriticFit, Optimization):
+    """Hyperparameters of REINFORCE; its optimizer and schedule are those of the policy."""
 
     estimator: str = static(
         MONTE_CARLO, "estimator of the return minus the baseline", choices=ESTIMATORS
     )
     baseline: str = static(VALUE, "what is subtracted from the return", choices=BASELINES)
-    learning_rate: Number = number(1e-2, "Adam's step size for the policy", within=POSITIVE)
+    learning_rate: Number = number(1e-2, "step size of the policy", within=POSITIVE)
     entropy_coefficient: Number = number(
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
-    max_grad_norm: Number = number(0.5, "clip of the policy's gradient norm", within=POSITIVE)
-    optimizer_epsilon: Number = number(1e-5, "ε of Adam, outside the square root", within=POSITIVE)
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        CriticFit.validate(self)
+        Optimization.validate(self)
 
 
 def make(
@@ -63,8 +66,8 @@ def make(
     Args:
       config: see `Config`.
       problem: control or language.
-      optimizer: of the policy: any optax transformation with its own learning rate; None for Adam
-        with gradients clipped by norm.
+      optimizer: any optax transformation with its own learning rate, for the policy; None for the
+        config's.
       surrogate: see `ppo.make`.
       advantage: see `ppo.make`; the baseline is then its own too.
       target: what the program is compiled for; None for the problem's.
@@ -78,7 +81,7 @@ def make(
     config.validate()
     problem, surrogate = problem.on(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
-    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
+    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     chosen = actor_critic.choose_advantage(config, problem, advantage)
     if advantage is not None:
@@ -114,9 +117,8 @@ def make(
         means = {name: losses.token_mean(x, samples.mask) for name, x in logged.items()}
         return (means["policy_loss"], means["entropy"] * -config.entropy_coefficient), means
 
-    def improve_policy(
-        params: ActorCritic, opt_state: PyTree, samples: Samples, key: jax.Array
-    ) -> tuple[PyTree, PyTree, Metrics]:
+    def improve_policy(state: TrainState, samples: Samples, key: jax.Array) -> Improved:
+        params, scale = state.params, optimizers.scale(config, state.step)
         update = updates.gradient_update(
             actor_critic.wrt_policy(loss, params),
             optimizer,
@@ -126,7 +128,7 @@ def make(
             target=problem.target,
             axis_name=config.axis_name,
         )
-        new, opt_state, metrics = update(params.policy, opt_state, samples, key)
+        new, opt_state, metrics = update(params.policy, state.opt_state.policy, samples, key, scale)
         kl = actor_critic.update_kl(
             problem, params._replace(policy=new), samples, num_parts=config.num_microbatches
         )

@@ -49,7 +49,7 @@ def make(
     """
     config.validate()
     problem = problem.on(target)
-    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
+    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
 
     def estimate(state: TrainState, batch: Batch) -> Samples:
@@ -79,9 +79,7 @@ def make(
             target=problem.target,
             axis_name=config.axis_name,
         )
-        scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
-            state.step, config.decay_iterations
-        )
+        scale = optimizers.scale(config, state.step)
         new, opt_state, metrics = update(
             state.params.policy, state.opt_state, problem.rows(samples), key, scale
         )

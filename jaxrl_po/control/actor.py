@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl_po import distributions
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
+from jaxrl_po.control import networks
 from jaxrl_po.control.networks import Recurrent
 from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.control.statistics import normalize
@@ -41,6 +42,7 @@ class Networks(NamedTuple):
         one of that before it.
       inputs: `inputs(steps)`: what `apply` reads, see `Sequences`.
       apply: `apply(params, inputs) -> (distribution, value)`, as `Problem.apply`.
+      hidden_matrices: see `Facts`.
     """
 
     init: Callable[[jax.Array, PyTree], ActorCritic]
@@ -49,6 +51,7 @@ class Networks(NamedTuple):
     values: Callable[[ActorCritic, "Sequences", PyTree | None], tuple[PyTree, jax.Array, jax.Array]]
     inputs: Callable[["Sequences"], PyTree]
     apply: Callable[[ActorCritic, PyTree], tuple[Distribution, jax.Array]]
+    hidden_matrices: Callable[[ActorCritic], ActorCritic] | None = None
 
 
 class Sequences(NamedTuple):
@@ -109,7 +112,11 @@ def problem_of(
         collect,
         nets.apply,
         rows=whole_sequences if remembers else merge_time,
-        facts=Facts(on_policy=on_policy, truncated_is_overlong=False),
+        facts=Facts(
+            on_policy=on_policy,
+            truncated_is_overlong=False,
+            hidden_matrices=nets.hidden_matrices,
+        ),
         actor=(
             Actor(lambda rows: nets.start(rows)[0], functools.partial(act_normalized, nets))
             if remembers
@@ -269,7 +276,24 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     def inputs(steps: Sequences) -> PyTree:
         return steps if remembers else steps.observation
 
-    return Networks(init, start, act, values, inputs, apply)
+    hidden = hidden_matrices(*(modules.get(role) for role in ("actor_critic", "policy", "critic")))
+    return Networks(init, start, act, values, inputs, apply, hidden)
+
+
+def hidden_matrices(
+    shared: Any, policy: Any, critic: Any
+) -> Callable[[ActorCritic], ActorCritic] | None:
+    """`Facts.hidden_matrices` of a shared module, or of policy and critic, which may be None."""
+    of_policy = networks.hidden_matrices(policy if shared is None else shared)
+    of_value = None if critic is None else networks.hidden_matrices(critic)
+    if of_policy is None or (critic is not None and of_value is None):
+        return None
+
+    def marked(params: ActorCritic) -> ActorCritic:
+        value = None if params.value is None or of_value is None else of_value(params.value)
+        return ActorCritic(of_policy(params.policy), value)
+
+    return marked
 
 
 def require_fit(nets: Networks, spaces: Spaces) -> None:

@@ -27,10 +27,14 @@ class Memory(NamedTuple):
         features `[T, B, D]`, with nothing remembered before a step where `begins` `[T, B]`. Outputs
         are `[T, B, H]`. Those of `final` `[T, B, D]`, or None, are of one step on from each step,
         which nothing remembers. It is called in a Flax module, whose parameters it makes.
+      hidden_matrices: `hidden_matrices(layers, features_are_hidden) -> tree of bool`, True for each
+        matrix from hidden units to hidden units among the parameters that `run` makes; None if
+        unknown.
     """
 
     start: Callable[[int], PyTree]
     run: Callable[..., tuple[PyTree, jax.Array, jax.Array | None]]
+    hidden_matrices: Callable[[PyTree, bool], PyTree] | None = None
 
 
 def gru(size: int, initialization: Initialization, target: Target | None = None) -> Memory:
@@ -54,7 +58,14 @@ def gru(size: int, initialization: Initialization, target: Target | None = None)
         memories = recurrence.gru(cell.variables["params"], *read, unroll)
         return memories[-1], memories, None if final is None else cell(memories, final)[1]
 
-    return Memory(lambda rows: jnp.zeros((rows, size)), run)
+    def hidden_matrices(layers: PyTree, features_are_hidden: bool) -> PyTree:
+        def marked(path: Any, leaf: jax.Array) -> bool:
+            # The kernels `ir`, `iz` and `in` read the features, `hr`, `hz` and `hn` the memory.
+            return leaf.ndim == 2 and (features_are_hidden or path[-2].key.startswith("h"))
+
+        return jax.tree_util.tree_map_with_path(marked, layers)
+
+    return Memory(lambda rows: jnp.zeros((rows, size)), run, hidden_matrices)
 
 
 class Window(NamedTuple):
@@ -120,7 +131,16 @@ def transformer(
     def start(rows: int) -> Window:
         return Window(jnp.zeros((rows, window, layers, size)), jnp.zeros(rows))
 
-    return Memory(start, run)
+    def hidden_matrices(layers: PyTree, features_are_hidden: bool) -> PyTree:
+        def marked(path: Any, leaf: jax.Array) -> bool:
+            names = [each.key for each in path]
+            # A layer has one table, that of position biases; `Dense_0` reads the features.
+            inner = names[0] != "Dense_0" or features_are_hidden
+            return leaf.ndim == 2 and inner and names[1:] != ["bias"]
+
+        return jax.tree_util.tree_map_with_path(marked, layers)
+
+    return Memory(start, run, hidden_matrices)
 
 
 class Layer(nn.Module):

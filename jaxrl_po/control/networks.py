@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -426,3 +426,57 @@ class SharedActorCritic(nn.Module):
         """Returns the distribution and the value of each observation."""
         features = self.torso(observation)
         return self.head(features), ValueHead(self.initialization)(features)
+
+
+def hidden_matrices(network: Any) -> Callable[[PyTree], PyTree] | None:
+    """Returns `params -> tree of bool`, True for each matrix from hidden units to hidden units.
+
+    A hidden matrix is the kernel of a layer between the first, which reads the observation, and the
+    head, which gives the output: of a torso all layers but its first; of a memory see
+    `memory.Memory`. The input projection of a memory is the first layer if the torso has none.
+
+    Args:
+      network: Flax module. None is returned if it, its torso or its memory is not of this package.
+    """
+    of_torso = _torso_matrices(getattr(network, "torso", None))
+    if type(network) not in (Policy, Critic, SharedActorCritic, Recurrent) or of_torso is None:
+        return None
+    of_memory = None
+    if isinstance(network, Recurrent):
+        made = network.memory(network.size, network.initialization, network.target)
+        of_memory = made.hidden_matrices
+        if of_memory is None:
+            return None
+
+    def marked(params: PyTree) -> PyTree:
+        layers = params["params"]
+        found = {name: _mark(layers[name], False) for name in OUTPUTS if name in layers}
+        if "torso" in layers:
+            found["torso"] = of_torso(layers["torso"])
+        if of_memory is not None:
+            rest = {name: layer for name, layer in layers.items() if name not in found}
+            found |= of_memory(rest, "torso" in layers)
+        return {**_mark(params, False), "params": found}
+
+    return marked
+
+
+OUTPUTS = ("head", "ValueHead_0")
+
+
+def _torso_matrices(torso: Any) -> Callable[[PyTree], PyTree] | None:
+    if type(torso) is SideBySide:
+        parts = {f"parts_{i}": _torso_matrices(part) for i, part in enumerate(torso.parts)}
+        parts["torso"] = _torso_matrices(torso.torso)
+        if None in parts.values():
+            return None
+        return lambda params: {name: cast(Any, parts[name])(part) for name, part in params.items()}
+    if type(torso) is not Torso:
+        return None
+    first = "Convolution_0" if torso.convolutions else "Dense_0"
+    return lambda params: {name: _mark(layer, name != first) for name, layer in params.items()}
+
+
+def _mark(params: PyTree, hidden: bool) -> PyTree:
+    """Marks the matrices; biases and scales are vectors."""
+    return jax.tree.map(lambda x: hidden and x.ndim == 2, params)

@@ -22,7 +22,7 @@ from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import AUTO, SAMPLER, Sampler
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import DATA, Task
-from jaxrl_po.language.transformer import Transformer, compiled_for
+from jaxrl_po.language.transformer import Transformer, compiled_for, hidden_matrices
 from jaxrl_po.language.unembedding import Listed, Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.lengths import Shorten
@@ -93,6 +93,7 @@ class Networks(NamedTuple):
       value: `value(params, inputs) -> [B, S]`; zeros without a critic.
       exact_sampler: see `Facts`.
       linearizable: likewise.
+      hidden_matrices: see `Facts`.
       grouped: see `SpeedUps`.
     """
 
@@ -103,6 +104,7 @@ class Networks(NamedTuple):
     value: Callable[[ActorCritic, Inputs], jax.Array]
     exact_sampler: bool
     linearizable: bool
+    hidden_matrices: Callable[[ActorCritic], ActorCritic] | None
     grouped: Callable[[Sequences], Inputs] | None
 
 
@@ -193,7 +195,15 @@ def make_networks(
     exact = alike or settings.old_log_prob == SAMPLER
     linear = getattr(model, "kernel", None) is None
     grouping = grouped if deep and group_size > 1 else None
-    return Networks(model, target, init, apply, value, exact, linear, grouping)
+    ours = all(type(each) is Transformer for each in (model, critic) if each is not None)
+    hidden = hidden_in_both if ours else None
+    return Networks(model, target, init, apply, value, exact, linear, hidden, grouping)
+
+
+def hidden_in_both(params: ActorCritic) -> ActorCritic:
+    """`Facts.hidden_matrices` of a transformer as policy and, if there is one, as critic."""
+    value = None if params.value is None else hidden_matrices(params.value)
+    return ActorCritic(hidden_matrices(params.policy), value)
 
 
 def make_init(

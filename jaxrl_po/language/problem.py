@@ -151,7 +151,11 @@ def problem_of(
     networks: Networks, collect: Collect, facts: Facts, shorten: Shorten | None = None
 ) -> Problem:
     """The problem of these networks; whether the sampler is exact is theirs to say."""
-    facts = facts._replace(exact_sampler=networks.exact_sampler, linearizable=networks.linearizable)
+    facts = facts._replace(
+        exact_sampler=networks.exact_sampler,
+        linearizable=networks.linearizable,
+        hidden_matrices=networks.hidden_matrices,
+    )
     speedups = SpeedUps(shorten and lengths.by_length(shorten), networks.grouped)
     init, apply, target = networks.init, networks.apply, networks.target
     return Problem(init, collect, apply, rows, facts, speedups, target=target)

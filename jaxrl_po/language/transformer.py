@@ -401,6 +401,20 @@ class Transformer(nn.Module):
         return pair if self.scanned else (pair,) * self.layers
 
 
+def hidden_matrices(params: PyTree) -> PyTree:
+    """Marks the matrices of all blocks, and both factors of their adapters, `[L, inputs, outputs]`.
+
+    Embedding and output are not hidden; biases and scales of the blocks are vectors, `[L, …]`.
+    """
+    return {
+        collection: {
+            name: jax.tree.map(lambda x, name=name: name == "blocks" and x.ndim == 3, layers)
+            for name, layers in parts.items()
+        }
+        for collection, parts in params.items()
+    }
+
+
 def compiled_for(target: Target | None, model: Any) -> Any:
     """The model for a target, or as it is without one; a custom module need not know of targets."""
     return model.clone(target=target) if target and isinstance(model, Transformer) else model

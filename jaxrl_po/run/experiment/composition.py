@@ -15,7 +15,7 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import methods, microbatches, models, optimization
+from jaxrl_po.run.experiment import methods, microbatches, models
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps, TrainState
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
@@ -144,7 +144,7 @@ class Composition(NamedTuple):
             problem = problem._replace(speedups=SpeedUps())
         axis = self.placement.axis_name
         placed = dataclasses.replace(method, axis_name=axis)
-        learner = optimization.make(self.algorithm, placed, problem)
+        learner: Learner = self.algorithm.make(placed, problem)
         of_reference = self.records.get("reference")
         if of_reference is not None and of_reference.enabled:
             learner = reference.with_reference_kl(

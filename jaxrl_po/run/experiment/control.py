@@ -22,7 +22,6 @@ from jaxrl_po.run.experiment import (
     assembly,
     earlier,
     methods,
-    optimization,
     suites,
     user_code,
 )
@@ -284,7 +283,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
                 f"--config.{name} must be false on control: an episode that reaches its "
                 "time limit is not too long"
             )
-    make = functools.partial(optimization.make, algorithm)
+    make = algorithm.make
     if options.sampling == "vine":
         for name in sorted(VINE_DOES_WITHOUT & vars(records["config"]).keys()):
             config.require_unset(

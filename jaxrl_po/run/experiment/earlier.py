@@ -103,6 +103,8 @@ def state(
 ) -> tuple[assembly.Setup, int, TrainState]:
     """The experiment of a run and its newest intact checkpoint of a kind, on one device.
 
+    The optimizer state, which only training needs, is not restored.
+
     Args:
       script: the script that made the run.
       records: its settings, see `read`.
@@ -137,19 +139,20 @@ def state(
         experiment = script.build(records, algorithm, placement)
         require_base(experiment.base, flag, run)
         of_run = dataclasses.replace(options, out=run)
-        return experiment, *state_of(experiment, of_run, flag, kind)
+        return experiment, *state_of(experiment, of_run, flag, kind, optimizer=False)
 
 
 def state_of(
-    setup: assembly.Setup, options: Options, flag: str, kind: str
+    setup: assembly.Setup, options: Options, flag: str, kind: str, *, optimizer: bool = True
 ) -> tuple[int, TrainState]:
     """The iteration and the state of the newest intact checkpoint of a kind, on one device.
 
     Args:
       setup: of the run.
       options: of the run, whose `out` is its folder.
-      flag: see `state`, as for `kind`.
-      kind: likewise.
+      flag: name of the flag that names its folder, for messages.
+      kind: see `CHECKPOINTS`.
+      optimizer: whether to restore the optimizer state, which is None otherwise.
 
     Raises:
       UsageError: no such checkpoint.
@@ -157,7 +160,8 @@ def state_of(
     """
     job = assembly.make_job(setup, options, Placement(options.seeds, 1, 1))
     like = programs.without_frozen(jax.eval_shape(job.learner.init, job.start))
-    found = checkpoint.peek(Path(options.out) / "checkpoints" / kind, like)
+    like, without = (like, "") if optimizer else (like._replace(opt_state=None), ".opt_state")
+    found = checkpoint.peek(Path(options.out) / "checkpoints" / kind, like, without=without)
     if found is None:
         raise NoCheckpoint(
             f"--checkpoint={kind}: --{flag}={options.out} holds no intact checkpoint of that kind; "

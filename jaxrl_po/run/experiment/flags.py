@@ -389,7 +389,7 @@ def usage(
             name = join(prefix, field.name)
             lines += [
                 f"  --{name}={shown(defaults.get(name, field.default))}",
-                wrapped(describe(field), indent=" " * 6),
+                wrapped(config.describe(field), indent=" " * 6),
             ]
     more = ["", wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
     return "\n".join([*lines, *more])
@@ -412,17 +412,6 @@ def wrapped(text: str, *, indent: str = "") -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def describe(field: dataclasses.Field[Any]) -> str:
-    """One line on a field: its description, unit and admissible values."""
-    metadata = field.metadata
-    within, choices = metadata["within"], metadata.get("choices")
-    admits = f"one of {', '.join(map(str, choices))}" if choices else ""
-    if within is not None and within != config.Interval():
-        admits = f"in {within}"
-    notes = "; ".join(note for note in (metadata["unit"], admits) if note)
-    return metadata["doc"] + (f" ({notes})" if notes else "")
 
 
 def written(values: Mapping[str, Any]) -> list[str]:

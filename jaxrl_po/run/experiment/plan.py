@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_po.optimizers import AUTO, COSINE, LINEAR
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.virtual import VIRTUAL
-from jaxrl_po.run.experiment import assembly, flags, microbatches, optimization, user_code
+from jaxrl_po.run.experiment import assembly, flags, microbatches, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
@@ -336,10 +337,10 @@ def settle(
             f"of {of_one} {script.unit}"
         )
     defaults = script.defaults(options, flags.flatten(records))
-    schedule = vars(records["config"]).get("schedule", optimization.AUTO)
-    decays = DECAY in defaults if schedule == optimization.AUTO else True
-    if iterations and decays and DECAY not in given:
-        length = 0 if schedule == optimization.CONSTANT else iterations
+    schedule = vars(records["config"]).get("schedule", AUTO)
+    asked = schedule in (LINEAR, COSINE)
+    if DECAY not in given and (asked or (iterations and DECAY in defaults and schedule == AUTO)):
+        length = max(iterations, 1)
         settled["config"] = dataclasses.replace(records["config"], decay_iterations=length)
     if WARM_UP in defaults and WARM_UP not in given:
         warm_up = min(defaults[WARM_UP], iterations // 10)
@@ -364,6 +365,6 @@ def sections_of(script: Script, options: Any) -> dict[str, type]:
     algorithm = flags.lookup("algorithm", options.algorithm, ALGORITHMS)
     return {
         "": script.options,
-        "config": optimization.settings_of(algorithm),
+        "config": algorithm.Config,
         **script.sections(options),
     }

@@ -14,6 +14,7 @@ processes.
 import contextlib
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable
@@ -204,7 +205,7 @@ def _restore(manager: ocp.CheckpointManager, iteration: int) -> Arrays:
     return arrays
 
 
-def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
+def peek(folder: Path, like: PyTree, *, without: str = "") -> tuple[int, PyTree] | None:
     """The newest intact checkpoint of a folder, which another process may be writing to.
 
     Nothing in the folder is changed.
@@ -212,6 +213,8 @@ def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
     Args:
       folder: of a `Store`; may be absent.
       like: see `Store.load`.
+      without: leaf path of a part that `like` lacks, whatever the checkpoint holds of it; empty to
+        read all parts.
 
     Returns:
       `(iteration, state)`, placed like `like`, or None if no checkpoint is intact.
@@ -220,7 +223,14 @@ def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
       CheckpointError: it holds other names, shapes or dtypes, or is of another format.
     """
     found = _peek_arrays(folder)
-    return None if found is None else (found[0], from_host(found[1], like))
+    if found is None:
+        return None
+    read = {
+        name: array
+        for name, array in found[1].items()
+        if not (without and name.startswith(without))
+    }
+    return found[0], from_host(read, like)
 
 
 def peek_policy(folder: Path, like: PyTree, *, seed_index: int) -> PyTree | None:
@@ -334,7 +344,7 @@ def from_host(arrays: Arrays, like: PyTree) -> PyTree:
     Raises:
       CheckpointError: names a leaf that is missing, unexpected, or of another shape or dtype.
     """
-    remaining = dict(arrays)
+    remaining = _with_later_names(arrays, like)
 
     def restore(path: Any, leaf: Any) -> jax.Array:
         name = jax.tree_util.keystr(path)
@@ -353,3 +363,40 @@ def from_host(arrays: Arrays, like: PyTree) -> PyTree:
     if remaining:
         raise CheckpointError(f"the checkpoint holds {next(iter(remaining))}, which is not wanted")
     return state
+
+
+OPT_STATE, MUON, ADAM = ".opt_state", "inner_states['muon']", "inner_states['adam']"
+
+
+def _with_later_names(arrays: Arrays, like: PyTree) -> Arrays:
+    """Returns the arrays of a checkpoint of 0.4 under the names that optimizer states have now.
+
+    A cosine schedule was a transformation with a count of its own, and with it the method's own
+    optimizer had a leaf for each parameter. The count is dropped, since `TrainState.step` has it,
+    and the leaves are joined where they are one vector now. Muon took matrices that are not hidden:
+    their momentum is dropped, and Adam, to which they belong, begins with empty moments.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path
+    wanted = {jax.tree_util.keystr(path): leaf for path, leaf in leaves(like)}
+    found = dict(arrays)
+    former = [name for name in found if name.startswith(OPT_STATE) and name not in wanted]
+    if any(MUON in name for name in former):
+        empty = {name: leaf for name, leaf in wanted.items() if ADAM in name and leaf.size}
+        found |= {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in empty.items()}
+    for name in former:
+        if MUON in name or re.fullmatch(r"\.opt_state(\[1\])?\[2\]\.count", name):
+            del found[name]
+    if not former:
+        return found
+    paths = [jax.tree_util.keystr(path) for path, _ in leaves(getattr(like, "params", ()))]
+    parameters = dict.fromkeys([*paths, *(path.removeprefix(".policy") for path in paths)])
+    for name in wanted.keys() - found.keys():
+        chain = re.fullmatch(r"(\.opt_state(?:\[1\])?\[1\])(\..+)", name)
+        old = f"{chain[1]}[0]{chain[2]}" if chain else ""
+        parts = [found.pop(old + each) for each in parameters if old + each in found]
+        if old in found:
+            found[name] = found.pop(old)
+        elif parts:
+            rows = wanted[name].shape[:-1]
+            found[name] = np.concatenate([x.reshape(*rows, -1) for x in parts], axis=-1)
+    return found
