@@ -54,15 +54,27 @@ class ActorCritic(NamedTuple):
       frozen: arrays that the problem reads and nothing trains (a pretrained base under adapters,
         the prompts of a file), or None. They are excluded from gradients, optimizers and
         checkpoints, and all seeds share one copy; they must not depend on the key.
+      constants: `{"policy": {collection: …}, "value": …}`, the variables of a user's networks that
+        are not parameters, or None. Each seed has its own, which are saved and never trained.
     """
 
     policy: PyTree
     value: PyTree = None
     frozen: PyTree = None
+    constants: PyTree = None
 
     def trained(self) -> "ActorCritic":
-        """The parameters without the frozen ones."""
-        return self._replace(frozen=None)
+        """Returns the parameters without frozen ones and constants."""
+        return self._replace(frozen=None, constants=None)
+
+    def variables(self, role: str) -> PyTree:
+        """Returns what a network is applied to: its parameters, joined with its constants.
+
+        Args:
+          role: `policy` or `value`.
+        """
+        own, constants = getattr(self, role), (self.constants or {}).get(role)
+        return own if own is None or constants is None else {**own, **constants}
 
 
 class CollectorState(NamedTuple):

@@ -34,6 +34,7 @@ def gradient_update(
     slots: int | None = None,
     by_length: SumInParts | None = None,
     stop: Stop | None = None,
+    mask_of: Callable[[Any], jax.Array | None] = lambda samples: getattr(samples, "mask", None),
     target: Target | None = None,
     axis_name: str | None = None,
 ) -> Callable[..., tuple[PyTree, PyTree, Metrics]]:
@@ -42,8 +43,10 @@ def gradient_update(
     Totals and counts are summed over microbatches and devices *before* the division, so the
     gradient does not depend on how a minibatch is split. A step whose loss or gradient is not
     finite, or whose minibatch is empty, changes neither parameters nor optimizer state (an empty
-    step would still let Adam's momentum move the parameters). Gradients are summed, and added to
-    the parameters, in float32 at least, whatever the parameters' type.
+    step would still let Adam's momentum move the parameters). A minibatch is empty if its mask is
+    False everywhere, or all counts are 0; counts alone do not decide, since an aggregate may count
+    masked rows (`losses.fixed_length_mean`). Gradients are summed, and added to the parameters, in
+    float32 at least, whatever the parameters' type.
 
     Args:
       loss: `loss(params, samples) -> (means, metrics)`: a tuple of `Mean`s, each divided and then
@@ -59,6 +62,8 @@ def gradient_update(
       stop: `stop(metrics) -> bool []`, evaluated before each step on the minibatch's metrics,
         pooled over devices; once true, neither that step nor any later one is taken. None never
         stops.
+      mask_of: `mask_of(samples) -> [N, …]`, bool, the mask of the samples, or None if every row
+        counts. By default the attribute `mask`, or None if the samples have none.
       target: what the program is for; None for what is plain everywhere.
       axis_name: device axis over which rows are sharded, or None.
 
@@ -99,19 +104,23 @@ def gradient_update(
         def rows_of(order: jax.Array | None) -> Any:
             return samples if order is None else unpack([matrix[order] for matrix in matrices])
 
-        # The denominators of all steps at once: on a CPU each sum over devices synchronises them.
-        of_all = jax.vmap(lambda order: step_of.counts(params, rows_of(order)), axis_size=steps)
-        local = of_all(orders)
-        counts = masked.psum(local, axis_name)
+        def measure(order: jax.Array | None) -> tuple[tuple[jax.Array, ...], jax.Array]:
+            rows = rows_of(order)
+            mask = mask_of(rows)
+            return step_of.counts(params, rows), jnp.float32(1.0 if mask is None else mask.any())
+
+        # Of all steps at once: on a CPU each sum over devices synchronises them.
+        counts, unmasked = masked.psum(jax.vmap(measure, axis_size=steps)(orders), axis_name)
+        nonempty = (sum(counts) > 0) & (unmasked > 0)
         flat = optimizers.flattening(params, target)
 
         def step(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
-            order, counts = of_step
-            return step_of.take(carry, flat, rows_of(order), counts, scale)
+            order, counts, nonempty = of_step
+            return step_of.take(carry, flat, rows_of(order), counts, nonempty, scale)
 
         carry = _Carry(flat.ravel(params), opt_state, jnp.bool_(False))
         body = step if stop is None else _unless_stopped(step)
-        carry, metrics = jax.lax.scan(body, carry, (orders, counts))
+        carry, metrics = jax.lax.scan(body, carry, (orders, counts, nonempty))
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
         return flat.unravel(carry.params), carry.opt_state, metrics
 
@@ -174,6 +183,7 @@ class _Steps(NamedTuple):
         flat: optimizers.Flattening,
         samples: Any,
         counts: tuple[jax.Array, ...],
+        nonempty: jax.Array,
         scale: Number,
     ) -> tuple[_Carry, Metrics]:
         """One step, unless loss or gradient is not finite, the minibatch empty, or all is over."""
@@ -184,7 +194,7 @@ class _Steps(NamedTuple):
         stopped = carry.stopped
         if self.stop is not None:
             stopped = self.stop(masked.psum(metrics, self.axis_name))
-        take = finite & (sum(counts) > 0) & ~stopped
+        take = finite & nonempty & ~stopped
         proposal, opt_state = self.optimizer.update(gradient, carry.opt_state, params)
         after = jax.tree.map(
             lambda p, u: jnp.where(take, (p + scale * u).astype(p.dtype), p),

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jaxrl_po"
 LAYERS = (
-    {"version", "backend", "config", "types", "masked", "compensated"},  # data
+    {"version", "backend", "config", "types", "masked", "compensated", "variables"},  # data
     {"divergences"},  # log-ratios, from which distributions and losses are made
     {  # the mathematics
         *("distributions", "advantages", "losses", "token_weights"),

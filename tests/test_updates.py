@@ -193,6 +193,45 @@ def test_empty_minibatch_changes_nothing_not_even_momentum():
     assert np.isfinite(metrics["grad_norm"].value())
 
 
+def of_mask(samples):
+    return samples["mask"]
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_minibatches_are_empty_by_their_mask(num_microbatches):
+    """The second mean of `regression` counts masked rows, as `losses.fixed_length_mean` does."""
+    samples = make_samples() | {"mask": jnp.arange(32) == 5}
+    state = ADAM.update(jax.tree.map(jnp.ones_like, PARAMS), ADAM.init(PARAMS))[1]
+    options = {"mask_of": of_mask, "num_microbatches": num_microbatches}
+    [epoch] = jax.random.split(jax.random.key(0), 1)
+    order = next(rows for rows in np.asarray(minibatches.shuffle(epoch, 32, 4)) if 5 in rows)
+    _, _, metrics = run(samples, optimizer=ADAM, num_minibatches=4, **options)
+    assert float(metrics["updates"].value()) == 0.25
+    some = program(ADAM, num_minibatches=4, **options)
+    only = program(ADAM, **options)
+    after, opt_state, _ = some(PARAMS, state, samples, jax.random.key(0))
+    of_one = jax.tree.map(lambda x: x[order], samples)
+    want, want_state, _ = only(PARAMS, state, of_one, jax.random.key(0))
+    chex.assert_trees_all_close((after, opt_state), (want, want_state), rtol=1e-5)
+    assert not np.array_equal(after["w"], PARAMS["w"])
+
+
+@pytest.mark.parametrize("unmasked", [0, 1])
+def test_devices_agree_whether_a_minibatch_is_empty(unmasked):
+    samples = make_samples(rows=64) | {"mask": jnp.arange(64) < unmasked}
+    state = ADAM.update(jax.tree.map(jnp.ones_like, PARAMS), ADAM.init(PARAMS))[1]
+    update = updates.gradient_update(regression, ADAM, mask_of=of_mask, axis_name="data")
+    sharded = jax.shard_map(
+        lambda samples: update(PARAMS, state, samples, jax.random.key(0))[0]["w"][None],
+        mesh=Mesh(np.array(jax.devices()[:8]), ("data",)),
+        in_specs=P("data"),
+        out_specs=P("data"),
+        check_vma=False,
+    )
+    for each in jax.jit(sharded)(samples):
+        assert np.array_equal(each, PARAMS["w"]) == (unmasked == 0)
+
+
 @pytest.mark.parametrize("poison", [jnp.nan, jnp.inf, 1e30])
 def test_non_finite_step_is_skipped_and_counted(poison):
     samples = make_samples()

@@ -307,7 +307,7 @@ def gradient_steps(
     num_minibatches: int = 1,
     stop: updates.Stop | None = None,
 ) -> tuple[ActorCritic, PyTree, Metrics]:
-    """Epochs of minibatch steps on a loss of policy and critic; frozen parameters get no gradient.
+    """Takes epochs of minibatch steps on a loss of policy and critic, which alone get a gradient.
 
     Args:
       config: see `JointLoss`.
@@ -326,10 +326,11 @@ def gradient_steps(
     Returns:
       Parameters, optimizer state and metrics, see `updates.gradient_update`.
     """
-    frozen, num_parts = state.params.frozen, num_minibatches * config.num_microbatches
+    untrained = {"frozen": state.params.frozen, "constants": state.params.constants}
+    num_parts = num_minibatches * config.num_microbatches
     slots = surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target)
     update = updates.gradient_update(
-        lambda params, samples: loss(params._replace(frozen=frozen), samples),
+        lambda params, samples: loss(params._replace(**untrained), samples),
         optimizer,
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
@@ -337,6 +338,7 @@ def gradient_steps(
         slots=slots if problem.speedups.grouped is None else None,
         by_length=problem.speedups.by_length if beside is None else None,
         stop=stop,
+        mask_of=lambda rows: (rows if beside is None else rows[0]).mask,
         target=problem.target,
         axis_name=config.axis_name,
     )
@@ -347,7 +349,7 @@ def gradient_steps(
         key,
         optimizers.scale(config, state.step),
     )
-    return params._replace(frozen=frozen), opt_state, metrics
+    return params._replace(**untrained), opt_state, metrics
 
 
 def joint_loss(

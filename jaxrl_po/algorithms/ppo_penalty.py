@@ -77,11 +77,10 @@ def make(
     Metric `exact_kl` is in the direction of `kl_direction`; `policy_loss` includes the penalty.
     """
     config.validate()
-    problem = problem.on(target)
+    problem, surrogate = problem.on(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
-    surrogate = surrogates.checked(surrogate)
 
     loss = make_loss(config, problem, surrogate)
 
@@ -113,8 +112,9 @@ def make(
         return params, opt_state, metrics
 
     def adapt(beta: jax.Array, metrics: Metrics) -> jax.Array:
-        kl = masked.psum(metrics["exact_kl"], config.axis_name).value()
-        return divergences.adapt_coefficient(beta, kl, config.target_kl)
+        kl = masked.psum(metrics["exact_kl"], config.axis_name)
+        adapted = divergences.adapt_coefficient(beta, kl.value(), config.target_kl)
+        return jnp.where(kl.count > 0, adapted, beta)
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         rows, beta = problem.rows(samples), state.kl_coefficient

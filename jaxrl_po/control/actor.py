@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import distributions
+from jaxrl_po import distributions, variables
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import networks
@@ -161,33 +161,41 @@ class _Network(NamedTuple):
     """One Flax module as functions.
 
     Attributes:
-      init: `init(key, observation) -> params` from one observation; consumes `key`.
+      init: `init(key, observation) -> (params, constants)` from one observation, see
+        `variables.split`; consumes `key`.
       start: `start(B) -> memory`; () for one without.
       run: as `networks.Recurrent`; without memory, of rows of any shape.
     """
 
-    init: Callable[[jax.Array, PyTree], PyTree]
+    init: Callable[[jax.Array, PyTree], tuple[PyTree, PyTree]]
     start: Callable[[int], PyTree]
     run: Callable[..., tuple[PyTree, Any, Any]]
 
 
-def _network(module: Any, pick: Callable[[Any], Any] = lambda output: output) -> _Network:
-    """The module, with what `pick` takes of its output."""
-    if isinstance(module, Recurrent):
+def _network(
+    name: str, module: Any, pick: Callable[[Any], Any] = lambda output: output
+) -> _Network:
+    """Returns the module, called `name` in messages, with what `pick` takes of its output."""
+    remembers = isinstance(module, Recurrent)
 
-        def init(key: jax.Array, observation: PyTree) -> PyTree:
-            row = jax.tree.map(lambda x: x[None, None], observation)
-            return module.init(key, module.start(1), row, jnp.zeros((1, 1), bool))
+    def init(key: jax.Array, observation: PyTree) -> tuple[PyTree, PyTree]:
+        if not remembers:
+            return variables.split(module, module.init(key, observation))
+        row = jax.tree.map(lambda x: x[None, None], observation)
+        made = module.init(key, module.start(1), row, jnp.zeros((1, 1), bool))
+        return variables.split(module, made)
 
-        return _Network(init, module.start, cast(Any, module.apply))
+    def apply(*arguments: Any) -> Any:
+        with variables.applied(name):
+            return module.apply(*arguments)
 
     def run(
         params: PyTree, memory: PyTree, observation: PyTree, begins: jax.Array, final: PyTree = None
     ) -> tuple[PyTree, Any, Any]:
-        output = pick(module.apply(params, observation))
-        return memory, output, None if final is None else pick(module.apply(params, final))
+        output = pick(apply(params, observation))
+        return memory, output, None if final is None else pick(apply(params, final))
 
-    return _Network(module.init, lambda rows: (), run)
+    return _Network(init, module.start, apply) if remembers else _Network(init, lambda _: (), run)
 
 
 def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
@@ -207,18 +215,19 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     if isinstance(shared, Recurrent):
         raise ConfigError("actor_critic must be without memory: give a policy and a critic")
     if shared is None:
-        actor, judge = _network(modules["policy"]), modules["critic"]
-        critic = None if judge is None else _network(judge)
+        actor, judge = _network("policy", modules["policy"]), modules["critic"]
+        critic = None if judge is None else _network("critic", judge)
     else:
-        actor, critic = _network(shared, itemgetter(0)), _network(shared, itemgetter(1))
+        actor, critic = (_network("actor_critic", shared, itemgetter(part)) for part in (0, 1))
 
     def init(key: jax.Array, observation: PyTree) -> ActorCritic:
         seen, judged = _parts(observation)
-        if shared is not None:
-            return ActorCritic(actor.init(key, seen))
-        policy_key, critic_key = jax.random.split(key)
-        value = None if critic is None else critic.init(critic_key, judged)
-        return ActorCritic(actor.init(policy_key, seen), value)
+        policy_key, critic_key = (key, key) if shared is not None else jax.random.split(key)
+        policy, of_policy = actor.init(policy_key, seen)
+        value, of_value = None, None
+        if shared is None and critic is not None:
+            value, of_value = critic.init(critic_key, judged)
+        return ActorCritic(policy, value, constants=variables.by_role(of_policy, of_value))
 
     def start(rows: int) -> tuple[PyTree, PyTree]:
         return actor.start(rows), () if critic is None else critic.start(rows)
@@ -227,12 +236,12 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
 
     def policy(params: ActorCritic, steps: Sequences) -> tuple[PyTree, Distribution]:
         seen, _ = _parts(steps.observation)
-        memory, output, _ = actor.run(params.policy, steps.memory, seen, steps.begins)
+        memory, output, _ = actor.run(params.variables("policy"), steps.memory, seen, steps.begins)
         return memory, _legal(output, steps.observation)
 
     def value(params: ActorCritic, steps: Sequences, final: PyTree = None) -> tuple[PyTree, Any]:
         """The critic's memory after the steps; their values, and those at `final` if given."""
-        of_critic = params.value if shared is None else params.policy
+        of_critic = params.variables("value" if shared is None else "policy")
         shape = steps.begins.shape
         if of_critic is None or critic is None:
             return steps.critic_memory, [jnp.zeros(shape)] * 2

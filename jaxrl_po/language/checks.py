@@ -1,7 +1,11 @@
 """Whether a task or dialogue, a model and its parameters fit each other."""
 
-import jax
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import variables
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
 from jaxrl_po.language import lora, unembedding
@@ -82,6 +86,15 @@ def check_attention(model: Transformer | None, target: Target) -> None:
     found = model.clone(target=target).fused
     if isinstance(found, str):
         raise ConfigError(f"fused_attention must be left out here: {found}")
+
+
+def check_module(task: AnyTask, model: Any, name: str) -> None:
+    """Raises ConfigError if a custom module, called `name`, draws or writes when it is applied."""
+    if model is None or isinstance(model, Transformer):
+        return
+    given = jnp.zeros((1, task.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
+    with variables.applied(name):
+        jax.eval_shape(lambda key: model.apply(model.init(key, *given), *given), jax.random.key(0))
 
 
 def check_top_k(top_k: int, model: Transformer) -> None:

@@ -128,14 +128,12 @@ def make_evaluate(
         del collector
         source = reading(task, params.frozen)
         prompts, answers, mask = answered(source, held_out(source, jax.random.split(key, asked)))
-        policy = lora.over(model, params.frozen)
+        policy, read = lora.over(model, params.frozen), params.variables("policy")
 
         def log_prob(row: tuple[jax.Array, jax.Array, jax.Array, jax.Array]) -> jax.Array:
             tokens, pad, answer, mask = (x[None] for x in row)
             whole = jnp.concatenate([tokens, answer], axis=1)
-            distribution = next_tokens(
-                policy, params.policy, whole[:, :-1], pad, last=answer.shape[1]
-            )
+            distribution = next_tokens(policy, read, whole[:, :-1], pad, last=answer.shape[1])
             return masked.mean(distribution.log_prob(answer), mask)
 
         rows = prompts.tokens, prompts.pad, answers, mask

@@ -81,7 +81,7 @@ def make_answer(
         def complete(prompts: Prompt, keys: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
             completions = sampling.generate(
                 lora.over(model, params.frozen),
-                params.policy,
+                params.variables("policy"),
                 prompts.tokens,
                 prompts.pad,
                 keys,

@@ -52,11 +52,11 @@ class Lora(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """A model whose parameters are adapters, over a base that nothing trains.
+    """A model over variables that nothing trains: the base of its adapters, or constants.
 
     Attributes:
-      model: a `Transformer` with `lora`.
-      base: `{"params": …}`.
+      model: a `Transformer` with `lora`, or a custom module with constants.
+      base: `{"params": …}`, or the constants.
     """
 
     model: Any
@@ -69,24 +69,26 @@ class Adapted(NamedTuple):
     @property
     def rows_over_devices(self) -> bool:
         """As `Transformer.rows_over_devices`."""
-        over_devices: bool = self.model.rows_over_devices
-        return over_devices
+        return bool(getattr(self.model, "rows_over_devices", False))
 
     def for_decoding(self, adapters: PyTree, rows: int) -> PyTree:
-        """As `Transformer.for_decoding`: the adapters, with what is held of the base."""
-        held = self.model.for_decoding(self.base, rows)
-        return adapters | {name: held[name] for name in held.keys() - self.base.keys()}
+        """As `Transformer.for_decoding`: the adapters, with other forms of the base."""
+        prepare = getattr(self.model, "for_decoding", None)
+        if prepare is None:
+            return adapters
+        held = prepare({**self.base, **adapters}, rows)
+        return {name: x for name, x in held.items() if name not in self.base}
 
     def empty_cache(self, batch: int, length: int) -> Any:
         """As `Transformer.empty_cache`."""
         return self.model.empty_cache(batch, length)
 
 
-def over(model: Any, frozen: PyTree) -> Any:
-    """The model as a function of what is trained: of its adapters where a base is frozen."""
-    if frozen is None or BASE not in frozen:
-        return model
-    return Adapted(model, {BASE: frozen[BASE]})
+def over(model: Any, frozen: PyTree, constants: PyTree = None) -> Any:
+    """Returns the model as a function of what is trained, over a frozen base and constants."""
+    base = {BASE: frozen[BASE]} if frozen and BASE in frozen else {}
+    base = {**base, **(constants or {})}
+    return Adapted(model, base) if base else model
 
 
 def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend
+from jaxrl_po import backend, variables
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
 from jaxrl_po.distributions import Categorical
@@ -14,6 +14,7 @@ from jaxrl_po.language import lora
 from jaxrl_po.language.checks import (
     check_adapters,
     check_attention,
+    check_module,
     check_parameters,
     check_top_k,
     check_vocabulary,
@@ -142,8 +143,9 @@ def make_networks(
     check(sampler)
     check_top_k(settings.top_k, model)
     check_models(source, model, critic, initial)
-    for each in (model, critic):
+    for each, name in ((model, "model"), (critic, "critic")):
         check_attention(each, target)
+        check_module(source, each, name)
     init = make_init(source, model, critic, initial, warm, num_prompts=settings.num_prompts)
 
     def after_prompt(inputs: Inputs) -> int:
@@ -159,7 +161,7 @@ def make_networks(
             reading = {"prompt": inputs.prompt}
         distribution = next_tokens(
             lora.over(model, params.frozen),
-            params.policy,
+            params.variables("policy"),
             inputs.tokens[:, :-1],
             inputs.pad,
             temperature=settings.temperature,
@@ -183,7 +185,8 @@ def make_networks(
             return jnp.zeros(every if inputs.position is None else inputs.position.shape)
         last = after_prompt(inputs)
         inputs = inputs.whole() if isinstance(inputs, Grouped) else inputs
-        values = critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=last)[0]
+        read = params.variables("value")
+        values = critic.apply(read, inputs.tokens[:, :-1], inputs.pad, last=last)[0]
         values = values[..., 0]
         if inputs.position is None:
             return values
@@ -228,15 +231,20 @@ def make_init(
             frozen[DATA] = jax.tree.map(jnp.asarray, source.data)
         if initial is None or adapters is not None:
             policy = model.init(policy_key, tokens, pad)
+        policy, constants = variables.split(model, policy)
         if adapters is not None:
             assert initial is not None
             policy, frozen[lora.BASE] = {lora.ADAPTERS: policy[lora.ADAPTERS]}, initial[lora.BASE]
         if isinstance(warm, WarmStart):
-            policy = warm_start(lora.over(model, frozen), policy, source, warm, warm_key)
+            over = lora.over(model, frozen, constants)
+            policy = warm_start(over, policy, source, warm, warm_key)
         elif warm is not None:
             policy = warm(policy, warm_key)
-        value = None if critic is None else critic.init(critic_key, tokens, pad)
-        return ActorCritic(policy, value, frozen or None), CollectorState(
+        value, of_value = None, None
+        if critic is not None:
+            value, of_value = variables.split(critic, critic.init(critic_key, tokens, pad))
+        constants = variables.by_role(constants, of_value)
+        return ActorCritic(policy, value, frozen or None, constants), CollectorState(
             {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
         )
 

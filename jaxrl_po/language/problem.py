@@ -178,7 +178,7 @@ def _make_collect(
         prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
             lora.over(sampler.of(networks.model), params.frozen),
-            params.policy,
+            params.variables("policy"),
             prompts.tokens,
             prompts.pad,
             keys[:, 1],

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import losses, masked
+from jaxrl_po import losses, masked, variables
 from jaxrl_po.config import (
     COUNT,
     POSITIVE,
@@ -218,8 +218,7 @@ def fit(
     task = reading(task, params.frozen)
     init_key, pairs_key = jax.random.split(key)
     steps, fresh = settings.comparisons // settings.batch_size, -(-FRESH // settings.batch_size)
-    schedule = optax.linear_schedule(settings.learning_rate, 0.0, settings.epochs * steps)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(settings.learning_rate))
 
     def sample(key_and_flip: tuple[jax.Array, jax.Array]) -> Comparisons:
         key, flip = key_and_flip
@@ -236,7 +235,7 @@ def fit(
         )
 
     def loss(reward_params: PyTree, pairs: Comparisons) -> jax.Array:
-        output = rate_pairs(model, reward_params, pairs)
+        output = rate_pairs(model, {**reward_params, **constants}, pairs)
         return masked.mean(losses.bradley_terry(output[:, 0], output[:, 1]), pairs.differ)
 
     def step(carry: tuple[PyTree, PyTree], i: jax.Array) -> tuple[tuple[PyTree, PyTree], None]:
@@ -244,17 +243,25 @@ def fit(
         pairs = jax.tree.map(lambda x: x[i % steps], batches)
         gradient = jax.grad(loss)(reward_params, pairs)
         updates, opt_state = optimizer.update(gradient, opt_state, reward_params)
-        return (optax.apply_updates(reward_params, updates), opt_state), None
+        rest = 1.0 - i / (settings.epochs * steps)  # of the step size
+        updates = jax.tree.map(lambda update: rest * update, updates)
+        after = optax.apply_updates(reward_params, updates), opt_state
+        # Without a preference, Adam's momentum alone would move the parameters.
+        some = pairs.differ.any()
+        return jax.tree.map(lambda new, old: jnp.where(some, new, old), after, carry), None
 
     # One batch at a time: the cache for all samples at once would be the largest array of the run.
     # The last `fresh` batches, without flips, only measure the accuracy.
     flips = jnp.where(jnp.arange(steps + fresh) < steps, settings.flip, 0.0)
     batches = jax.lax.map(sample, (jax.random.split(pairs_key, steps + fresh), flips))
-    start = model.init(init_key, jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+    made = model.init(init_key, jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+    start, constants = variables.split(model, made)
+    constants = constants or {}
     (fitted, _), _ = jax.lax.scan(
         step, (start, optimizer.init(start)), jnp.arange(settings.epochs * steps)
     )
 
+    fitted = {**fitted, **constants}
     output = jax.lax.map(lambda pairs: rate_pairs(model, fitted, pairs), batches)
     mean, std = masked.moments(output[:steps])
     accuracy = masked.mean(output[steps:, :, 0] > output[steps:, :, 1], batches.differ[steps:])

@@ -79,7 +79,7 @@ def make_play(
         def hold(prompts: Prompt, states: PyTree, keys: jax.Array) -> tuple[PyTree, ...]:
             held = conversation.converse(
                 lora.over(model, params.frozen),
-                params.policy,
+                params.variables("policy"),
                 dialogue,
                 prompts,
                 states,

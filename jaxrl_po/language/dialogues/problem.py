@@ -123,7 +123,7 @@ def make_problem(
         prompts, states = jax.vmap(lambda key: dialogue.reset(key, False))(keys[:, 0])
         held = conversation.converse(
             lora.over(sampler.of(model), params.frozen),
-            params.policy,
+            params.variables("policy"),
             dialogue,
             prompts,
             states,

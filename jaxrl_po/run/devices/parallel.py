@@ -344,7 +344,7 @@ def state_spec() -> Any:
     """
     rows: Any = P("seed", "data")
     return TrainState(*[SEEDS] * len(TrainState._fields))._replace(
-        params=ActorCritic(SEEDS, SEEDS, P()), collector=CollectorState(rows, SEEDS)
+        params=ActorCritic(SEEDS, SEEDS, P(), SEEDS), collector=CollectorState(rows, SEEDS)
     )
 
 

@@ -18,7 +18,7 @@ SIDE_BY_SIDE = 8
 
 # The seed axis of a stacked state, for `jax.vmap`; all seeds share the frozen parameters.
 STATE_AXES: Any = TrainState(*[0] * len(TrainState._fields))._replace(  # type: ignore[arg-type]
-    params=ActorCritic(0, 0, None)
+    params=ActorCritic(0, 0, None, 0)
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import statistics
 from jaxrl_po.run.devices import parallel
@@ -219,7 +220,7 @@ def begun(script: Script, problem: Problem, run: str) -> Problem:
     records = read(script, "init_from", run)
     saved = of_seed(state(script, records, "init_from", run, "latest")[2])
     fresh, collector = jax.eval_shape(problem.init, jax.random.key(0))
-    its, ours = (_shapes(params.policy) for params in (saved.params, fresh))
+    its, ours = (_shapes(params.variables("policy")) for params in (saved.params, fresh))
     for name in sorted(its.keys() | ours.keys()):
         if its.get(name) != ours.get(name):
             raise UsageError(
@@ -233,12 +234,16 @@ def begun(script: Script, problem: Problem, run: str) -> Problem:
             f"--problem.normalize_observations must be {was}, as in the run in --init_from={run}"
         )
     of_run = {kept: saved.collector.replicated[kept]} if kept in collector.replicated else {}
-    same_critic = _shapes(saved.params.value) == _shapes(fresh.value)
+    its, ours = (params.variables("value") for params in (saved.params, fresh))
+    same_critic = _shapes(its) == _shapes(ours)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         params, collector = problem.init(key)
-        value = saved.params.value if same_critic else params.value
-        begins = params._replace(policy=saved.params.policy, value=value)
+        begins = saved.params._replace(frozen=params.frozen)
+        if not same_critic:
+            constants = [each.constants or {} for each in (saved.params, params)]
+            of_each = variables.by_role(constants[0].get("policy"), constants[1].get("value"))
+            begins = begins._replace(value=params.value, constants=of_each)
         return begins, collector._replace(replicated={**collector.replicated, **of_run})
 
     return problem._replace(init=init)

@@ -248,7 +248,7 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
     def complete(prompt: jax.Array, pad: jax.Array, key: jax.Array | None) -> sampling.Completions:
         return sampling.generate(
             lora.over(model, state.params.frozen),
-            state.params.policy,
+            state.params.variables("policy"),
             prompt,
             pad,
             jax.random.split(jax.random.key(0) if key is None else key, prompt.shape[0]),

@@ -15,7 +15,7 @@ from jaxrl_po.control.recorded import Recording
 from jaxrl_po.control.statistics import ROLLING_RETURN
 from jaxrl_po.run.devices.seeds import STATE_AXES
 from jaxrl_po.run.host.vector_envs import Array, Pool, Source
-from jaxrl_po.types import ActorCritic, Metrics, Problem, TrainState
+from jaxrl_po.types import Metrics, Problem, TrainState
 
 # In place of a seed's index: the episodes of the run's own evaluations, and of later ones.
 EVALUATION, LATER = 2**31, 2**31 + 1
@@ -249,7 +249,7 @@ class Rollouts:
     def _policy(self, state: TrainState) -> TrainState:
         """The part of the state that acts, on one device: a call of `act` is then short."""
         part = state._replace(
-            params=ActorCritic(state.params.policy),
+            params=state.params._replace(value=None, frozen=None),
             opt_state=None,
             reference_params=None,
             collector=state.collector._replace(sharded={}),

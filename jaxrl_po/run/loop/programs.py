@@ -450,7 +450,7 @@ def stacked(rows: Sequence[Metrics]) -> Metrics:
 
 def without_frozen(state: TrainState) -> TrainState:
     """The part of a state that checkpoints hold: without the frozen parameters."""
-    return state._replace(params=state.params.trained())
+    return state._replace(params=state.params._replace(frozen=None))
 
 
 def with_frozen(state: TrainState, job: Job) -> TrainState:

@@ -124,7 +124,8 @@ class Talking:
             step: Callable[..., Any], arrays: int, donated: Any = (), **options: Any
         ) -> Callable[..., Any]:
             def call(params: ActorCritic, *given: Any) -> Any:
-                return step(lora.over(model, params.frozen), params.policy, *given, **options)
+                read = params.variables("policy")
+                return step(lora.over(model, params.frozen), read, *given, **options)
 
             of_all = stack(call, num_seeds, in_axes=(PARAMS, *[0] * arrays), out_axes=0)
             return jax.jit(of_all, donate_argnums=donated)

@@ -1,0 +1,60 @@
+"""Variables of a Flax module: the collection that is trained, and the constants beside it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.types import PyTree
+
+TRAINED = ("params", "lora")
+SOWN = "intermediates"  # written by `sow`, which does nothing in an applied module
+REFUSED = {
+    "InvalidRngError": (
+        "must draw no random numbers when it is applied: give dropout deterministic=True, and call "
+        "make_rng only to initialise a variable"
+    ),
+    "ModifyScopeVariableError": (
+        "must not write to a collection when it is applied: BatchNorm updates batch_stats, take "
+        "LayerNorm or use_running_average=True; other variables are set once, by their initialiser"
+    ),
+}
+"""Names of Flax's errors, and the condition that each of them breaks."""
+
+
+def split(module: Any, variables: PyTree) -> tuple[PyTree, PyTree]:
+    """Splits variables into what is trained and the constants of a run.
+
+    Args:
+      module: whose variables they are. Those of a module that is not Flax's are all trained.
+      variables: from its `init`: `{collection: …}`.
+
+    Returns:
+      The collections `TRAINED`, and all others but those of `sow`, None without any.
+    """
+    flax = any(base.__module__.startswith("flax.") for base in type(module).__mro__)
+    if not flax or variables.keys() <= set(TRAINED):
+        return variables, None
+    constants = {k: x for k, x in variables.items() if k not in (*TRAINED, SOWN)}
+    return {k: variables[k] for k in TRAINED if k in variables}, constants or None
+
+
+def by_role(policy: PyTree, value: PyTree) -> PyTree:
+    """Joins the constants of policy and critic, each None without any, as in `ActorCritic`."""
+    roles = {"policy": policy, "value": value}
+    return {role: x for role, x in roles.items() if x is not None} or None
+
+
+@contextlib.contextmanager
+def applied(name: str) -> Iterator[None]:
+    """Context in which a Flax module, called `name` in messages, is applied to fixed variables.
+
+    Raises:
+      ConfigError: the module draws random numbers or writes to a collection.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ not in REFUSED:
+            raise
+        raise ConfigError(f"{name} {REFUSED[type(error).__name__]}") from error

@@ -1,0 +1,218 @@
+"""Flax collections beside `params`: constants of a run, or refused."""
+
+import flax.linen as nn
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from own_modules import Bigrams, Both, Counting, Critic, Noisy, Policy, Through
+
+from jaxrl_po import control, language, run
+from jaxrl_po.algorithms import a2c, grpo, npg, ppo, ppo_penalty, reinforce, trpo
+from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control import networks
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import assembly, methods, plan
+from jaxrl_po.run.experiment import control as script
+
+ENV = gymnax.make("CartPole-v1")[0]
+TASK = language.tasks.addition(1)
+SIZES = {"num_envs": 4, "num_steps": 8}
+FIT = {"value_epochs": 1, "value_minibatches": 2}
+STEPS = {"num_epochs": 1, "num_minibatches": 2}
+
+
+def on_control(**modules):
+    return control.make_problem(
+        ENV, **SIZES, **(modules or {"policy": Policy(), "critic": Critic()})
+    )
+
+
+def on_groups():
+    return control.make_groups(ENV, num_prompts=2, group_size=2, num_steps=8, policy=Policy())
+
+
+def on_language(**options):
+    size = TASK.tokenizer.size
+    return language.make_problem(
+        TASK, Bigrams(size), critic=Bigrams(size, 1), num_prompts=2, group_size=2, **options
+    )
+
+
+LEARNERS = {
+    "ppo": lambda: ppo.make(ppo.Config(**STEPS), on_control()),
+    "ppo_shared": lambda: ppo.make(ppo.Config(**STEPS), on_control(actor_critic=Both())),
+    "ppo_decayed": lambda: ppo.make(ppo.Config(**STEPS), on_control(), optax.adamw(1e-3)),
+    "ppo_penalty": lambda: ppo_penalty.make(ppo_penalty.Config(**STEPS), on_control()),
+    "a2c": lambda: a2c.make(a2c.Config(), on_control()),
+    "reinforce": lambda: reinforce.make(reinforce.Config(**FIT), on_control()),
+    "npg": lambda: npg.make(npg.Config(**FIT), on_control()),
+    "trpo": lambda: trpo.make(trpo.Config(**FIT), on_control()),
+    "grpo": lambda: grpo.make(grpo.Config(use_reference=True), on_groups()),
+    "ppo_language": lambda: ppo.make(ppo.Config(**STEPS), on_language()),
+    "grpo_language": lambda: grpo.make(grpo.Config(use_reference=True), on_language()),
+    "grpo_stale": lambda: grpo.make(
+        grpo.Config(), on_language(sampler=language.Sampler(staleness=2))
+    ),
+}
+
+
+def names(tree):
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_constants_are_handed_on_by_every_update(name):
+    """The program returns its own input, so that nothing can have moved it."""
+    learner = LEARNERS[name]()
+    state, batch = jax.eval_shape(lambda key: learner.sample(learner.init(key)), jax.random.key(0))
+    program, (after, _) = jax.make_jaxpr(learner.update, return_shape=True)(state, batch)
+    before, after = names(state), names(after)
+    given = dict(zip(before, program.jaxpr.invars, strict=False))
+    made = dict(zip(after, program.jaxpr.outvars, strict=False))
+    constants = [each for each in before if "constants" in each or "scaled" in each]
+    roles = {"policy"} if "grpo" in name and "language" not in name else {"policy", "value"}
+    if name in ("ppo_shared", "grpo_stale"):
+        roles = set(state.params.constants)
+    assert set(state.params.constants) == roles
+    assert set(state.params.policy) == {"params"}
+    assert constants
+    for each in constants:
+        assert each.startswith(".params.constants"), "constants have no moments and no reference"
+        assert made[each] is given[each]
+    moved = [each for each in before if each.startswith(".params.policy")]
+    assert all(made[each] is not given[each] for each in moved)
+
+
+@pytest.mark.parametrize("module", [ppo, trpo])
+def test_a_constant_acts_as_one_that_is_baked(module):
+    """Gradient norm, Fisher product, step and loss are those of the module that has it inside."""
+    config = module.Config(**(STEPS if module is ppo else {**FIT, "cg_iterations": 3}))
+    learner = module.make(config, on_control())
+    state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))
+    scales = jax.tree.map(
+        lambda scale: tuple(scale.tolist()),
+        {
+            role: each["constants"]["Scaled_0"]["scale"]
+            for role, each in state.params.constants.items()
+        },
+    )
+    baked = on_control(policy=Policy(scales["policy"]), critic=Critic(scales["value"]))
+    after, metrics = jax.jit(learner.update)(state, batch)
+    state = state._replace(params=state.params._replace(constants=None))
+    want, of_baked = jax.jit(module.make(config, baked).update)(state, batch)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7),
+        (after.params.trained(), after.opt_state, {k: m.value() for k, m in metrics.items()}),
+        (want.params.trained(), want.opt_state, {k: m.value() for k, m in of_baked.items()}),
+    )
+
+
+def test_constants_are_saved_and_differ_by_seed(tmp_path):
+    learner = a2c.make(a2c.Config(), on_control())
+    options = {"seeds": 2, "steps_per_iteration": 32, "out": tmp_path / "run"}
+    first = run.train(learner, 1, **options)
+    state = run.train(learner, 2, resume=True, **options).state
+    jax.tree.map(
+        np.testing.assert_array_equal, first.state.params.constants, state.params.constants
+    )
+    for leaf in jax.tree.leaves(state.params.constants):
+        assert leaf.shape == (2, 4)
+        assert not np.array_equal(*leaf)
+    loaded = run.load(tmp_path / "run", learner=learner, seed=1, checkpoint="latest")
+    assert loaded.iteration == 2
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        loaded.params,
+        jax.tree.map(lambda x: x[1], state.params),
+    )
+
+
+@pytest.mark.usefixtures("trace_only")
+def test_a_run_of_the_command_carries_constants(tmp_path):
+    """Over two devices, in evaluations, from its folder, and into a run that starts from it."""
+    own = f"{__file__.rsplit('/', 1)[0]}/own_modules.py"
+    flags = [
+        *(f"--problem.{name}={size}" for name, size in SIZES.items()),
+        *(f"--policy={own}:Policy", f"--critic={own}:Critic", "--seeds=1", "--total_steps=32"),
+        *("--eval_episodes=2", "--config.num_minibatches=2"),
+    ]
+    out = tmp_path / "run"
+    assert launch.control([*flags, "--mesh=data:2", f"--out={out}"]) == 0
+    loaded = run.load(out)
+    assert int(loaded.act(jnp.zeros(4))) in (0, 1)
+    saved = loaded.params.constants
+    assert set(saved) == {"policy", "value"}
+    records = plan.parse(script.SCRIPT, [*flags, f"--init_from={out}"], {})
+    one = Placement(records[""].seeds, 1, 1)
+    experiment = script.SCRIPT.build(records, methods.ALGORITHMS["ppo"], one)
+    job = assembly.make_job(
+        experiment, records[""], one, iterations=1, steps_per_iteration=8, log_every=1
+    )
+    begun = jax.tree.map(lambda x: x[0], job.learner.init(job.start).params.constants)
+    jax.tree.map(np.testing.assert_array_equal, begun, saved)
+
+
+MEMORY = networks.Recurrent(
+    Through(nn.BatchNorm(use_running_average=True), networks.Torso((4,))),
+    networks.CategoricalHead(2),
+    4,
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "collections"),
+    [
+        (Through(nn.BatchNorm(use_running_average=True), networks.CategoricalHead(2)), 1),
+        (Through(nn.Dropout(0.5, deterministic=True), networks.CategoricalHead(2)), 0),
+        (MEMORY, 1),
+        (Policy((1.0,) * 4), 0),  # it sows, which leaves nothing
+    ],
+)
+def test_modules_that_only_read_are_taken(policy, collections):
+    problem = on_control(policy=policy, critic=networks.Critic(networks.Torso((4,))))
+    params = jax.eval_shape(problem.init, jax.random.key(0))[0]
+    assert len((params.constants or {}).get("policy", {})) == collections
+    assert set(params.policy) == {"params"}
+
+
+WRITES, DRAWS = "must not write to a collection .*LayerNorm", "must draw no random .*deterministic"
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.BatchNorm(use_running_average=False), WRITES),
+        (Counting(), WRITES),
+        (nn.Dropout(0.5, deterministic=False), DRAWS),
+        (Noisy(), DRAWS),
+    ],
+)
+def test_modules_that_write_or_draw_are_refused(layer, message):
+    head, size = networks.CategoricalHead(2), TASK.tokenizer.size
+    for name, modules in {
+        "policy": {"policy": Through(layer, head), "critic": Critic()},
+        "critic": {"policy": Policy(), "critic": Through(layer, networks.ValueHead())},
+        "actor_critic": {"actor_critic": Through(layer, Both())},
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{name} {message}"):
+            on_control(**modules)
+    with pytest.raises(ConfigError, match=f"^policy {message}"):
+        control.make_groups(ENV, num_prompts=2, group_size=2, policy=Through(layer, head))
+    with pytest.raises(ConfigError, match=f"^model {message}"):
+        language.make_problem(TASK, Bigrams(size, layer=layer))
+    with pytest.raises(ConfigError, match=f"^critic {message}"):
+        language.make_problem(TASK, Bigrams(size), critic=Bigrams(size, 1, layer))
+
+
+def test_a_warm_start_trains_parameters_alone():
+    warm = language.WarmStart(steps=2, batch_size=2, learning_rate=0.1)
+    cold, warmed = (
+        jax.jit(on_language(warm=each).init)(jax.random.key(0))[0] for each in (None, warm)
+    )
+    jax.tree.map(np.testing.assert_array_equal, cold.constants, warmed.constants)
+    assert set(warmed.policy) == {"params"}
+    assert not np.array_equal(*(jax.tree.leaves(each.policy)[0] for each in (cold, warmed)))
