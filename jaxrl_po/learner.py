@@ -97,7 +97,7 @@ def make(
             batch, sampler_metrics = recompute_log_prob(
                 problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
             )
-            metrics = metrics | sampler_metrics
+            metrics = masked.merge(metrics, sampler_metrics)
         return state._replace(collector=collector), batch._replace(
             metrics=masked.psum(metrics, axis_name)
         )
@@ -106,8 +106,8 @@ def make(
         require_reward(batch)
         state, key = next_key(state)
         state, metrics = improve(state, estimate(state, batch), key)
-        measured = {**metrics, "frac_masked": masked.total(~batch.mask)}
-        metrics = {**batch.metrics, **masked.psum(measured, axis_name)}
+        measured = masked.merge(metrics, {"frac_masked": masked.total(~batch.mask)})
+        metrics = masked.merge(batch.metrics, masked.psum(measured, axis_name))
         return state._replace(step=state.step + 1), metrics
 
     return Learner(init, sample, update)

@@ -5,12 +5,15 @@ metrics are therefore `Mean(total, count)`: added, summed over devices, and divi
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TypeVar
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+
+from jaxrl_po.config import ConfigError
 
 Tree = TypeVar("Tree")
 
@@ -54,6 +57,27 @@ class Mean:
     def metric(self) -> jax.Array:
         """`total / count`: NaN when empty, for logs."""
         return jnp.where(self.count > 0, self.total / jnp.maximum(self.count, 1.0), jnp.nan)
+
+
+def merge(*named: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Joins dicts of metrics, or of elements to log.
+
+    Raises:
+      ConfigError: two of them have the same name.
+
+    Example:
+      >>> merge({"kl": 1.0}, {"entropy": 2.0})
+      {'kl': 1.0, 'entropy': 2.0}
+    """
+    joined: dict[str, Tree] = {}
+    for metrics in named:
+        for name in joined.keys() & metrics.keys():
+            raise ConfigError(
+                f"{name} must be logged once: a metric of the library or of the problem has this "
+                "name, so a surrogate logs under another one"
+            )
+        joined.update(metrics)
+    return joined
 
 
 def psum(tree: Tree, axis_name: str | None) -> Tree:

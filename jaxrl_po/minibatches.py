@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
@@ -160,6 +161,39 @@ def traced_once(function: Callable[..., Any], *arguments: Any) -> tuple[Callable
     leaves = jaxpr_as_fun(program)
     structure = jax.tree.structure(shapes)
     return lambda *given: jax.tree.unflatten(structure, leaves(*jax.tree.leaves(given))), shapes
+
+
+def without_dead_code(function: Callable[[Any], Any], argument: Any) -> Callable[[Any], Any]:
+    """The function, traced, without what its result does not depend on, prints included."""
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(argument)
+    used, _ = dce_jaxpr(_unprinted(program.jaxpr), [True] * len(program.out_avals), True)
+    leaves = jaxpr_as_fun(program.replace(jaxpr=used))
+    structure = jax.tree.structure(shapes)
+    return lambda given: jax.tree.unflatten(structure, leaves(*jax.tree.leaves(given)))
+
+
+def _unprinted(program: Any) -> Any:
+    """A jaxpr whose prints are not effects, so that dead-code elimination removes them."""
+    if isinstance(program, ClosedJaxpr):
+        return program.replace(jaxpr=_unprinted(program.jaxpr))
+    if isinstance(program, tuple):
+        return tuple(map(_unprinted, program))
+    if not isinstance(program, Jaxpr):
+        return program
+
+    def others(effects: Any) -> Any:
+        return {x for x in effects if not type(x).__name__.endswith("DebugEffect")}
+
+    equations = [
+        x.replace(
+            params={name: _unprinted(value) for name, value in x.params.items()},
+            effects=others(x.effects),
+        )
+        if x.effects
+        else x
+        for x in program.eqns
+    ]
+    return program.replace(eqns=equations, effects=others(program.effects))
 
 
 def sum_in_parts(function: Callable[[Any], Any], samples: Any, num_parts: int) -> Any:

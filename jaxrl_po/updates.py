@@ -141,9 +141,13 @@ class _Steps(NamedTuple):
 
     def counts(self, params: PyTree, samples: Any) -> tuple[jax.Array, ...]:
         """The denominators of one minibatch, of this device's rows."""
-        # They do not depend on parameters, so the compiler removes everything else from this pass.
+
+        def counts(part: Any) -> tuple[jax.Array, ...]:
+            return tuple(mean.count for mean in self.loss(params, part)[0])
+
+        # They do not depend on parameters: without all else, this pass computes and prints nothing.
         return minibatches.sum_in_parts(
-            lambda part: tuple(mean.count for mean in self.loss(params, part)[0]),
+            lambda part: minibatches.without_dead_code(counts, part)(part),
             samples,
             self.num_microbatches,
         )
@@ -204,12 +208,12 @@ class _Steps(NamedTuple):
         opt_state = jax.tree.map(
             lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state
         )
-        metrics = {**metrics, "grad_norm": Mean(norm, jnp.ones_like(norm))}
+        metrics = masked.merge(metrics, {"grad_norm": Mean(norm, jnp.ones_like(norm))})
         # One non-finite step must not turn the pooled metrics into NaN: it counts as `skipped`.
         metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
-        metrics["skipped"] = Mean((~finite).astype(jnp.float32), jnp.float32(1.0))
-        metrics["updates"] = Mean(take.astype(jnp.float32), jnp.float32(1.0))
-        return _Carry(after, opt_state, stopped), metrics
+        steps = {"skipped": ~finite, "updates": take}
+        shares = {name: masked.total(x.astype(jnp.float32)) for name, x in steps.items()}
+        return _Carry(after, opt_state, stopped), masked.merge(metrics, shares)
 
 
 def _unless_stopped(step: Callable[..., tuple[_Carry, Metrics]]) -> Callable[..., Any]:

@@ -2,16 +2,42 @@
 
 import functools
 
+import chex
 import gymnax
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_po import control, losses, minibatches, updates
-from jaxrl_po.algorithms import group_policy, grpo, npg, ppo, ppo_penalty, trpo
+from jaxrl_po import control, divergences, language, losses, minibatches, updates
+from jaxrl_po.algorithms import (
+    a2c,
+    cispo,
+    dapo,
+    distillation,
+    dppo,
+    dr_grpo,
+    gmpo,
+    group_policy,
+    grpo,
+    gspo,
+    kl_cov,
+    npg,
+    pkpo,
+    ppo,
+    ppo_penalty,
+    reinforce,
+    reinforce_pp,
+    rloo,
+    sapo,
+    surrogates,
+    trpo,
+)
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
+from jaxrl_po.distributions import DiagonalGaussian
+from jaxrl_po.language import unembedding
 from jaxrl_po.masked import Mean
+from jaxrl_po.types import Samples
 
 
 def path():
@@ -47,13 +73,14 @@ def make(method, surrogate, target=None, **changes):
             aggregate=losses.sequence_mean,
             target=target,
         )
-    module = {"ppo": ppo, "ppo_penalty": ppo_penalty}[method]
-    config = module.Config(num_minibatches=1, **changes)
-    return module.make(config, path(), surrogate=surrogate, target=target)
+    module = {"ppo": ppo, "ppo_penalty": ppo_penalty, "a2c": a2c, "reinforce": reinforce}[method]
+    if method.startswith("ppo"):
+        changes["num_minibatches"] = 1
+    return module.make(module.Config(**changes), path(), surrogate=surrogate, target=target)
 
 
 def trace(learner):
-    return jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
+    return jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))[1]
 
 
 @pytest.mark.parametrize("name", UNFIT_SURROGATES)
@@ -111,7 +138,8 @@ def slots(monkeypatch):
     seen, update = [], updates.gradient_update
 
     def recorded(*args, slots, **options):
-        seen.append(slots)
+        if "num_microbatches" in options:  # not the fit of a critic
+            seen.append(slots)
         return update(*args, slots=slots, **options)
 
     monkeypatch.setattr(updates, "gradient_update", recorded)
@@ -119,21 +147,226 @@ def slots(monkeypatch):
     return seen
 
 
-METHODS = {"ppo": 1, "ppo_penalty": 1, "groups": 24}  # slots of a row
+METHODS = {"ppo": 1, "ppo_penalty": 1, "a2c": 1, "reinforce": 1, "groups": 24}  # slots of a row
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_surrogate_that_reads_its_minibatch_gets_it_whole(method, slots):
-    whole = [by_quantile, centred, *([] if method == "groups" else [among_eight])]
-    for surrogate in whole:
-        with pytest.warns(UserWarning, match="other rows of its minibatch, which is therefore"):
-            trace(make(method, surrogate, ONE_CORE_EACH))
-        with pytest.raises(ConfigError, match=r"^num_microbatches must be 1 with this surrogate"):
-            trace(make(method, surrogate, ONE_CORE_EACH, num_microbatches=2))
+    with pytest.warns(UserWarning, match="other rows of its minibatch, which is therefore"):
+        trace(make(method, centred, ONE_CORE_EACH))
+    with pytest.raises(ConfigError, match=r"^num_microbatches must be 1 with this surrogate"):
+        trace(make(method, centred, ONE_CORE_EACH, num_microbatches=2))
     trace(make(method, functools.partial(weighted, weight=2.0), ONE_CORE_EACH))
-    trace(make(method, functools.partial(weighted, weight=2.0), ONE_CORE_EACH, num_microbatches=2))
-    assert set(slots[:-2]) == {None}
-    assert slots[-2:] == [METHODS[method]] * 2
+    trace(make(method, surrogates.row_wise(centred), ONE_CORE_EACH, num_microbatches=2))
+    assert slots == [None, METHODS[method], METHODS[method]]
+
+
+def low_kl(log_prob, samples):
+    elements, _ = weighted(log_prob, samples, weight=1.0)
+    return elements * (divergences.k3(samples.log_prob, log_prob).mean() <= 0.05), {}
+
+
+def none_far(log_prob, samples):
+    elements, _ = weighted(log_prob, samples, weight=1.0)
+    return jnp.where((jnp.abs(log_prob - samples.log_prob) > 1).any(), 0.0, elements), {}
+
+
+def below_quantile(log_prob, samples):
+    elements, _ = weighted(log_prob, samples, weight=1.0)
+    log_ratio = log_prob - samples.log_prob
+    return jnp.where(log_ratio > jnp.quantile(log_ratio, 0.9), 0.0, elements), {}
+
+
+def share_near(log_prob, samples):
+    elements, _ = weighted(log_prob, samples, weight=1.0)
+    return elements * (jnp.abs(log_prob - samples.log_prob) <= jnp.log(2.0)).mean(), {}
+
+
+def over_count(log_prob, samples):
+    return weighted(log_prob, samples, weight=1.0)[0] / samples.mask.sum(), {}
+
+
+def over_rows(log_prob, samples):
+    return weighted(log_prob, samples, weight=1.0)[0] / log_prob.shape[0], {}
+
+
+def logs_mean(log_prob, samples):
+    elements, _ = weighted(log_prob, samples, weight=1.0)
+    return elements, {"mean_ratio": jnp.full_like(elements, elements.mean())}
+
+
+def gaussian(samples):
+    return DiagonalGaussian(samples.action, jnp.zeros_like(samples.action))
+
+
+def judged(surrogate, rows=12, shape=(), dtype=jnp.float32):
+    """Slots of a row where minibatches are computed in parts."""
+
+    def array(dtype, *more):
+        return jax.ShapeDtypeStruct((rows, *shape, *more), dtype)
+
+    float_columns = "sampler_log_prob", "teacher_log_prob"
+    samples = Samples(
+        inputs=array(jnp.float32, 4),
+        action=array(jnp.float32, 3),
+        log_prob=array(dtype),
+        advantage=array(dtype),
+        mask=array(bool),
+        columns={name: array(dtype) for name in float_columns} | {"penalized": array(bool)},
+    )
+    return surrogates.slots(surrogates.checked(surrogate), samples, 1, 2, ONE_CORE_EACH, gaussian)
+
+
+MIXING = low_kl, none_far, below_quantile, share_near, over_count, over_rows, by_quantile, logs_mean
+
+
+@pytest.mark.parametrize("rows", [12, 13, 43, 73])
+@pytest.mark.parametrize("surrogate", [*MIXING, among_eight])
+def test_reading_other_rows_is_seen(surrogate, rows):
+    with pytest.raises(ConfigError, match=r"surrogates\.row_wise"):
+        judged(surrogate, 8 * rows if surrogate is among_eight else rows)
+    assert judged(surrogates.row_wise(surrogate), rows) == 1
+
+
+GROUP_METHODS = (cispo, dapo, distillation, dppo, dr_grpo, gmpo, grpo, gspo, kl_cov, pkpo)
+GROUP_METHODS += (reinforce_pp, rloo, sapo)
+
+
+@pytest.mark.parametrize("module", GROUP_METHODS, ids=lambda module: module.__name__)
+def test_our_methods_read_their_own_rows(module, monkeypatch):
+    made = []
+    monkeypatch.setattr(group_policy, "make", lambda *_, surrogate, **__: made.append(surrogate))
+    module.make(module.Config(), groups())
+    with jax.enable_x64(True):
+        wide = judged(made[0], shape=(5,), dtype=jnp.float64)
+    assert wide == judged(made[0], shape=(5,)) == judged(made[0], 2, (5,), jnp.bfloat16) == 5
+
+
+@pytest.mark.parametrize(
+    "surrogate",
+    [surrogates.plain, surrogates.policy_gradient, surrogates.clipped(0.2, 0.2, 3.0)],
+)
+def test_shared_surrogates_read_their_own_rows(surrogate):
+    assert judged(surrogate) == 1
+
+
+def test_printing_reads_no_other_row():
+    def printing(log_prob, samples):
+        jax.debug.print("{}", log_prob.mean())
+        return -log_prob * samples.advantage, {}
+
+    assert judged(printing) == 1
+
+
+def with_entropy(log_prob, samples, distribution):
+    entropy = distribution.entropy()
+    return -log_prob * samples.advantage - 0.1 * entropy, {"own": entropy}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_distribution_is_passed_by_name(method):
+    given = []
+
+    def surrogate(log_prob, samples, *, distribution):
+        given.append(distribution.log_prob(samples.action).shape == log_prob.shape)
+        return -log_prob, {}
+
+    trace(make(method, surrogate, num_microbatches=2))
+    assert given
+    assert all(given)
+
+
+def test_a_distribution_is_that_of_the_policy():
+    learner = make("ppo", with_entropy, num_epochs=1, num_microbatches=2)
+    _, metrics = jax.jit(learner.step)(learner.init(jax.random.key(0)))
+    chex.assert_trees_all_close(metrics["own"], metrics["entropy"], rtol=1e-6)
+
+
+def test_other_third_parameters_keep_their_meaning():
+    def surrogate(log_prob, samples, policy=2.0):
+        return -policy * log_prob, {}
+
+    def bound(log_prob, samples, distribution):
+        return -distribution * log_prob, {}
+
+    assert judged(surrogate) == judged(functools.partial(bound, distribution=2.0)) == 1
+    assert judged(with_entropy) == 1
+    with pytest.raises(ConfigError, match=r"^surrogate must take \(log_prob, samples\)"):
+        surrogates.checked(lambda distribution, samples: (distribution, samples))
+
+
+def test_a_distribution_may_mix_rows_as_well():
+    def surrogate(log_prob, samples, distribution):
+        return -log_prob * distribution.entropy().mean(), {}
+
+    with pytest.raises(ConfigError, match="other rows"):
+        judged(surrogate)
+
+
+def test_a_large_vocabulary_has_a_distribution_too(monkeypatch):
+    monkeypatch.setattr(unembedding, "HELD", 1)
+
+    def surrogate(log_prob, samples, distribution):
+        assert isinstance(distribution, unembedding.Unembedded)
+        towards = distribution.kl(jax.lax.stop_gradient(distribution))
+        return with_entropy(log_prob, samples, distribution)[0] + towards, {}
+
+    task = language.tasks.addition(1)
+    model = language.ModelSettings(width=8, layers=1).build(task.tokenizer.size)
+    config = grpo.Config(use_reference=False, num_microbatches=2)
+    learner = group_policy.make(
+        config,
+        language.make_problem(task, model, num_prompts=2, group_size=2),
+        group_advantage=group_policy.group_relative(config),
+        surrogate=surrogates.row_wise(surrogate),
+        aggregate=losses.sequence_mean,
+    )
+    assert "policy_loss" in trace(learner)
+
+
+RESERVED = {
+    "ppo": "policy_loss value_loss entropy approximate_kl grad_norm skipped updates kl "
+    "frac_masked episode_return iteration step signal",
+    "ppo_penalty": "entropy approximate_kl exact_kl kl_coefficient",
+    "a2c": "entropy value_loss kl",
+    "reinforce": "policy_loss entropy value_loss kl skipped",
+    "groups": "policy_loss entropy extreme_ratio signal kl dead_groups",
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [(m, name) for m, names in RESERVED.items() for name in names.split()]
+)
+def test_reserved_names_are_refused(method, name):
+    def surrogate(log_prob, samples):
+        return -log_prob, {name: jnp.zeros_like(log_prob)}
+
+    with pytest.raises(ConfigError, match=rf"^{name} must be logged "):
+        trace(make(method, surrogate))
+
+
+@pytest.mark.parametrize("method", ["ppo", "groups"])
+def test_a_wrapped_surrogate_logs_what_it_did(method):
+    clipped = surrogates.clipped(0.2, 0.2)
+    logged = {"clip_fraction_low", "clip_fraction_high"}
+    assert logged <= trace(make(method, lambda *given: clipped(*given))).keys()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_integer_elements_are_refused(method):
+    def surrogate(log_prob, samples):
+        return (log_prob > -1.0).astype(jnp.int32), {}
+
+    with pytest.raises(ConfigError, match=r"^surrogate must return elements that are floats, got"):
+        trace(make(method, surrogate))
+
+
+def test_flags_and_counts_are_logged_as_floats():
+    def surrogate(log_prob, samples):
+        return -log_prob, {"flag": log_prob < 0, "count": jnp.ones_like(log_prob, jnp.int8)}
+
+    _, logged = surrogates.checked(surrogate)(jnp.zeros(3), None, None)
+    assert {x.dtype for x in logged.values()} == {jnp.dtype("float32")}
 
 
 def test_a_surrogate_may_close_over_the_numbers_of_a_sweep(slots):

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import learner, losses, optimizers
+from jaxrl_po import learner, losses, masked, optimizers
 from jaxrl_po.algorithms import actor_critic, surrogates
 from jaxrl_po.algorithms.actor_critic import ESTIMATORS, N_STEP, Advantage, JointLoss
 from jaxrl_po.algorithms.surrogates import Surrogate
@@ -65,29 +65,30 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem, surrogate = problem.on(target), surrogates.checked(surrogate)
+    problem, checked = problem.on(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
     optimizer = optimizers.choose(config, problem, optimizer, rmsprop)
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)
-        policy_loss, others = surrogate(distribution.log_prob(samples.action), samples)
+        log_prob = distribution.log_prob(samples.action)
+        policy_loss, logged = checked(log_prob, samples, distribution)
         return actor_critic.joint_loss(
             config,
             distribution,
             samples,
             policy_loss=policy_loss,
             value_loss=losses.squared_value(value, samples.target),
-            **others,
+            logged=logged,
         )
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         rows = problem.rows(samples)
         params, opt_state, metrics = actor_critic.gradient_steps(
-            config, problem, loss, optimizer, state, rows, key, surrogate=surrogate
+            config, problem, loss, optimizer, state, rows, key, surrogate=checked
         )
         kl = actor_critic.update_kl(problem, params, rows, num_parts=config.num_microbatches)
-        return state._replace(params=params, opt_state=opt_state), metrics | kl
+        return state._replace(params=params, opt_state=opt_state), masked.merge(metrics, kl)
 
     return learner.make(
         problem,

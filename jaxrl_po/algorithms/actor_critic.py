@@ -21,7 +21,7 @@ from jaxrl_po import (
 )
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import surrogates
-from jaxrl_po.algorithms.surrogates import Surrogate
+from jaxrl_po.algorithms.surrogates import Checked
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, Number, number, static
 from jaxrl_po.divergences import ratio
 from jaxrl_po.masked import Mean
@@ -301,7 +301,7 @@ def gradient_steps(
     samples: Samples,
     key: jax.Array,
     *,
-    surrogate: Surrogate,
+    surrogate: Checked,
     beside: PyTree = None,
     num_epochs: int = 1,
     num_minibatches: int = 1,
@@ -328,7 +328,8 @@ def gradient_steps(
     """
     untrained = {"frozen": state.params.frozen, "constants": state.params.constants}
     num_parts = num_minibatches * config.num_microbatches
-    slots = surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target)
+    policy = functools.partial(policy_of(problem), state.params)
+    slots = surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target, policy)
     update = updates.gradient_update(
         lambda params, samples: loss(params._replace(**untrained), samples),
         optimizer,
@@ -359,19 +360,22 @@ def joint_loss(
     *,
     policy_loss: jax.Array,
     value_loss: jax.Array,
-    **others: jax.Array,
+    logged: dict[str, jax.Array],
 ) -> tuple[tuple[Mean, ...], Metrics]:
     """`policy_loss + c_v · value_loss − c_e · entropy`, each a mean over steps.
 
     Mnih et al. 2016 (A3C), section 4; Schulman et al. 2017 (PPO), eq. 9.
-    The two losses and `others` are per element; `others` are logged only.
+    The two losses are per element, as are those that are only logged.
+
+    Raises:
+      ConfigError: one of these has the name of a term of the loss.
     """
-    elements = {
+    terms = {
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": distribution.entropy(),
-        **others,
     }
+    elements = masked.merge(terms, logged)
     means = {name: losses.token_mean(x, samples.mask) for name, x in elements.items()}
     policy, value, entropy = (means[name] for name in ("policy_loss", "value_loss", "entropy"))
     weighted = value * config.value_coefficient, entropy * -config.entropy_coefficient

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import learner, losses, optimizers, updates
+from jaxrl_po import learner, losses, masked, optimizers, updates
 from jaxrl_po.algorithms.actor_critic import Estimation
 from jaxrl_po.config import COUNT, POSITIVE, ConfigError, Number, number, static
 from jaxrl_po.masked import Mean
@@ -100,9 +100,9 @@ def make_with_fitted_critic(
                 opt_state=state.opt_state._replace(value=value_state),
             )
         policy, policy_state, metrics = improve_policy(state, rows, policy_key)
-        metrics = {**fitted, **metrics}
         if fitted:
-            metrics["skipped"] += fitted["skipped"]
+            metrics = {**metrics, "skipped": metrics["skipped"] + fitted.pop("skipped")}
+        metrics = masked.merge(fitted, metrics)
         return state._replace(
             params=state.params._replace(policy=policy),
             opt_state=state.opt_state._replace(policy=policy_state),

@@ -28,7 +28,7 @@ from jaxrl_po.algorithms import reference as reference_lib
 from jaxrl_po.algorithms.group_config import Clip, GroupScale, Reference
 from jaxrl_po.algorithms.group_config import GradientSteps as GradientSteps  # of a user's method
 from jaxrl_po.algorithms.reference import Divergence
-from jaxrl_po.algorithms.surrogates import Surrogate
+from jaxrl_po.algorithms.surrogates import Checked, Surrogate
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.distributions import log_prob_and_entropy
@@ -168,7 +168,7 @@ def make(
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
       group_advantage: see `GroupAdvantage`; masked slots have reward 0.
-      surrogate: see `Surrogate`.
+      surrogate: see `Surrogate`, and `ppo.make` for the names it may log.
       aggregate: see `Aggregate`.
       reward_fn: batch to rewards `[B, T]`, for reward shaping.
       loss_mask_fn: batch to mask `[B, T]` of the tokens in the loss.
@@ -273,7 +273,7 @@ def make_estimate(
 def make_improve(
     config: GradientSteps,
     problem: Problem,
-    surrogate: Surrogate,
+    surrogate: Checked,
     aggregate: Aggregate,
     loss_kl: Divergence | None,
     optimizer: optax.GradientTransformation,
@@ -287,7 +287,12 @@ def make_improve(
         of_budget = functools.partial(loss, steps=samples.mask.shape[1])
         trained_on = samples._replace(measured=None)
         slots = surrogates.slots(
-            surrogate, trained_on, config.num_minibatches, num_parts, problem.target
+            surrogate,
+            trained_on,
+            config.num_minibatches,
+            num_parts,
+            problem.target,
+            functools.partial(actor_critic.policy_of(problem), state.params),
         )
         update = updates.gradient_update(
             actor_critic.wrt_policy(of_budget, state.params),
@@ -306,7 +311,8 @@ def make_improve(
         )
         params = state.params._replace(policy=new)
         num_kl_parts = -(-num_parts // KL_STRIDE)
-        metrics |= actor_critic.update_kl(problem, params, samples.measured, num_parts=num_kl_parts)
+        kl = actor_critic.update_kl(problem, params, samples.measured, num_parts=num_kl_parts)
+        metrics = masked.merge(metrics, kl)
         if "teacher_log_prob" not in samples.columns:  # else every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=params, opt_state=opt_state)
@@ -320,7 +326,7 @@ def make_improve(
 def make_loss(
     config: GradientSteps,
     problem: Problem,
-    surrogate: Surrogate,
+    surrogate: Checked,
     aggregate: Aggregate,
     loss_kl: Divergence | None,
 ) -> Callable[..., tuple[tuple[Mean, ...], Metrics]]:
@@ -330,9 +336,8 @@ def make_loss(
     def loss(params: ActorCritic, samples: Samples, steps: int) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
         log_prob, entropy = log_prob_and_entropy(distribution, samples.action)
-        elements, others = surrogate(log_prob, samples)
+        elements, logged = surrogate(log_prob, samples, distribution)
         elements, corrected = corrections.correct(config, elements, log_prob, samples)
-        others |= corrected
         terms = {
             "policy_loss": (elements, 1.0),
             "entropy": (entropy, -config.entropy_coefficient),
@@ -347,8 +352,9 @@ def make_loss(
         mask = jnp.pad(samples.mask, beyond)
         means = {name: aggregate(jnp.pad(x, beyond), mask) for name, (x, _) in terms.items()}
         extreme = jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)
-        others |= {"extreme_ratio": extreme.astype(jnp.float32)}
-        metrics = means | {name: losses.token_mean(x, samples.mask) for name, x in others.items()}
+        others = masked.merge(logged, corrected, {"extreme_ratio": extreme.astype(jnp.float32)})
+        of_tokens = {name: losses.token_mean(x, samples.mask) for name, x in others.items()}
+        metrics = masked.merge(means, of_tokens)
         return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
 
     return loss

@@ -14,7 +14,7 @@ compiled in, and `config.validate` what refuses values out of range.
 import jax
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import divergences, learner, losses, optimizers
+from jaxrl_po import divergences, learner, losses, masked, optimizers
 from jaxrl_po.algorithms import actor_critic, surrogates
 from jaxrl_po.algorithms.actor_critic import Advantage, Epochs
 from jaxrl_po.algorithms.surrogates import CLIP, Surrogate
@@ -70,7 +70,10 @@ def make(
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
       surrogate: `(log_prob, samples) -> (elements to minimise, elements to log)`; None for
-        `surrogates.clipped`.
+        `surrogates.clipped`. With a parameter named `distribution` it also gets the policy's
+        distribution at the current parameters. A name that the method or the problem logs is a
+        ConfigError. One that reads other rows of its minibatch needs num_microbatches = 1; see
+        `surrogates.row_wise`.
       advantage: `trajectory -> (advantage [T], target [T])` in place of the config's, with which go
         gamma, lambda_, estimator, n and discount_per; see `actor_critic.Trajectory`.
       target: what the program is compiled for; None for the problem's.
@@ -92,12 +95,13 @@ def make(
         unread = ("epsilon_low",) if config.clip_value else ("epsilon_low", "epsilon_high")
         for name in unread:
             config_lib.require_unset(config, name, "the surrogate is the clipped one; leave it out")
-    surrogate = surrogates.checked(surrogate)
+    checked = surrogates.checked(surrogate)
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)
         log_prob = distribution.log_prob(samples.action)
-        policy_loss, others = surrogate(log_prob, samples)
+        policy_loss, logged = checked(log_prob, samples, distribution)
+        kl = divergences.k3(samples.log_prob, log_prob)  # r − 1 − log r, nats
         if config.clip_value:
             value_loss = losses.clipped_value(
                 value, samples.value, samples.target, epsilon=config.epsilon_high
@@ -110,8 +114,7 @@ def make(
             samples,
             policy_loss=policy_loss,
             value_loss=value_loss,
-            approximate_kl=divergences.k3(samples.log_prob, log_prob),  # r − 1 − log r, nats
-            **others,
+            logged=masked.merge({"approximate_kl": kl}, logged),
         )
 
     def exceeds_target(metrics: Metrics) -> jax.Array:
@@ -128,12 +131,13 @@ def make(
             state,
             rows,
             key,
-            surrogate=surrogate,
+            surrogate=checked,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             stop=exceeds_target if config.early_stop else None,
         )
-        metrics |= actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
+        kl = actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
+        metrics = masked.merge(metrics, kl)
         return state._replace(params=params, opt_state=opt_state), metrics
 
     return learner.make(

@@ -15,7 +15,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, learner, losses, masked, minibatches, optimizers
 from jaxrl_po.algorithms import actor_critic, surrogates
 from jaxrl_po.algorithms.actor_critic import Advantage, Epochs
-from jaxrl_po.algorithms.surrogates import Surrogate
+from jaxrl_po.algorithms.surrogates import Checked, Surrogate
 from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
 from jaxrl_po.masked import Mean
@@ -77,12 +77,12 @@ def make(
     Metric `exact_kl` is in the direction of `kl_direction`; `policy_loss` includes the penalty.
     """
     config.validate()
-    problem, surrogate = problem.on(target), surrogates.checked(surrogate)
+    problem, checked = problem.on(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
 
-    loss = make_loss(config, problem, surrogate)
+    loss = make_loss(config, problem, checked)
 
     def exact_kl(params: ActorCritic, part: tuple[Samples, Distribution]) -> Mean:
         samples, old = part
@@ -100,16 +100,16 @@ def make(
             state,
             rows,
             key,
-            surrogate=surrogate,
+            surrogate=checked,
             beside=old,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
         )
-        metrics["exact_kl"] = minibatches.sum_in_parts(
+        exact = minibatches.sum_in_parts(
             functools.partial(exact_kl, params), (rows, old), config.num_parts
         )
-        metrics |= actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
-        return params, opt_state, metrics
+        kl = actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
+        return params, opt_state, masked.merge(metrics, {"exact_kl": exact}, kl)
 
     def adapt(beta: jax.Array, metrics: Metrics) -> jax.Array:
         kl = masked.psum(metrics["exact_kl"], config.axis_name)
@@ -130,7 +130,7 @@ def make(
                 max_rounds=config.max_rounds,
             )
         params, opt_state, metrics = update
-        metrics["kl_coefficient"] = Mean(beta, jnp.float32(1.0))
+        metrics = masked.merge(metrics, {"kl_coefficient": Mean(beta, jnp.float32(1.0))})
         if config.penalty == ADAPTIVE:
             beta = adapt(beta, metrics)
         return state._replace(params=params, opt_state=opt_state, kl_coefficient=beta), metrics
@@ -151,7 +151,7 @@ def divergence(config: Config, old: Distribution, new: Distribution) -> jax.Arra
     return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)
 
 
-def make_loss(config: Config, problem: Problem, surrogate: Surrogate) -> Callable[..., Any]:
+def make_loss(config: Config, problem: Problem, surrogate: Checked) -> Callable[..., Any]:
     """`loss(params, (samples, old), *, beta) -> (means, metrics)`, with the penalty β · KL."""
 
     def loss(
@@ -160,15 +160,15 @@ def make_loss(config: Config, problem: Problem, surrogate: Surrogate) -> Callabl
         samples, old = samples_and_old
         distribution, value = problem.apply(params, samples.inputs)
         log_prob = distribution.log_prob(samples.action)
-        policy_loss, others = surrogate(log_prob, samples)
+        policy_loss, logged = surrogate(log_prob, samples, distribution)
+        approximate_kl = divergences.k3(samples.log_prob, log_prob)
         return actor_critic.joint_loss(
             config,
             distribution,
             samples,
             policy_loss=policy_loss + beta * divergence(config, old, distribution),
             value_loss=losses.squared_value(value, samples.target),
-            approximate_kl=divergences.k3(samples.log_prob, log_prob),
-            **others,
+            logged=masked.merge({"approximate_kl": approximate_kl}, logged),
         )
 
     return loss
@@ -223,4 +223,4 @@ def satisfied(
     rounds, beta, last = jax.lax.while_loop(unsatisfied, again, (jnp.int32(1), beta, first))
     params, opt_state, metrics = last
     count = Mean(rounds.astype(jnp.float32), jnp.float32(1.0))
-    return beta, (params, opt_state, {**metrics, "rounds": count})
+    return beta, (params, opt_state, masked.merge(metrics, {"rounds": count}))

@@ -5,6 +5,8 @@ returns. As is usual, the factor γᵗ in the gradient of the discounted return 
 equal weight.
 """
 
+import functools
+
 import jax
 
 from jaxrl_po import advantages, losses, masked, optimizers, updates
@@ -79,7 +81,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem, surrogate = problem.on(target), surrogates.checked(surrogate)
+    problem, checked = problem.on(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
@@ -112,18 +114,28 @@ def make(
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
-        elements, others = surrogate(distribution.log_prob(samples.action), samples)
-        logged = {"policy_loss": elements, "entropy": distribution.entropy(), **others}
-        means = {name: losses.token_mean(x, samples.mask) for name, x in logged.items()}
+        log_prob = distribution.log_prob(samples.action)
+        policy_loss, logged = checked(log_prob, samples, distribution)
+        terms = {"policy_loss": policy_loss, "entropy": distribution.entropy()}
+        elements = masked.merge(terms, logged)
+        means = {name: losses.token_mean(x, samples.mask) for name, x in elements.items()}
         return (means["policy_loss"], means["entropy"] * -config.entropy_coefficient), means
 
     def improve_policy(state: TrainState, samples: Samples, key: jax.Array) -> Improved:
         params, scale = state.params, optimizers.scale(config, state.step)
+        slots = surrogates.slots(
+            checked,
+            samples,
+            1,
+            config.num_parts,
+            problem.target,
+            functools.partial(policy, params),
+        )
         update = updates.gradient_update(
             actor_critic.wrt_policy(loss, params),
             optimizer,
             num_microbatches=config.num_microbatches,
-            slots=surrogates.slots(surrogate, samples, 1, config.num_parts, problem.target),
+            slots=slots,
             by_length=problem.speedups.by_length,
             target=problem.target,
             axis_name=config.axis_name,
@@ -132,7 +144,7 @@ def make(
         kl = actor_critic.update_kl(
             problem, params._replace(policy=new), samples, num_parts=config.num_microbatches
         )
-        return new, opt_state, metrics | kl
+        return new, opt_state, masked.merge(metrics, kl)
 
     return critic_fit.make_with_fitted_critic(
         config,

@@ -1,24 +1,31 @@
 """Surrogate objectives for one action or token, shared by several methods."""
 
+import dataclasses
+import inspect
+import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from jaxrl_po import losses, minibatches
+from jaxrl_po.algorithms import data_flow
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, Interval, Number
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Samples
+from jaxrl_po.types import Distribution, Samples
 
 CLIP = Interval(0.0, 1.0, True, True)
 
-Surrogate = Callable[[jax.Array, Samples], tuple[jax.Array, dict[str, jax.Array]]]
-"""`(log_prob E*, samples) -> elements to minimise E*, and elements to log`."""
+Surrogate = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+"""`(log_prob E*, samples) -> elements to minimise E*, and elements to log`. With a further
+parameter named `distribution` it also gets the policy's distribution at the current parameters."""
+
+# Names of fields that a run writes or acts upon.
+RUN_READS = frozenset(("iteration", "step", "signal", "frac_nonfinite", "frac_no_action"))
 
 
 def policy_gradient(
@@ -64,33 +71,115 @@ def clipped(
     return surrogate
 
 
-def checked(surrogate: Surrogate) -> Surrogate:
-    """The same surrogate; while it is traced, another form of its result is a ConfigError."""
+@dataclasses.dataclass(frozen=True)
+class RowWise:
+    """A surrogate that the user states to be row-wise."""
 
-    def call(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-        result, shape = surrogate(log_prob, samples), log_prob.shape
-        if (
+    surrogate: Surrogate
+
+    def __call__(self, *args: Any, **options: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The result of the surrogate itself."""
+        return self.surrogate(*args, **options)
+
+
+def row_wise(surrogate: Surrogate) -> Surrogate:
+    """States that no element of a surrogate, minimised or logged, reads another row.
+
+    Its minibatches may then be computed in parts. It is only needed where the data flow does not
+    show it (loops, callbacks, indexing by the number of the row), and is not verified.
+
+    Example:
+      >>> marked = row_wise(plain)
+      >>> checked(marked).is_row_wise, checked(plain).is_row_wise
+      (True, False)
+    """
+    return RowWise(surrogate)
+
+
+class Checked(NamedTuple):
+    """A surrogate; while it is traced, another form of its result is a ConfigError.
+
+    Attributes:
+      function: The surrogate.
+      reads_distribution: It has a parameter named `distribution`.
+      is_row_wise: The user states that it is, see `row_wise`.
+    """
+
+    function: Surrogate
+    reads_distribution: bool
+    is_row_wise: bool
+
+    def __call__(
+        self, log_prob: jax.Array, samples: Samples, distribution: Distribution | None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Elements to minimise and elements to log; flags and counts to log become floats."""
+        given = {"distribution": distribution} if self.reads_distribution else {}
+        result, shape = self.function(log_prob, samples, **given), log_prob.shape
+        if not (
             isinstance(result, tuple)
             and len(result) == 2
             and isinstance(result[1], dict)
             and all(shape_of(x) == shape for x in (result[0], *result[1].values()))
         ):
-            return result
-        raise ConfigError(
-            "surrogate must return (elements to minimise, dict of elements to log), each of the "
-            f"shape {list(shape)} of log_prob, got {form(result)}; log nothing with {{}}"
-        )
+            raise ConfigError(
+                "surrogate must return (elements to minimise, dict of elements to log), each of "
+                f"the shape {list(shape)} of log_prob, got {form(result)}; log nothing with {{}}"
+            )
+        elements, logged = result
+        if not jnp.issubdtype(elements.dtype, jnp.floating):
+            raise ConfigError(
+                f"surrogate must return elements that are floats, got {elements.dtype}, which has "
+                "no gradient"
+            )
+        for name in RUN_READS & logged.keys():
+            raise ConfigError(
+                f"{name} must be logged by a surrogate under another name: it is "
+                "that of a field which a run reads"
+            )
+        return elements, {
+            name: x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+            for name, x in logged.items()
+        }
 
-    return call
+
+def checked(surrogate: Surrogate) -> Checked:
+    """The surrogate with what its parameters and its mark say.
+
+    Raises:
+      ConfigError: `distribution` is not a parameter beside `(log_prob, samples)`.
+    """
+    marked = isinstance(surrogate, RowWise)
+    function = surrogate.surrogate if isinstance(surrogate, RowWise) else surrogate
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a function of C
+        parameters = []
+    if "distribution" in [parameter.name for parameter in parameters[:2]]:
+        raise ConfigError(
+            "surrogate must take (log_prob, samples), and after them a distribution if it reads "
+            "one; that of a natural step takes (distribution, samples)"
+        )
+    bound = getattr(function, "keywords", {})  # by functools.partial
+    reads = any(
+        parameter.name == "distribution"
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        for parameter in parameters
+    )
+    return Checked(function, reads and "distribution" not in bound, marked)
 
 
 def slots(
-    surrogate: Surrogate, samples: Samples, num_minibatches: int, num_parts: int, target: Target
+    surrogate: Checked,
+    samples: Samples,
+    num_minibatches: int,
+    num_parts: int,
+    target: Target,
+    policy: Callable[[Samples], Distribution],
 ) -> int | None:
     """Elements in a row, or None if a minibatch must stay whole; see `updates.gradient_update`.
 
-    A minibatch must stay whole if an element of the surrogate depends on other rows, as with a
-    quantile or a mean over the minibatch. Each device reads its own rows.
+    A minibatch must stay whole if an element of the surrogate, minimised or logged, depends on
+    other rows, as with a quantile or a mean over the minibatch. Each device reads its own rows.
 
     Args:
       surrogate: maps rows `[N, …]` to elements `[N, …]`.
@@ -98,62 +187,46 @@ def slots(
       num_minibatches: in which the rows are divided.
       num_parts: minibatches × microbatches.
       target: what the program is for.
+      policy: `samples -> distribution` at the current parameters.
 
     Raises:
       ConfigError: such a surrogate, and several microbatches.
     """
-    of_row, rows = samples.mask[0].size, samples.mask.shape[0]
+    of_row, rows = math.prod(samples.mask.shape[1:]), samples.mask.shape[0] // num_minibatches
     several = num_parts > num_minibatches
-    if not several and minibatches.in_cache(rows // num_minibatches, of_row, target) == 1:
+    if not several and minibatches.in_cache(rows, of_row, target) == 1:
         return of_row
-    if _is_row_wise(surrogate, samples, rows // num_minibatches):
+    if surrogate.is_row_wise or rows < 2 or _reads_own_row(surrogate, samples, rows, policy):
         return of_row
     if several:
         raise ConfigError(
             "num_microbatches must be 1 with this surrogate, which reads other rows of its "
-            "minibatch: in parts it would be another loss"
+            "minibatch: in parts it would be another loss. One that reads its own row alone is "
+            "marked by surrogates.row_wise(surrogate)"
         )
     warnings.warn(
-        "the surrogate reads other rows of its minibatch, which is therefore computed whole",
+        "the surrogate reads other rows of its minibatch, which is therefore computed whole; one "
+        "that reads its own row alone is marked by surrogates.row_wise(surrogate)",
         stacklevel=2,
     )
     return None
 
 
-def _is_row_wise(surrogate: Surrogate, samples: Samples, rows: int) -> bool:
-    """Whether the first row's elements stay as they are when all other rows change."""
-    generator = np.random.default_rng(0)
+def _reads_own_row(
+    surrogate: Checked, samples: Samples, rows: int, policy: Callable[[Samples], Distribution]
+) -> bool:
+    """Whether the data flow shows that each element depends on its own row alone."""
 
-    def draw(x: Any, around: float = 0.0) -> np.ndarray[Any, Any]:
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            return (around + 0.1 * generator.normal(size=x.shape)).astype(x.dtype)
-        return generator.integers(0, 2, x.shape).astype(x.dtype)
+    def program(rows: int) -> ClosedJaxpr:
+        part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), samples)
+        distribution = jax.eval_shape(policy, part) if surrogate.reads_distribution else None
+        return jax.make_jaxpr(surrogate.__call__)(part.log_prob, part, distribution)
 
-    def of(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
-
-    inputs = jax.tree.map(of, (samples.log_prob, samples))
-    traced = jax.make_jaxpr(lambda *inputs: surrogate(*inputs)[0])(*inputs)
-    if traced.effects:  # it reads the rows of other devices
+    first = program(rows)
+    try:
+        return data_flow.is_row_wise((first, program(2 * rows)), (rows, 2 * rows))
+    except (AssertionError, TypeError, ValueError):  # it computes this number of rows alone
         return False
-    # Numbers that the surrogate closes over may be traced, as those of a sweep are.
-    constants = [draw(x, 1.0) if isinstance(x, jax.core.Tracer) else x for x in traced.consts]
-    elements = jax.jit(jaxpr_as_fun(traced.replace(consts=constants)))
-    # What it does not read (the tokens that a sampler kept may be many) takes no memory.
-    jaxpr = traced.jaxpr
-    read = {id(x) for equation in jaxpr.eqns for x in equation.invars} | set(map(id, jaxpr.outvars))
-    data = [
-        draw(x) if id(variable) in read else np.broadcast_to(np.zeros((), x.dtype), x.shape)
-        for variable, x in zip(jaxpr.invars, jax.tree.leaves(inputs), strict=True)
-    ]
-    # Far below and far above the first row, so that a quantile falls on either side of it.
-    below, above = (
-        [x if x.strides[0] == 0 else np.concatenate([x[:1], draw(x[1:], d)]) for x in data]
-        for d in (-1.0, 1.0)
-    )
-    with jax.ensure_compile_time_eval():
-        low, high = (np.asarray(elements(*rows)[0])[0] for rows in (below, above))
-    return np.array_equal(low, high, equal_nan=True)
 
 
 def shape_of(x: Any) -> tuple[int, ...] | None:
