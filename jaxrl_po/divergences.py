@@ -42,17 +42,15 @@ def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
 def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
     """`clip(log_prob − old_log_prob, ±20)`, in float32 at least."""
     dtype = jnp.promote_types(jnp.result_type(log_prob, old_log_prob), jnp.float32)
-    return jnp.clip(
-        log_prob.astype(dtype) - old_log_prob.astype(dtype), -MAX_LOG_RATIO, MAX_LOG_RATIO
-    )
+    return jnp.clip(log_prob.astype(dtype) - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def exp_excess(x: jax.Array) -> jax.Array:
     """`eˣ − 1 − x`, `E*`: never negative, and without cancellation near 0."""
     # Below it the difference cancels more than the series leaves out.
-    limit = 0.05 if jnp.finfo(x.dtype).bits <= 32 else 1e-3
+    limit = 1e-3 if x.dtype == jnp.float64 else 0.05
     small = jnp.abs(x) < limit
-    near = jnp.where(small, x, 0.0)
+    near = jnp.clip(x, -limit, limit)  # its powers must not overflow: 0 · ∞ would be the gradient
     series = jnp.square(near) * (0.5 + near * (1 / 6 + near * (1 / 24 + near / 120)))
     return jnp.where(small, series, jnp.expm1(x) - x)
 

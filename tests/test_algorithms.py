@@ -8,13 +8,19 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ppo_reference
 import pytest
-from learners import ALGORITHMS, CASES, PROBLEMS, jitted, make
+from learners import ALGORITHMS, CASES, FIT, PROBLEMS, jitted, make
+from probes import tabular_problem
 
 from jaxrl_po.algorithms import (
     group_policy,
+    grpo,
     npg,
     ppo,
+    ppo_penalty,
+    reinforce,
+    sft,
 )
 from jaxrl_po.config import as_arrays
 from jaxrl_po.run.devices import parallel
@@ -296,6 +302,55 @@ def test_in_double_precision_eight_devices_equal_one(case):
             chex.assert_trees_all_close(
                 means(got_metrics), means(want_metrics), rtol=1e-5, atol=1e-7
             )
+
+
+# Statistics that a method pools itself, and that no fast case above has.
+ONCE = {"num_epochs": 1, "num_minibatches": 2}
+POOLED = {
+    **{
+        f"reinforce-{baseline}-{normalised}": (
+            reinforce,
+            {"baseline": baseline, "normalize_advantage": normalised} | FIT,
+        )
+        for baseline in reinforce.BASELINES
+        for normalised in (False, True)
+    },
+    "ppo_penalty": (ppo_penalty, {"target_kl": 1e-6} | ONCE),
+    "ppo_reference": (
+        ppo_reference,
+        {"adapt_reference_kl": True, "reference_target_kl": 0.1} | ONCE,
+    ),
+    "grpo": (grpo, {"running_statistics": True, "kl_coefficient": 0.1}),
+    "sft": (sft, ONCE),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_statistics_of_eight_devices_equal_one(name):
+    """Each has one row or group, and so statistics of its own; `vmap` pools as devices do."""
+    module, settings = POOLED[name]
+    problem = tabular_problem(num_prompts=8, group_size=2 if module is grpo else 1)
+    alone, one_of = (
+        module.make(module.Config(**settings, axis_name=axis), problem) for axis in (None, "data")
+    )
+    state = jax.jit(alone.init)(jax.random.key(0))
+    # Some way from the reference.
+    policy = jax.tree.map(lambda x: 1.5 * x, state.params.policy)
+    state = state._replace(params=state.params._replace(policy=policy))
+
+    def step(rows):
+        return one_of.step(state._replace(collector=state.collector._replace(sharded=rows)))
+
+    rows = jax.tree.map(lambda x: x.reshape(8, 1, *x.shape[1:]), state.collector.sharded)
+    after, metrics = jax.jit(jax.vmap(step, axis_name="data"))(rows)
+    want, want_metrics = jax.jit(alone.step)(state)
+    change = norm(minus(want.params, state.params))
+    for device in range(8):
+        got, of_device = jax.tree.map(lambda x, i=device: x[i], (after, metrics))
+        assert norm(minus(got.params, want.params)) <= 1e-3 * change
+        kept = [(s.kl_coefficient, s.collector.replicated) for s in (got, want)]
+        chex.assert_trees_all_close(*kept, rtol=1e-5)
+        chex.assert_trees_all_close(means(of_device), means(want_metrics), rtol=1e-3, atol=1e-5)
 
 
 def test_resume_equals_uninterrupted(case):

@@ -31,7 +31,6 @@ from jaxrl_po.algorithms import (
     trpo,
 )
 from jaxrl_po.config import ConfigError, as_arrays
-from jaxrl_po.types import ActorCritic
 
 CART_POLE = gymnax.make("CartPole-v1")[0]
 FIT = {"value_epochs": 4, "value_minibatches": 1, "value_learning_rate": 1e-2}
@@ -129,11 +128,6 @@ def test_separate_critic_bootstraps_at_the_time_limit():
     np.testing.assert_allclose(
         problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[1], 5.0, atol=0.4
     )
-
-
-def exact_kl(problem, before, after, observations):
-    old, new = (problem.apply(ActorCritic(params), observations)[0] for params in (before, after))
-    return old.kl(new).mean()
 
 
 def test_trpo_stays_within_its_region_and_gains():

@@ -10,6 +10,7 @@ import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
+import memory_reference
 import numpy as np
 import pytest
 import shapes
@@ -323,6 +324,46 @@ def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
     ours, wanted = of(recurrence.gru), of(looped)
     assert float(jnp.abs(wanted).max()) > 0.1
     np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=2e-5)
+
+
+class Remembering(nn.Module):
+    """A memory of 4 units as a module."""
+
+    memory: str
+
+    @nn.compact
+    def __call__(self, before, features, begins, final=None):
+        return self.of().run(before, features, begins, final)
+
+    def of(self):
+        sizes = {"layers": 2, "heads": 2, "window": 3} if self.memory == "transformer" else {}
+        return getattr(memory, self.memory)(4, lambda scale: nn.initializers.zeros, **sizes)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_memories_equal_their_papers(name):
+    """In float64, step by step and in segments; every parameter is drawn, biases too."""
+    rng, steps, rows = np.random.default_rng(0), 14, 3
+    features, final = rng.normal(size=(2, steps, rows, 2))
+    begins = rng.random((steps, rows)) < [0.0, 0.3, 0.5]
+    assert begins[1:].sum(axis=0)[1:].min() >= 2
+    module = Remembering(name)
+    with jax.enable_x64(True):
+        start, run = module.of().start(rows), jax.jit(module.apply)
+        shapes_of = jax.eval_shape(module.init, jax.random.key(0), start, features, begins, final)
+        params = jax.tree.map(lambda x: rng.normal(size=x.shape), shapes_of)
+        of_paper = getattr(memory_reference, name)
+        wanted = memory_reference.outputs(
+            of_paper, params["params"], features, begins, final, window=3
+        )
+        for cuts in ([1] * steps, [steps], [2, 3, 9], [9, 3, 2]):
+            remembered, found = start, []
+            for one in np.split(np.arange(steps), np.cumsum(cuts)[:-1]):
+                after = () if len(one) == 1 else (final[one],)  # acting looks no step ahead
+                remembered, *now = run(params, remembered, features[one], begins[one], *after)
+                found.append([x for x in now if x is not None])
+            for each, want in zip(zip(*found, strict=True), wanted, strict=False):
+                np.testing.assert_allclose(np.concatenate(each), want, rtol=0, atol=1e-12)
 
 
 METHODS = [

@@ -10,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import test_coefficients  # its tests register the numbers that they cover
 import test_coefficients_of_groups  # noqa: F401  likewise
@@ -36,8 +37,9 @@ from one_step import (
     weights,
 )
 
-from jaxrl_po.algorithms import actor_critic, npg, ppo
-from jaxrl_po.types import ActorCritic
+from jaxrl_po.algorithms import actor_critic, npg, ppo, ppo_penalty
+from jaxrl_po.distributions import Categorical, DiagonalGaussian
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 UNCLIPPED = (
     *("reinforce", "a2c", "npg", "trpo", "ppo_penalty"),
@@ -176,6 +178,76 @@ def test_the_target_is_what_the_penalty_aims_at(algorithm):
     kl = float(outcome(algorithm, **adapt)[1]["exact_kl"])
     for share, beta in ((0.98 / 1.5, 2.0), (1.02 / 1.5, 1.0), (0.98 * 1.5, 1.0), (1.02 * 1.5, 0.5)):
         assert float(outcome(algorithm, target_kl=share * kl, **adapt)[2]) == beta
+
+
+# Policies before and after a step; actions as the first takes them; KL(old ‖ new) and KL(new ‖ old)
+# by hand, and the mean of k3; a target, and by what β changes towards it in either direction.
+STEPS = {
+    "categorical": (
+        Categorical(jnp.zeros(2)),  # ½, ½
+        Categorical(jnp.log(jnp.array([0.25, 0.75]))),
+        jnp.array([[0], [1]]),
+        (0.143841, 0.130812),  # ½ log 4/3; ¼ log ½ + ¾ log 3/2
+        0.143841,
+        (0.0915, 2.0, 1.0),  # 1.5 × .0915 = .137
+    ),
+    "gaussian": (
+        DiagonalGaussian(jnp.zeros(1), jnp.zeros(1)),  # N(0, 1)
+        DiagonalGaussian(jnp.ones(1), jnp.log(jnp.full(1, 2.0))),  # N(1, 2²)
+        jnp.array([[[-1.0]], [[1.0]]]),
+        (0.443147, 1.306853),  # log 2 − ¼; 2 − log 2
+        0.105327,  # log 2 − ¼ − 1 + (½ + ½ √e) / 2
+        (0.8, 0.5, 2.0),  # .8 / 1.5 = .533; .8 × 1.5 = 1.2
+    ),
+}
+
+
+@pytest.mark.parametrize("direction", ["old_new", "new_old"])
+@pytest.mark.parametrize("family", STEPS)
+def test_the_penalty_is_the_kl_in_its_direction(family, direction):
+    """One state, no rewards: the loss is the penalty, and the optimizer steps to `new`."""
+    old, new, action, kls, k3, (target, *factors) = STEPS[family]
+    way = ppo_penalty.DIRECTIONS.index(direction)
+
+    def apply(params, inputs):
+        policy = jax.tree.map(lambda x: jnp.broadcast_to(x, inputs.shape + x.shape), params.policy)
+        return policy, jnp.zeros(inputs.shape)
+
+    def rows(samples):
+        return jax.tree.map(lambda x: x.reshape(2, *x.shape[2:]), samples)
+
+    first = ActorCritic(old)
+    problem = Problem(lambda key: (first, CollectorState({})), None, apply, rows)
+    zeros, true = jnp.zeros((2, 1)), jnp.ones((2, 1), bool)
+    batch = Batch(
+        inputs=zeros,
+        action=action,
+        log_prob=apply(first, zeros)[0].log_prob(action),
+        **dict.fromkeys(("reward", "value", "next_value", "score"), zeros),
+        **dict.fromkeys(("terminated", "mask"), true),
+        truncated=~true,
+        metrics={},
+    )
+    step = optax.GradientTransformation(
+        lambda params: (),
+        lambda g, s, params: (jax.tree.map(jnp.subtract, ActorCritic(new), params), s),
+    )
+    config = ppo_penalty.Config(
+        kl_direction=direction,
+        kl_coefficient=0.5,
+        target_kl=target,
+        num_epochs=2,
+        num_minibatches=1,
+        normalize_advantage=False,
+    )
+    learner = ppo_penalty.make(config, problem, step)
+    state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)), batch)
+    assert float(state.kl_coefficient) == 0.5 * factors[way]
+    # At the first of both losses nothing has moved.
+    wanted = {"exact_kl": kls[way], "policy_loss": 0.5 * 0.5 * kls[way]}
+    wanted |= {"kl": k3, "approximate_kl": 0.5 * k3}  # estimates of KL(old ‖ new) in both
+    got = {name: float(metrics[name].value()) for name in wanted}
+    assert got == pytest.approx(wanted, rel=1e-5)
 
 
 @number("reference_target_kl", "ppo_reference")

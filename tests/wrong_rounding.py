@@ -124,4 +124,18 @@ WRONG = [
         "if True:",
         ("test_virtual.py::test_a_seed_whose_loop_has_ended_stays_as_it_is",),
     ),
+    Wrong(
+        "a series of float32 in float64",
+        "divergences",
+        "1e-3 if x.dtype == jnp.float64 else 0.05",
+        "0.05",
+        ("test_divergences.py::test_excess_equals_exact_sums",),
+    ),
+    Wrong(
+        "the series overflows where it is not selected",
+        "divergences",
+        "near = jnp.clip(x, -limit, limit)",
+        "near = x",
+        ("test_divergences.py::test_excess_has_a_slope_everywhere",),
+    ),
 ]

@@ -2,6 +2,7 @@
 
 from wrong import Wrong
 
+TRANSFORMER = ("test_memory.py::test_memories_equal_their_papers[transformer]",)
 WRONG = [
     Wrong(
         "actions of the host keep to the bounds as float32 rounds them",
@@ -285,5 +286,68 @@ WRONG = [
         "run(envs, first + jnp.arange(num_steps))",
         "run(envs, 0 * first + jnp.arange(num_steps))",
         ("test_rendering.py::test_a_long_episode_is_played_in_several_calls[100-None]",),
+    ),
+    Wrong(
+        "a transformer sees one step fewer",
+        "control.memory",
+        "(ago > 0) & (ago <= window)",
+        "(ago > 0) & (ago < window)",
+        TRANSFORMER,
+    ),
+    Wrong(
+        "the furthest step has the bias of the one before",
+        "control.memory",
+        "ago.clip(0, self.window)",
+        "ago.clip(0, self.window - 1)",
+        TRANSFORMER,
+    ),
+    Wrong(
+        "a step does not read its own value",
+        "control.memory",
+        'read += weights[..., -1:] * jnp.einsum("qbm,mhd->qbhd", x, value)',
+        "",
+        TRANSFORMER,
+    ),
+    Wrong(
+        "a step has no bias for itself",
+        "control.memory",
+        "+ bias[None, None, :, 0]",
+        "",
+        TRANSFORMER,
+    ),
+    Wrong(
+        "the past of a transformer is not normalised",
+        "control.memory",
+        "self._attend(norm(x), norm(context), visible, ago)",
+        "self._attend(norm(x), context, visible, ago)",
+        TRANSFORMER,
+    ),
+    Wrong(
+        "scores are divided by the width of a head",
+        "control.memory",
+        "/ width**0.5",
+        "/ width",
+        TRANSFORMER,
+    ),
+    Wrong(
+        "a gate is reset after its product",
+        "control.memory",
+        "dense()(r * x)",
+        "r * dense()(x)",
+        TRANSFORMER,
+    ),
+    Wrong(
+        "the steps of the episode before fill the window",
+        "control.memory",
+        "valid = episode[-window:] == episode[-1:]",
+        "valid = episode[-window:] >= 0",
+        TRANSFORMER,
+    ),
+    Wrong(
+        "a unit is reset before its product",
+        "control.recurrence",
+        "n = jnp.tanh(read_n + r * of_n)",
+        "n = jnp.tanh(read_n + (r * h) @ kernels[2] + bias)",
+        ("test_memory.py::test_memories_equal_their_papers[gru]",),
     ),
 ]
