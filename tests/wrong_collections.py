@@ -59,7 +59,7 @@ WRONG = [
         "variables",
         "(*TRAINED, SOWN)",
         "TRAINED",
-        (f"{COLLECTIONS}::test_modules_that_only_read_are_taken",),
+        (f"{COLLECTIONS}::test_what_a_module_sows_is_no_constant",),
     ),
     Wrong(
         "checkpoints lack constants",
