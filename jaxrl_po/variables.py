@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.types import PyTree
+from jaxrl_po.types import ActorCritic, PyTree
 
 TRAINED = ("params", "lora")
 SOWN = "intermediates"  # written by `sow`, which does nothing in an applied module
@@ -43,6 +43,13 @@ def by_role(policy: PyTree, value: PyTree) -> PyTree:
     """Joins the constants of policy and critic, each None without any, as in `ActorCritic`."""
     roles = {"policy": policy, "value": value}
     return {role: x for role, x in roles.items() if x is not None} or None
+
+
+def with_critic(policy: ActorCritic, critic: ActorCritic) -> ActorCritic:
+    """Joins the policy of some parameters with all else of others."""
+    of_policy = (policy.constants or {}).get("policy")
+    constants = by_role(of_policy, (critic.constants or {}).get("value"))
+    return critic._replace(policy=policy.policy, constants=constants)
 
 
 @contextlib.contextmanager

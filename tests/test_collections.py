@@ -9,7 +9,7 @@ import optax
 import pytest
 from own_modules import Bigrams, Both, Counting, Critic, Noisy, Policy, Through
 
-from jaxrl_po import control, language, run
+from jaxrl_po import control, language, run, variables
 from jaxrl_po.algorithms import a2c, grpo, npg, ppo, ppo_penalty, reinforce, trpo
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
@@ -60,6 +60,11 @@ LEARNERS = {
 }
 
 
+def size_of(tree):
+    """Numbers in arrays, such as Adam's two moments of each parameter."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree) if leaf.ndim)
+
+
 def names(tree):
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
@@ -83,6 +88,9 @@ def test_constants_are_handed_on_by_every_update(name):
     for each in constants:
         assert each.startswith(".params.constants"), "constants have no moments and no reference"
         assert made[each] is given[each]
+    policy, value = (size_of(each) for each in (state.params.policy, state.params.value))
+    moments = 1 if name == "a2c" else 2  # RMSProp has no first one
+    assert size_of(state.opt_state) / moments in (policy, value, policy + value)
     moved = [each for each in before if each.startswith(".params.policy")]
     assert all(made[each] is not given[each] for each in moved)
 
@@ -177,6 +185,13 @@ def test_modules_that_only_read_are_taken(policy, collections):
     params = jax.eval_shape(problem.init, jax.random.key(0))[0]
     assert len((params.constants or {}).get("policy", {})) == collections
     assert set(params.policy) == {"params"}
+
+
+def test_what_a_module_sows_is_no_constant():
+    made = {"params": {"w": 1.0}, "intermediates": {"x": (2.0,)}, "constants": {"c": 3.0}}
+    want = {"params": {"w": 1.0}}, {"constants": {"c": 3.0}}
+    assert variables.split(Policy(), made) == want
+    assert variables.split(object(), made) == (made, None)
 
 
 WRITES, DRAWS = "must not write to a collection .*LayerNorm", "must draw no random .*deterministic"

@@ -165,6 +165,35 @@ def test_a_fit_reads_training_pairs_that_differ(monkeypatch):
     np.testing.assert_allclose([judge.mean, judge.std], [output.mean(), output.std()], rtol=1e-4)
 
 
+def test_ties_do_not_move_a_fit(monkeypatch):
+    """A second batch of ties leaves what the first one made, momentum or not."""
+    monkeypatch.setattr(reward_model, "FRESH", 8)
+    first = jax.random.split(jax.random.split(jax.random.key(0))[1], 1)[0]
+
+    def compare(task, policy, params, key, num_pairs, **options):
+        tokens = jnp.broadcast_to(jnp.array([[3], [4]]), (num_pairs, 2, 1))
+        inputs = Sequences(tokens, jnp.zeros(tokens.shape[:2], jnp.int32))
+        differ = (jax.random.key_data(key) == jax.random.key_data(first)).all()
+        return reward_model.Comparisons(
+            inputs, jnp.ones(tokens.shape, bool), jnp.full(num_pairs, differ)
+        )
+
+    monkeypatch.setattr(reward_model, "compare", compare)
+
+    def fitted_to(batches):
+        settings = language.Preferences(comparisons=8 * batches, batch_size=8, epochs=1)
+        run = functools.partial(
+            reward_model.fit, JUDGE, TASK, POLICY, ActorCritic(None), settings=settings
+        )
+        return jax.jit(run)(jax.random.key(0)).params
+
+    once, with_ties = fitted_to(1), fitted_to(2)
+    chex.assert_trees_all_close(once, with_ties, rtol=1e-6, atol=1e-7)
+    empty = jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+    start = JUDGE.init(jax.random.split(jax.random.key(0))[0], *empty)
+    assert not np.array_equal(*(jax.tree.leaves(each)[0] for each in (once, start)))
+
+
 def test_masks_of_pairs_end_with_eos():
     tokens, mask = np.asarray(pairs(0.0).inputs.tokens)[..., -BUDGET:], np.asarray(pairs(0.0).mask)
     first = np.where(

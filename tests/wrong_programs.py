@@ -8,6 +8,7 @@ import wrong_ahead
 import wrong_attention
 import wrong_claims
 import wrong_coefficients
+import wrong_collections
 import wrong_corrections
 import wrong_dialogues
 import wrong_environments
@@ -27,6 +28,7 @@ WRONG = [
     *wrong_ahead.WRONG,
     *wrong_attention.WRONG,
     *wrong_claims.WRONG,
+    *wrong_collections.WRONG,
     *wrong_coefficients.WRONG,
     *wrong_corrections.WRONG,
     *wrong_random_numbers.WRONG,

@@ -234,16 +234,12 @@ def begun(script: Script, problem: Problem, run: str) -> Problem:
             f"--problem.normalize_observations must be {was}, as in the run in --init_from={run}"
         )
     of_run = {kept: saved.collector.replicated[kept]} if kept in collector.replicated else {}
-    its, ours = (params.variables("value") for params in (saved.params, fresh))
-    same_critic = _shapes(its) == _shapes(ours)
+    same_critic = _shapes(saved.params.variables("value")) == _shapes(fresh.variables("value"))
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         params, collector = problem.init(key)
-        begins = saved.params._replace(frozen=params.frozen)
-        if not same_critic:
-            constants = [each.constants or {} for each in (saved.params, params)]
-            of_each = variables.by_role(constants[0].get("policy"), constants[1].get("value"))
-            begins = begins._replace(value=params.value, constants=of_each)
+        critic = saved.params._replace(frozen=params.frozen) if same_critic else params
+        begins = variables.with_critic(saved.params, critic)
         return begins, collector._replace(replicated={**collector.replicated, **of_run})
 
     return problem._replace(init=init)

@@ -1,0 +1,92 @@
+"""Wrong programs of empty minibatches, and of Flax collections beside the parameters."""
+
+from wrong import Wrong
+
+EMPTY, COLLECTIONS = "test_empty_minibatches.py", "test_collections.py"
+HANDED_ON = f"{COLLECTIONS}::test_constants_are_handed_on_by_every_update"
+SAVED = f"{COLLECTIONS}::test_constants_are_saved_and_differ_by_seed"
+COMMAND = f"{COLLECTIONS}::test_a_run_of_the_command_carries_constants"
+
+WRONG = [
+    Wrong(
+        "a minibatch whose masked rows are counted is not empty",
+        "updates",
+        "nonempty = (sum(counts) > 0) & (unmasked > 0)",
+        "nonempty = sum(counts) > 0",
+        (
+            f"{EMPTY}::test_nothing_scored_moves_nothing[dr_grpo]",
+            "test_updates.py::test_minibatches_are_empty_by_their_mask[1]",
+        ),
+    ),
+    Wrong(
+        "each device decides whether a minibatch is empty",
+        "updates",
+        "counts, unmasked = masked.psum(jax.vmap(measure, axis_size=steps)(orders), axis_name)",
+        "counts, unmasked = jax.vmap(measure, axis_size=steps)(orders)\n"
+        "        counts = masked.psum(counts, axis_name)",
+        ("test_updates.py::test_devices_agree_whether_a_minibatch_is_empty[1]",),
+    ),
+    Wrong(
+        "a batch that measures no KL lowers its weight",
+        "algorithms.ppo_penalty",
+        "return jnp.where(kl.count > 0, adapted, beta)",
+        "return adapted",
+        (f"{EMPTY}::test_nothing_scored_moves_nothing[ppo_penalty]",),
+    ),
+    Wrong(
+        "ties move a reward model by momentum",
+        "language.reward_model",
+        "jnp.where(some, new, old)",
+        "new",
+        ("test_reward_model.py::test_ties_do_not_move_a_fit",),
+    ),
+    Wrong(
+        "the optimizer has moments of constants",
+        "types",
+        "return self._replace(frozen=None, constants=None)",
+        "return self._replace(frozen=None)",
+        (f"{HANDED_ON}[ppo]",),
+    ),
+    Wrong(
+        "every collection is trained",
+        "variables",
+        "if not flax or variables.keys() <= set(TRAINED):",
+        "if True:",
+        (f"{HANDED_ON}[trpo]", f"{HANDED_ON}[grpo_language]"),
+    ),
+    Wrong(
+        "what a module sows is a constant",
+        "variables",
+        "(*TRAINED, SOWN)",
+        "TRAINED",
+        (f"{COLLECTIONS}::test_what_a_module_sows_is_no_constant",),
+    ),
+    Wrong(
+        "checkpoints lack constants",
+        "run.loop.programs",
+        "state._replace(params=state.params._replace(frozen=None))",
+        "state._replace(params=state.params.trained())",
+        (SAVED,),
+    ),
+    Wrong(
+        "all seeds share the constants of one",
+        "run.devices.seeds",
+        "ActorCritic(0, 0, None, 0)",
+        "ActorCritic(0, 0, None)",
+        (SAVED,),
+    ),
+    Wrong(
+        "training from a run begins with other constants",
+        "run.experiment.earlier",
+        "saved.params._replace(frozen=params.frozen) if same_critic",
+        "saved.params._replace(frozen=params.frozen, constants=params.constants) if same_critic",
+        (COMMAND,),
+    ),
+    Wrong(
+        "errors of a module that writes or draws are Flax's own",
+        "variables",
+        "if type(error).__name__ not in REFUSED:",
+        "if True:",
+        (f"{COLLECTIONS}::test_modules_that_write_or_draw_are_refused",),
+    ),
+]
