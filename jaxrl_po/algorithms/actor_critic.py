@@ -333,8 +333,7 @@ def gradient_steps(
       Parameters, optimizer state and metrics, see `updates.gradient_update`.
     """
     frozen, num_parts = state.params.frozen, num_minibatches * config.num_microbatches
-    policy = functools.partial(policy_of(problem), state.params)
-    slots = surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target, policy)
+    slots = surrogates.slots(surrogate, samples, problem, state.params, num_minibatches, num_parts)
     update = updates.gradient_update(
         lambda params, samples: loss(params._replace(frozen=frozen), samples),
         optimizer,
