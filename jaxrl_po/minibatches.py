@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxrl_po.backend import Target
@@ -172,28 +172,19 @@ def without_dead_code(function: Callable[[Any], Any], argument: Any) -> Callable
     return lambda given: jax.tree.unflatten(structure, leaves(*jax.tree.leaves(given)))
 
 
-def _unprinted(program: Any) -> Any:
+def _unprinted(x: Any) -> Any:
     """A jaxpr whose prints are not effects, so that dead-code elimination removes them."""
-    if isinstance(program, ClosedJaxpr):
-        return program.replace(jaxpr=_unprinted(program.jaxpr))
-    if isinstance(program, tuple):
-        return tuple(map(_unprinted, program))
-    if not isinstance(program, Jaxpr):
-        return program
-
-    def others(effects: Any) -> Any:
-        return {x for x in effects if not type(x).__name__.endswith("DebugEffect")}
-
-    equations = [
-        x.replace(
-            params={name: _unprinted(value) for name, value in x.params.items()},
-            effects=others(x.effects),
-        )
-        if x.effects
-        else x
-        for x in program.eqns
-    ]
-    return program.replace(eqns=equations, effects=others(program.effects))
+    if isinstance(x, tuple):
+        return tuple(map(_unprinted, x))
+    if isinstance(x, ClosedJaxpr):
+        return x.replace(jaxpr=_unprinted(x.jaxpr))
+    if not isinstance(x, Jaxpr | JaxprEqn) or not x.effects:
+        return x
+    effects = {effect for effect in x.effects if not type(effect).__name__.endswith("DebugEffect")}
+    if isinstance(x, Jaxpr):
+        return x.replace(eqns=list(map(_unprinted, x.eqns)), effects=effects)
+    params = {name: _unprinted(value) for name, value in x.params.items()}
+    return x.replace(params=params, effects=effects)
 
 
 def sum_in_parts(function: Callable[[Any], Any], samples: Any, num_parts: int) -> Any:

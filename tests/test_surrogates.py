@@ -37,7 +37,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
 from jaxrl_po.language import unembedding
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Samples
+from jaxrl_po.types import ActorCritic, Problem, Samples
 
 
 def path():
@@ -195,8 +195,8 @@ def logs_mean(log_prob, samples):
     return elements, {"mean_ratio": jnp.full_like(elements, elements.mean())}
 
 
-def gaussian(samples):
-    return DiagonalGaussian(samples.action, jnp.zeros_like(samples.action))
+def gaussian(params, inputs):
+    return DiagonalGaussian(inputs, jnp.zeros_like(inputs)), None
 
 
 def judged(surrogate, rows=12, shape=(), dtype=jnp.float32):
@@ -214,7 +214,10 @@ def judged(surrogate, rows=12, shape=(), dtype=jnp.float32):
         mask=array(bool),
         columns={name: array(dtype) for name in float_columns} | {"penalized": array(bool)},
     )
-    return surrogates.slots(surrogates.checked(surrogate), samples, 1, 2, ONE_CORE_EACH, gaussian)
+    problem = Problem(None, None, gaussian, None, target=ONE_CORE_EACH)
+    return surrogates.slots(
+        surrogates.checked(surrogate), samples, problem, ActorCritic(None), 1, 2
+    )
 
 
 MIXING = low_kl, none_far, below_quantile, share_near, over_count, over_rows, by_quantile, logs_mean

@@ -276,6 +276,29 @@ def test_stop_leaves_out_that_step_and_the_rest():
     assert float(metrics["loss"].value()) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [({}, 1), ({"num_microbatches": 2}, 2), ({"stop": lambda _: jnp.bool_(False)}, 1)],
+)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_loss_calls_back_once_per_step(options, parts, jitted):
+    seen = []
+
+    def printing(params, samples):
+        jax.debug.callback(seen.append, samples["y"].sum())
+        return regression(params, samples)
+
+    loss = jax.jit(printing) if jitted else printing
+    update = updates.gradient_update(loss, SGD, num_epochs=2, num_minibatches=4, **options)
+    arguments = PARAMS, SGD.init(PARAMS), make_samples(), jax.random.key(0)
+    whole = jax.block_until_ready(jax.jit(update)(*arguments))
+    jax.effects_barrier()
+    assert len(seen) == 2 * 4 * parts
+    np.testing.assert_allclose(sum(seen), 2 * make_samples()["y"].sum(), rtol=1e-4)
+    silent = run(num_epochs=2, num_minibatches=4, **options)
+    chex.assert_trees_all_equal(whole, silent)
+
+
 def test_scale_multiplies_the_step():
     optimizer = optax.sgd(0.1)
     update = updates.gradient_update(regression, optimizer)

@@ -328,8 +328,7 @@ def gradient_steps(
     """
     untrained = {"frozen": state.params.frozen, "constants": state.params.constants}
     num_parts = num_minibatches * config.num_microbatches
-    policy = functools.partial(policy_of(problem), state.params)
-    slots = surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target, policy)
+    slots = surrogates.slots(surrogate, samples, problem, state.params, num_minibatches, num_parts)
     update = updates.gradient_update(
         lambda params, samples: loss(params._replace(**untrained), samples),
         optimizer,

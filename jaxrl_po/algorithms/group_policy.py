@@ -287,12 +287,7 @@ def make_improve(
         of_budget = functools.partial(loss, steps=samples.mask.shape[1])
         trained_on = samples._replace(measured=None)
         slots = surrogates.slots(
-            surrogate,
-            trained_on,
-            config.num_minibatches,
-            num_parts,
-            problem.target,
-            functools.partial(actor_critic.policy_of(problem), state.params),
+            surrogate, trained_on, problem, state.params, config.num_minibatches, num_parts
         )
         update = updates.gradient_update(
             actor_critic.wrt_policy(of_budget, state.params),

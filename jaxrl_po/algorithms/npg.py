@@ -91,7 +91,8 @@ def make(
       problem: control or language.
       search: how far to go along the natural step, see `trust_region.line_search`.
       surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None for `policy_surrogate`,
-        or `proposal_surrogate` if the problem is not on-policy.
+        or `proposal_surrogate` if the problem is not on-policy. Unlike that of `ppo.make` it gets
+        no log-probabilities and returns the mean.
       advantage: see `ppo.make`.
       target: what the program is compiled for; None for the problem's.
 

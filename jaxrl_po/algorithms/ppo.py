@@ -137,8 +137,7 @@ def make(
             stop=exceeds_target if config.early_stop else None,
         )
         kl = actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
-        metrics = masked.merge(metrics, kl)
-        return state._replace(params=params, opt_state=opt_state), metrics
+        return state._replace(params=params, opt_state=opt_state), masked.merge(metrics, kl)
 
     return learner.make(
         problem,

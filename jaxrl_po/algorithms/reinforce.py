@@ -5,8 +5,6 @@ returns. As is usual, the factor γᵗ in the gradient of the discounted return 
 equal weight.
 """
 
-import functools
-
 import jax
 
 from jaxrl_po import advantages, losses, masked, optimizers, updates
@@ -114,28 +112,18 @@ def make(
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
-        log_prob = distribution.log_prob(samples.action)
-        policy_loss, logged = checked(log_prob, samples, distribution)
-        terms = {"policy_loss": policy_loss, "entropy": distribution.entropy()}
-        elements = masked.merge(terms, logged)
-        means = {name: losses.token_mean(x, samples.mask) for name, x in elements.items()}
+        elements, logged = checked(distribution.log_prob(samples.action), samples, distribution)
+        logged = masked.merge({"policy_loss": elements, "entropy": distribution.entropy()}, logged)
+        means = {name: losses.token_mean(x, samples.mask) for name, x in logged.items()}
         return (means["policy_loss"], means["entropy"] * -config.entropy_coefficient), means
 
     def improve_policy(state: TrainState, samples: Samples, key: jax.Array) -> Improved:
         params, scale = state.params, optimizers.scale(config, state.step)
-        slots = surrogates.slots(
-            checked,
-            samples,
-            1,
-            config.num_parts,
-            problem.target,
-            functools.partial(policy, params),
-        )
         update = updates.gradient_update(
             actor_critic.wrt_policy(loss, params),
             optimizer,
             num_microbatches=config.num_microbatches,
-            slots=slots,
+            slots=surrogates.slots(checked, samples, problem, params, 1, config.num_parts),
             by_length=problem.speedups.by_length,
             target=problem.target,
             axis_name=config.axis_name,

@@ -1,6 +1,7 @@
 """Surrogate objectives for one action or token, shared by several methods."""
 
 import dataclasses
+import functools
 import inspect
 import math
 import warnings
@@ -13,10 +14,9 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxrl_po import losses, minibatches
 from jaxrl_po.algorithms import data_flow
-from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, Interval, Number
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Distribution, Samples
+from jaxrl_po.types import ActorCritic, Distribution, Problem, Samples
 
 CLIP = Interval(0.0, 1.0, True, True)
 
@@ -150,31 +150,25 @@ def checked(surrogate: Surrogate) -> Checked:
     """
     marked = isinstance(surrogate, RowWise)
     function = surrogate.surrogate if isinstance(surrogate, RowWise) else surrogate
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a function of C
-        parameters = []
-    if "distribution" in [parameter.name for parameter in parameters[:2]]:
+    parameters = inspect.signature(function).parameters
+    if "distribution" in list(parameters)[:2]:
         raise ConfigError(
             "surrogate must take (log_prob, samples), and after them a distribution if it reads "
             "one; that of a natural step takes (distribution, samples)"
         )
-    bound = getattr(function, "keywords", {})  # by functools.partial
-    reads = any(
-        parameter.name == "distribution"
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        for parameter in parameters
-    )
-    return Checked(function, reads and "distribution" not in bound, marked)
+    asked = parameters.get("distribution")
+    bound = "distribution" in getattr(function, "keywords", {})  # by functools.partial
+    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return Checked(function, asked is not None and asked.kind in by_name and not bound, marked)
 
 
 def slots(
     surrogate: Checked,
     samples: Samples,
+    problem: Problem,
+    params: ActorCritic,
     num_minibatches: int,
     num_parts: int,
-    target: Target,
-    policy: Callable[[Samples], Distribution],
 ) -> int | None:
     """Elements in a row, or None if a minibatch must stay whole; see `updates.gradient_update`.
 
@@ -184,18 +178,19 @@ def slots(
     Args:
       surrogate: maps rows `[N, …]` to elements `[N, …]`.
       samples: all rows of this device.
+      problem: Gives the policy and the target.
+      params: Of the policy.
       num_minibatches: in which the rows are divided.
       num_parts: minibatches × microbatches.
-      target: what the program is for.
-      policy: `samples -> distribution` at the current parameters.
 
     Raises:
       ConfigError: such a surrogate, and several microbatches.
     """
     of_row, rows = math.prod(samples.mask.shape[1:]), samples.mask.shape[0] // num_minibatches
     several = num_parts > num_minibatches
-    if not several and minibatches.in_cache(rows, of_row, target) == 1:
+    if not several and minibatches.in_cache(rows, of_row, problem.target) == 1:
         return of_row
+    policy = functools.partial(problem.apply, params._replace(value=None))
     if surrogate.is_row_wise or rows < 2 or _reads_own_row(surrogate, samples, rows, policy):
         return of_row
     if several:
@@ -213,13 +208,15 @@ def slots(
 
 
 def _reads_own_row(
-    surrogate: Checked, samples: Samples, rows: int, policy: Callable[[Samples], Distribution]
+    surrogate: Checked, samples: Samples, rows: int, policy: Callable[[Any], Any]
 ) -> bool:
     """Whether the data flow shows that each element depends on its own row alone."""
 
     def program(rows: int) -> ClosedJaxpr:
         part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), samples)
-        distribution = jax.eval_shape(policy, part) if surrogate.reads_distribution else None
+        distribution = None
+        if surrogate.reads_distribution:
+            distribution, _ = jax.eval_shape(policy, part.inputs)
         return jax.make_jaxpr(surrogate.__call__)(part.log_prob, part, distribution)
 
     first = program(rows)
