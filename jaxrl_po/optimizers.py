@@ -80,10 +80,10 @@ def scale(config: Optimization, step: jax.Array) -> jax.Array | float:
       [0.25, 0.25, 0.0]
     """
     falling = cosine_decay if config.schedule == COSINE else decay
-    factor = falling(step, config.decay_iterations)
     if config.warm_up_iterations:
-        factor *= warm_up(step, config.warm_up_iterations)
-    return factor
+        rise = warm_up(step, config.warm_up_iterations)
+        return rise * falling(step, config.decay_iterations)
+    return falling(step, config.decay_iterations)
 
 
 def decay(step: jax.Array, iterations: int) -> jax.Array | float:

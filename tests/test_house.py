@@ -4,7 +4,7 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_058,
+    "library code": 24_190,
     "shell code": 11_600,
     "experiments code": 4_758,
     "shell import pairs": 366,
@@ -12,10 +12,10 @@ LIMITS = {
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
     "ppo's closure, files": 14,
-    "ppo's closure, code": 1_550,
+    "ppo's closure, code": 1_670,
     "public without a docstring": 0,
     "README lines": 150,
-    "docs words (studies aside)": 26_000,
+    "docs words (studies aside)": 26_400,
 }
 
 
