@@ -80,10 +80,10 @@ def scale(config: Optimization, step: jax.Array) -> jax.Array | float:
       [0.25, 0.25, 0.0]
     """
     falling = cosine_decay if config.schedule == COSINE else decay
-    factor = falling(step, config.decay_iterations)
     if config.warm_up_iterations:
-        factor *= warm_up(step, config.warm_up_iterations)
-    return factor
+        rise = warm_up(step, config.warm_up_iterations)
+        return rise * falling(step, config.decay_iterations)
+    return falling(step, config.decay_iterations)
 
 
 def decay(step: jax.Array, iterations: int) -> jax.Array | float:
@@ -167,25 +167,22 @@ def choose(
 
 def named(config: Optimization, problem: Problem) -> optax.GradientTransformation:
     """Returns the optax transformation that `config.optimizer` names, without a clip."""
-    rate, epsilon, decay = config.learning_rate, config.optimizer_epsilon, config.weight_decay
-    match config.optimizer:
-        case "adam":
-            return optax.adam(rate, eps=epsilon)
-        case "adamw":
-            return optax.adamw(rate, eps=epsilon, weight_decay=decay)
-        case "lion":
-            return optax.lion(rate, weight_decay=decay)
-        case "muon":
-            return optax.contrib.muon(
-                rate,
-                weight_decay=decay,
-                adam_weight_decay=decay,
-                muon_weight_dimension_numbers=matrices(problem),
-            )
-        case "rmsprop":
-            return optax.rmsprop(rate, decay=0.99, eps=epsilon, eps_in_sqrt=False)
-        case _:
-            return optax.sgd(rate)
+    rate, decay = config.learning_rate, {"weight_decay": config.weight_decay}
+    epsilon = {"eps": config.optimizer_epsilon}
+    makers: dict[str, Callable[[], optax.GradientTransformation]] = {
+        "adam": lambda: optax.adam(rate, **epsilon),
+        "adamw": lambda: optax.adamw(rate, **epsilon, **decay),
+        "lion": lambda: optax.lion(rate, **decay),
+        "muon": lambda: optax.contrib.muon(
+            rate,
+            **decay,
+            adam_weight_decay=config.weight_decay,
+            muon_weight_dimension_numbers=matrices(problem),
+        ),
+        "rmsprop": lambda: optax.rmsprop(rate, decay=0.99, eps_in_sqrt=False, **epsilon),
+        "sgd": lambda: optax.sgd(rate),
+    }
+    return makers[config.optimizer]()
 
 
 def matrices(problem: Problem) -> Callable[[PyTree], PyTree]:

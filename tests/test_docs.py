@@ -300,6 +300,29 @@ def test_tables_of_fields_and_metrics(path):
     assert checked
 
 
+def methods_in(cell):
+    """The methods that a cell of a table names.
+
+    >>> sorted(methods_in("all but `npg`, in groups, `sft`"))
+    ['a2c', 'ppo', 'ppo_penalty', 'reinforce', 'trpo']
+    """
+    named = set(re.findall(r"`(\w+)`", cell))
+    for kind, table in (("with a critic", methods.WITH_CRITIC), ("in groups", methods.IN_GROUPS)):
+        named |= set(table) if kind in cell else set()
+    return set(methods.ALGORITHMS) - named if cell.startswith("all") else named
+
+
+def test_shared_fields_hold_for_the_methods_named():
+    shared = METHODS.read_text().partition("## Shared fields")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", shared, re.M)
+    assert len(rows) > 10
+    for names, cell in rows:
+        for field in re.findall(r"`(\w+)`", names):
+            assert methods_in(cell) == {
+                each for each in methods.ALGORITHMS if field in fields(each)
+            }
+
+
 @pytest.mark.parametrize("algorithm", sorted(set(methods.ALGORITHMS) & PAGES_OF_METHODS))
 def test_every_field_is_in_a_table(algorithm):
     """Of the method's page, of the page whose fields it has as well, or of the shared ones."""

@@ -4,7 +4,7 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_058,
+    "library code": 24_190,
     "shell code": 11_600,
     "experiments code": 4_758,
     "shell import pairs": 366,
@@ -15,7 +15,7 @@ LIMITS = {
     "ppo's closure, code": 1_750,
     "public without a docstring": 0,
     "README lines": 150,
-    "docs words (studies aside)": 26_000,
+    "docs words (studies aside)": 26_400,
 }
 
 

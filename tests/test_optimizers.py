@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 from probes import tabular_problem
 
 from jaxrl_po import optimizers
@@ -119,26 +120,33 @@ def test_step_sizes_follow_iterations(module, schedule):
             np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_cosine_outlives_resets_of_the_optimizer():
-    """GRPO resets optimizer state and reference; the schedule goes on."""
-    config = grpo.Config(schedule="cosine", decay_iterations=6, reset_iterations=2)
-    learner = grpo.make(config, tabular_problem(group_size=4), optimizer=always_one())
-    state, step, sizes = learner.init(jax.random.key(0)), jax.jit(learner.step), []
-    for _ in range(8):
-        after, _ = step(state)
-        change = jax.tree.leaves(after.params.policy)[0] - jax.tree.leaves(state.params.policy)[0]
-        sizes.append(float(change.mean()))
-        state = after
-    wanted = [0.5 * (1.0 + np.cos(np.pi * min(k / 6, 1.0))) for k in range(8)]
-    np.testing.assert_allclose(sizes, wanted, atol=1e-5)
+@pytest.mark.parametrize("name", ["auto", "lion"])
+def test_a_cosine_outlives_resets_of_the_optimizer(name):
+    """GRPO resets the optimizer state; each update is the constant step size's times the factor."""
+    fields = {"optimizer": name, "reset_iterations": 2, "max_grad_norm": 1e3}
+    cosine = grpo.Config(schedule="cosine", decay_iterations=6, **fields)
+    problem = tabular_problem(group_size=4)
+    learner = grpo.make(cosine, problem)
+    step = jax.jit(learner.step)
+    whole = jax.jit(grpo.make(grpo.Config(**fields), problem).step)
+    state = learner.init(jax.random.key(0))
+    for k in range(8):
+        (scaled, _), (full, _) = step(state), whole(state)
+        before, after, most = (ravel_pytree(x.params.policy)[0] for x in (state, scaled, full))
+        factor = 0.5 * (1.0 + np.cos(np.pi * min(k / 6, 1.0)))
+        np.testing.assert_allclose(after - before, factor * (most - before), atol=1e-6)
+        assert jnp.abs(most - before).max() > 1e-4
+        state = scaled
 
 
-def test_a_cosine_ends_however_early_updates_stop():
-    config = ppo.Config(schedule="cosine", decay_iterations=3, early_stop=True, target_kl=1e-6)
+@pytest.mark.parametrize("name", ["auto", "sgd"])
+def test_a_cosine_ends_however_early_updates_stop(name):
+    fields = {"optimizer": name, "early_stop": True, "target_kl": 1e-9}
+    config = ppo.Config(schedule="cosine", decay_iterations=3, learning_rate=0.1, **fields)
     learner = ppo.make(config, tabular_problem(num_prompts=16))
     state, step = learner.init(jax.random.key(0)), jax.jit(learner.step)
     for _ in range(3):
         state, metrics = step(state)
-    assert float(metrics["updates"].value()) < 1.0  # the update stopped early
+        assert float(metrics["updates"].value()) < 1.0  # the update stopped early
     after, _ = step(state)
     chex.assert_trees_all_equal(after.params, state.params)

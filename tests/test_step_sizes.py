@@ -304,8 +304,10 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
 
 # Numbers that a method passes to code covered by another method's tests.
 HANDED_ON = {
-    "reinforce": {"lambda_"},
-    "a2c": {"lambda_"},
+    "reinforce": {"lambda_", "weight_decay"},
+    "a2c": {"lambda_", "weight_decay"},
+    "ppo": {"weight_decay"},
+    "grpo": {"weight_decay"},
     "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)},
     "ppo_reference": {f.name for f in dataclasses.fields(ppo.Config)},
     "npg": {"gamma", "lambda_", "value_learning_rate"},

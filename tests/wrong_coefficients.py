@@ -235,8 +235,8 @@ WRONG = [
     Wrong(
         "warm-up is left out",
         "optimizers",
-        "factor *= warm_up(step, config.warm_up_iterations)",
-        "pass",
+        "rise = warm_up(step, config.warm_up_iterations)",
+        "rise = 1.0",
         ("test_optimizers.py::test_step_sizes_follow_iterations[ppo-linear]",),
     ),
     Wrong(
@@ -260,7 +260,7 @@ WRONG = [
         "return in_float32(optax.chain(optax.clip_by_global_norm(clip), named(config, problem), "
         "optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, max(config.decay_iterations, 1)))"
         "))",
-        ("test_optimizers.py::test_a_cosine_outlives_resets_of_the_optimizer",),
+        ("test_optimizers.py::test_a_cosine_outlives_resets_of_the_optimizer[lion]",),
     ),
     Wrong(
         "every gradient step decays by itself",
