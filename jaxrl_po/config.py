@@ -7,6 +7,7 @@ documentation.
 
 import dataclasses
 import math
+import operator
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -151,6 +152,21 @@ def check(config: Any) -> None:
             if element not in within:
                 unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
                 raise ConfigError(f"{field.name} must lie in {within}{unit}, got {element:.10g}")
+
+
+def check_size(name: str, value: Any, within: Interval = COUNT) -> int:
+    """Returns an integer, of Python, NumPy or JAX, as an `int`.
+
+    Raises:
+      ConfigError: the value is not an integer in `within`.
+    """
+    try:
+        size = operator.index(value)
+    except TypeError:
+        size = None
+    if size is None or isinstance(value, bool) or size not in within:
+        raise ConfigError(f"{name} must be a whole number in {within}, got {value!r}")
+    return size
 
 
 def require_effect(config: Any, name: str, condition: bool, when: str) -> None:

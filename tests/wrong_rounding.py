@@ -84,6 +84,13 @@ WRONG = [
         ),
     ),
     Wrong(
+        "tokens of the largest covariance are sorted by the signs of zeros",
+        "token_weights",
+        "jnp.argsort(-everywhere)",
+        "jax.lax.top_k(everywhere, everywhere.size)[1]",
+        ("test_group_identities.py::test_signs_of_zero_rewards_change_no_advantage",),
+    ),
+    Wrong(
         "a line search accepts where nothing moved",
         "trust_region",
         "accepted = ~first & moves & finite & (kl <= max_kl) & (gain > 0)",

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import COUNT, ConfigError
+from jaxrl_po.config import ConfigError, check_size
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.environment import Environment, adapt
@@ -41,13 +41,12 @@ def make_evaluate(
       wrapped, and updates nothing; the same key gives the same episodes.
 
     Raises:
-      ConfigError: `num_episodes` below 1, or an episode length that neither `max_steps` nor the
-        environment bounds.
+      ConfigError: `num_episodes` or `max_steps` is not a whole number of at least 1, or neither
+        `max_steps` nor the environment bounds the length of an episode.
     """
-    if num_episodes not in COUNT:
-        raise ConfigError(f"num_episodes must lie in {COUNT}, got {num_episodes}")
+    num_episodes = check_size("num_episodes", num_episodes)
     environment = adapt(env, env_params)
-    bound = environment.max_steps if max_steps is None else max_steps
+    bound = environment.max_steps if max_steps is None else check_size("max_steps", max_steps)
     if bound is None:
         reset_and_step(environment)  # what is wrong with these is said first
         raise ConfigError(
@@ -65,7 +64,7 @@ def make_evaluate(
             functools.partial(actor.act, params, collector),
             key,
             num_episodes=num_episodes,
-            max_steps=int(bound),
+            max_steps=bound,
             greedy=greedy,
             memory=actor.start(num_episodes),
         )
