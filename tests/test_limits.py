@@ -2,17 +2,20 @@
 
 import math
 
+import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from probes import AlwaysTruncated, Params
+from gymnax.environments import spaces
+from probes import AlwaysTruncated, MatchCueContinuous, Params
 
 from jaxrl_po import control, language
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, check_size
+from jaxrl_po.control.spaces import read_spaces
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import lora
 from jaxrl_po.language.sampling import Decoding
@@ -115,3 +118,115 @@ def test_limits_of_a_command_are_one_line(source, flags, message, tmp_path):
         launch.control([*command, f"--out={tmp_path / 'run'}"])
     assert "\n" not in str(found.value)
     assert not (tmp_path / "run").exists()
+
+
+def spaced(action=None, observation=None):
+    """A probe with these spaces in place of its own."""
+
+    class Spaced(MatchCueContinuous):
+        def action_space(self, params=None):
+            return super().action_space(params) if action is None else action
+
+        def observation_space(self, params=None):
+            return super().observation_space(params) if observation is None else observation
+
+        def observation(self, state):
+            shapes = control.spaces._example(self.observation_space())
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    return Spaced()
+
+
+def box(low, high, shape=(2,)):
+    return spaces.Box(jnp.array(low, float), jnp.array(high, float), shape)
+
+
+BOUNDS = "bounds of the action space Box must be numbers low <= high"
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (spaces.Box(1.0, -1.0, (1,)), f"{BOUNDS}, or infinite for none, got low 1 and high -1"),
+        (box([-1.0, 2.0], [1.0, 1.0]), f"{BOUNDS}, .* got low 2 and high 1"),
+        (spaces.Box(-1.0, math.nan, (1,)), f"{BOUNDS}, .* high nan"),
+        (box([0.0, math.nan], [1.0, 1.0]), f"{BOUNDS}, .* low nan"),
+        (box([0.0, math.inf], math.inf), f"{BOUNDS}, .* low inf and high inf"),
+        (spaces.Box(-math.inf, -math.inf, (1,)), BOUNDS),
+        (spaces.Box(-1.0, 1.0, (0,)), "components of the action space Box must be a whole number"),
+        (spaces.Box(-1.0, 1.0, (3, 0)), "components of the action space Box must be .* got 0"),
+        (spaces.Discrete(0), r"n of the action space Discrete must be .* in \[1, inf\), got 0"),
+        (spaces.Discrete(2.5), "n of the action space Discrete must be a whole number"),
+    ],
+    ids=lambda x: "",
+)
+def test_a_space_without_an_action_is_refused(action, message):
+    for make in (control.make_problem, control.make_groups, control.adapt):
+        with pytest.raises(ConfigError, match=f"^env Spaced: .*{message}"):
+            make(spaced(action))
+
+
+def test_choices_and_spaces_given_by_hand_hold_actions():
+    seen, several = gymnasium.spaces.Box(0.0, 1.0, (1,)), gymnasium.spaces.MultiDiscrete([2, 3])
+    several.nvec = np.array([2, 0])
+    with pytest.raises(ConfigError, match="each n of nvec of the action space MultiDiscrete must"):
+        read_spaces("host", seen, several)
+    several.nvec = np.zeros(0, int)
+    several._shape = (0,)
+    with pytest.raises(ConfigError, match="the length of nvec of the action space MultiDiscrete"):
+        read_spaces("host", seen, several)
+    environment = control.adapt(ENV)
+    for counts in ({"choices": (2, 0)}, {"action_size": -1}, {"num_actions": -1}):
+        broken = environment.spaces._replace(**{"num_actions": 0} | counts)
+        with pytest.raises(ConfigError, match="counts of actions in spaces must be a whole number"):
+            control.make_problem(environment._replace(spaces=broken))
+
+
+def test_infinite_bounds_and_single_actions_keep_their_meaning():
+    infinite = box([-math.inf, 1.0], [math.inf, math.inf])
+    found = control.adapt(spaced(infinite)).spaces
+    assert not found.bounded
+    assert found.to_action(jnp.array([-5.0, -5.0])).tolist() == [-5.0, 1.0]
+    fixed = control.adapt(spaced(box([-1.0, 3.0], [1.0, 3.0]))).spaces
+    assert fixed.to_action(jnp.array([0.5, 0.5])).tolist() == [0.5, 3.0]
+    assert control.adapt(spaced(spaces.Discrete(1))).spaces.num_actions == 1
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        spaces.Box(0.0, 1.0, (0,)),
+        spaces.Box(0.0, 1.0, (4, 0)),
+        spaces.Dict({}),
+        spaces.Tuple(()),
+        spaces.Dict({"a": spaces.Box(0.0, 1.0, (0,)), "b": spaces.Tuple(())}),
+        spaces.Discrete(0),
+    ],
+    ids=["vector", "matrix", "dict", "tuple", "nested", "discrete"],
+)
+def test_an_observation_with_nothing_in_it_is_refused(empty):
+    message = "observation must have at least one element|n of the observation space Discrete"
+    with pytest.raises(ConfigError, match=f"^env Spaced: .*({message})"):
+        control.make_problem(spaced(observation=empty))
+    some = spaces.Dict({"none": empty, "some": spaces.Box(0.0, 1.0, (1,))})
+    if not isinstance(empty, spaces.Discrete):
+        control.make_problem(spaced(observation=some))
+    nothing = control.adapt(ENV).spaces._replace(observation=jnp.zeros((2, 0)))
+    with pytest.raises(ConfigError, match="observation must have at least one element"):
+        control.make_problem(control.adapt(ENV)._replace(spaces=nothing))
+
+
+def test_bounds_of_observations_are_not_read():
+    bandit = gymnax.make("SimpleBandit-bsuite")[0]
+    seen = bandit.observation_space(bandit.default_params)
+    assert np.all(np.asarray(seen.low) == np.asarray(seen.high))
+    for env in (
+        bandit,
+        spaced(observation=spaces.Box(1.0, -1.0, (1,))),
+        spaced(observation=spaces.Box(math.nan, math.nan, (1,))),
+    ):
+        problem = control.make_problem(env, num_envs=2, num_steps=2)
+        jax.eval_shape(
+            lambda key, problem=problem: problem.collect(*problem.init(key), key),
+            jax.random.key(0),
+        )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError, check_size
-from jaxrl_po.control.spaces import Spaces, read_spaces, require_mask
+from jaxrl_po.control.spaces import Spaces, check_observation, read_spaces
 from jaxrl_po.types import PyTree
 
 METHODS = ("reset", "step", "action_space", "observation_space")
@@ -134,7 +134,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
 
     # What `reset` returns counts, and not what the space says.
     seen = jax.eval_shape(reset, jax.random.key(0))[0]
-    require_mask(name, seen, spaces)
+    check_observation(name, seen, spaces)
     return Environment(reset, step, spaces._replace(observation=seen), read_limit(name, params))
 
 
@@ -164,7 +164,9 @@ def _require_whole(env: Environment) -> None:
         )
     if not jax.tree.leaves(spaces.observation):
         raise ConfigError("spaces.observation must be the shapes and dtypes of one observation")
-    require_mask("Environment", spaces.observation, spaces)
+    check_observation("Environment", spaces.observation, spaces)
+    for count in (*spaces.choices, spaces.num_actions or spaces.action_size or 1):
+        check_size("counts of actions in spaces", count)
     if env.max_steps is not None and not isinstance(env.max_steps, jax.core.Tracer):
         check_size("max_steps of an Environment", env.max_steps)
 

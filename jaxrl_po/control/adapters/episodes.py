@@ -13,7 +13,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxrl_po.config import check_size
 from jaxrl_po.control.environment import Environment, Transition, strong
-from jaxrl_po.control.spaces import Spaces, require_mask
+from jaxrl_po.control.spaces import Spaces, check_observation
 from jaxrl_po.types import PyTree
 
 
@@ -155,7 +155,7 @@ def with_episodes(
         return running._replace(start=start, used=jnp.bool_(False))
 
     seen = jax.eval_shape(begin, jax.random.key(0))[0]
-    require_mask(name, seen, dynamics.actions)
+    check_observation(name, seen, dynamics.actions)
     return Environment(
         reset,
         step,
