@@ -7,7 +7,7 @@ documentation.
 
 import dataclasses
 import math
-import operator
+from numbers import Integral
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -134,11 +134,8 @@ def check(config: Any) -> None:
             raise ConfigError(
                 f"{field.name} must be one of {', '.join(map(str, choices))}, got {value!r}"
             )
-        if (
-            field.metadata["static"]
-            and field.default is not None
-            and not isinstance(value, type(field.default))
-        ):
+        typed = field.metadata["static"] and field.default is not None
+        if typed and not isinstance(value, type(field.default)):
             raise ConfigError(
                 f"{field.name} must be of type {type(field.default).__name__}, got {value!r}"
             )
@@ -155,18 +152,14 @@ def check(config: Any) -> None:
 
 
 def check_size(name: str, value: Any, within: Interval = COUNT) -> int:
-    """Returns an integer, of Python, NumPy or JAX, as an `int`.
+    """Returns an integer of Python or NumPy as an `int`.
 
     Raises:
       ConfigError: the value is not an integer in `within`.
     """
-    try:
-        size = operator.index(value)
-    except TypeError:
-        size = None
-    if size is None or isinstance(value, bool) or size not in within:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value not in within:
         raise ConfigError(f"{name} must be a whole number in {within}, got {value!r}")
-    return size
+    return int(value)
 
 
 def require_effect(config: Any, name: str, condition: bool, when: str) -> None:

@@ -2,7 +2,7 @@
 
 from wrong import Wrong
 
-TESTS = "test_limits.py::"
+TESTS, BROKEN = "test_limits.py::", "test_broken_environments.py::"
 WRONG = [
     Wrong(
         "an evaluation of no steps has return 0",
@@ -14,8 +14,8 @@ WRONG = [
     Wrong(
         "a size may be a fraction",
         "config",
-        "size = operator.index(value)",
-        "size = int(value)",
+        "not isinstance(value, Integral)",
+        "not isinstance(value, Integral | float)",
         (f"{TESTS}test_no_size_is_refused_wherever_it_is_given[2.5]",),
     ),
     Wrong(
@@ -76,5 +76,74 @@ WRONG = [
         "if not sum(math.prod(x.shape)",
         "if not math.prod(math.prod(x.shape)",
         (f"{TESTS}test_an_observation_with_nothing_in_it_is_refused[vector]",),
+    ),
+    Wrong(
+        "episodes that the bound cuts have ended",
+        "control.unroll",
+        "playing.episode_length, ~playing.alive",
+        "playing.episode_length, jnp.ones_like(playing.alive)",
+        (f"{BROKEN}test_an_evaluation_says_which_episodes_ended",),
+    ),
+    Wrong(
+        "classes inside of structures are not looked at",
+        "control.spaces",
+        "for each in _classes(parts[key], seen[key])]",
+        "for each in _classes(parts[key], seen[key]) if not _parts(parts[key])]",
+        (f"{BROKEN}test_classes_inside_of_structures_are_counted",),
+    ),
+    Wrong(
+        "one class within its range excuses the others",
+        "control.problem",
+        "functools.reduce(jnp.logical_and, known)",
+        "functools.reduce(jnp.logical_or, known)",
+        (f"{BROKEN}test_classes_inside_of_structures_are_counted",),
+    ),
+    Wrong(
+        "observations after the end of an episode are outside their range",
+        "control.groups",
+        "**frac_broken(spaces, trajectory.observation, mask)",
+        "**frac_broken(spaces, trajectory.observation)",
+        (f"{BROKEN}test_a_vine_and_groups_are_counted_alike",),
+    ),
+    Wrong(
+        "bandits never reset",
+        "run.loop.log",
+        "single & self._longer,",
+        "single,",
+        (
+            "test_doubts.py::test_bandits_have_episodes_of_one_step_by_design",
+            f"{BROKEN}test_sound_environments_raise_no_doubt[bandit]",
+        ),
+    ),
+    Wrong(
+        "episodes that end together are of one step",
+        "control.problem",
+        "masked.total(ended & (trajectory.episode_length == 1.0))",
+        "masked.total(ended)",
+        (f"{BROKEN}test_sound_environments_raise_no_doubt[longer]",),
+    ),
+    Wrong(
+        "a masked step of the host is an episode",
+        "control.recorded",
+        "masked.total(ended & (recording.episode_length == 1.0), mask)",
+        "masked.total(ended & (recording.episode_length == 1.0))",
+        (f"{BROKEN}test_environments_of_the_host_are_counted_by_their_mask",),
+    ),
+    Wrong(
+        "an environment that never resets is reported in each line",
+        "run.loop.log",
+        "seeds.any() and self._is_new(name)",
+        "seeds.any()",
+        (
+            "test_doubts.py::test_an_environment_that_never_resets_is_reported_once",
+            "test_doubts.py::test_observations_outside_their_space_are_reported_once",
+        ),
+    ),
+    Wrong(
+        "an evaluation that never ends is reported where some episodes end",
+        "run.loop.log",
+        'share["greedy_ended"] == 0.0',
+        'share["greedy_ended"] < 1.0',
+        ("test_doubts.py::test_an_evaluation_without_an_end_is_reported_once",),
     ),
 ]

@@ -25,7 +25,7 @@ def make_evaluate(
     env_params: Any = None,
     max_steps: int | None = None,
 ) -> Evaluate:
-    """Builds `evaluate(params, collector, key) -> {"return", "length"}`, each `[num_episodes]`.
+    """Builds `evaluate(params, collector, key) -> {"return", "length", "ended"}`.
 
     Args:
       env: the environment, see `make_problem`; it may differ from the one used for training.
@@ -37,8 +37,11 @@ def make_evaluate(
         `max_steps_in_episode` of a gymnax environment's parameters.
 
     Returns:
-      The function. It reads the observation statistics in `collector`, also where the problem is
-      wrapped, and updates nothing; the same key gives the same episodes.
+      The function. Each entry is `[num_episodes]`: undiscounted return, length in steps, and 1 if
+      the episode ended by itself, 0 if the bound cut it. An environment whose `step` never returns
+      terminated or truncated has `ended` 0 everywhere. The function reads the observation
+      statistics in `collector`, also where the problem is wrapped, and updates nothing; the same
+      key gives the same episodes.
 
     Raises:
       ConfigError: `num_episodes` or `max_steps` is not a whole number of at least 1, or neither
@@ -59,7 +62,7 @@ def make_evaluate(
     def evaluate(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> dict[str, jax.Array]:
-        episode_return, length = unroll.episodes(
+        episode_return, length, ended = unroll.episodes(
             environment,
             functools.partial(actor.act, params, collector),
             key,
@@ -68,7 +71,7 @@ def make_evaluate(
             greedy=greedy,
             memory=actor.start(num_episodes),
         )
-        return {"return": episode_return, "length": length}
+        return {"return": episode_return, "length": length, "ended": ended.astype(float)}
 
     return evaluate
 

@@ -1,5 +1,6 @@
 """Spaces: what a policy sees and may do, from the spaces of gymnax or gymnasium."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ class Spaces(NamedTuple):
       observe: the environment's observation to the policy's: float32, bytes kept.
       to_action: the policy's action to the environment's own.
       bounded: whether a continuous action has bounds, all of them finite.
+      classes: observations, leaves `[E*, …]`, to the one-hot vectors in them, `[E*, …, n]` each.
     """
 
     observation: PyTree
@@ -55,6 +57,7 @@ class Spaces(NamedTuple):
     observe: Callable[[Any], PyTree] = lambda observation: observation
     to_action: Callable[[jax.Array], PyTree] = lambda action: action
     bounded: bool = True
+    classes: Callable[[PyTree], list[jax.Array]] = lambda observation: []
 
     @property
     def action(self) -> jax.ShapeDtypeStruct:
@@ -110,7 +113,8 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
     seen = jax.eval_shape(read, raw)
     acts = read_action_space(name, action_space)
     check_observation(name, seen, acts)
-    return acts._replace(observation=seen, observe=read)
+    classes = functools.partial(_classes, observation_space)
+    return acts._replace(observation=seen, observe=read, classes=classes)
 
 
 def read_action_space(name: str, space: Any) -> Spaces:
@@ -225,23 +229,31 @@ def _reader(name: str, space: Any, inside: bool = False) -> Callable[[Any], PyTr
     return read
 
 
+def _classes(space: Any, seen: PyTree) -> list[jax.Array]:
+    """The one-hot vectors in observations of a space, as `_reader` returns them."""
+    parts = _parts(space)
+    if parts is None:
+        return [seen] if is_discrete(space) else []
+    if isinstance(seen, Observation):
+        seen = seen.seen_by_critic()  # all entries but the legal actions
+    keys = list(parts) if isinstance(parts, Mapping) else range(len(parts))
+    return [each for key in keys if key != LEGAL for each in _classes(parts[key], seen[key])]
+
+
 def _leaf_reader(name: str, space: Any) -> Callable[[Any], jax.Array]:
-    classes = 0
-    if is_discrete(space):
-        kind = type(space).__name__
-        classes = check_size(f"env {name}: n of the observation space {kind}", space.n)
-    first = int(getattr(space, "start", 0)) if classes else 0
+    discrete = is_discrete(space)
+    first = int(getattr(space, "start", 0)) if discrete else 0
     if not any(hasattr(space, kind) for kind in ("low", "n", "nvec")):
         raise ConfigError(
             f"env {name}: observations must be boxes, discrete, flags or several classes, or "
             f"dictionaries or tuples of these, got {type(space).__name__}"
         )
 
-    image = not classes and is_image(space)
+    image = not discrete and is_image(space)
 
     def read(raw: Any) -> jax.Array:
-        if classes:
-            return jax.nn.one_hot(raw - first, classes, dtype=float)
+        if discrete:
+            return jax.nn.one_hot(raw - first, int(space.n), dtype=float)
         return jnp.asarray(raw) if image else jnp.asarray(raw).astype(float)
 
     return read
