@@ -7,7 +7,6 @@ documentation.
 
 import dataclasses
 import math
-from numbers import Integral
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -157,7 +156,11 @@ def check_size(name: str, value: Any, within: Interval = COUNT) -> int:
     Raises:
       ConfigError: the value is not an integer in `within`.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value not in within:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | np.integer)
+        or int(value) not in within
+    ):
         raise ConfigError(f"{name} must be a whole number in {within}, got {value!r}")
     return int(value)
 

@@ -14,8 +14,8 @@ WRONG = [
     Wrong(
         "a size may be a fraction",
         "config",
-        "not isinstance(value, Integral)",
-        "not isinstance(value, Integral | float)",
+        "not isinstance(value, int | np.integer)",
+        "not isinstance(value, int | np.integer | float)",
         (f"{TESTS}test_no_size_is_refused_wherever_it_is_given[2.5]",),
     ),
     Wrong(

@@ -144,13 +144,12 @@ def read_limit(name: str, params: Any) -> int | None:
     Raises:
       ConfigError: the limit is not a whole number of at least 1, such as 100 or 100.0.
     """
-    limit = getattr(params, "max_steps_in_episode", None)
-    if limit is None or isinstance(limit, jax.core.Tracer):
-        return limit
-    if limit == math.inf:
-        return None
-    whole = int(limit) if limit % 1 == 0 else limit
-    return check_size(f"env {name}: max_steps_in_episode", whole)
+    limit: Any = getattr(params, "max_steps_in_episode", None)
+    known = limit is not None and not isinstance(limit, jax.core.Tracer)
+    if known and limit != math.inf:
+        whole = int(limit) if limit % 1 == 0 else limit
+        limit = check_size(f"env {name}: max_steps_in_episode", whole)
+    return None if known and limit == math.inf else limit
 
 
 def _require_whole(env: Environment) -> None:
