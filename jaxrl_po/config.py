@@ -156,11 +156,8 @@ def check_size(name: str, value: Any, within: Interval = COUNT) -> int:
     Raises:
       ConfigError: the value is not an integer in `within`.
     """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | np.integer)
-        or int(value) not in within
-    ):
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or int(value) not in within:
         raise ConfigError(f"{name} must be a whole number in {within}, got {value!r}")
     return int(value)
 

@@ -14,15 +14,15 @@ WRONG = [
     Wrong(
         "a size may be a fraction",
         "config",
-        "not isinstance(value, int | np.integer)",
-        "not isinstance(value, int | np.integer | float)",
+        "isinstance(value, int | np.integer)",
+        "isinstance(value, int | np.integer | float)",
         (f"{TESTS}test_no_size_is_refused_wherever_it_is_given[2.5]",),
     ),
     Wrong(
         "a gymnax environment may have episodes of no steps",
         "control.environment",
-        'return check_size(f"env {name}: max_steps_in_episode", whole)',
-        "return whole",
+        'limit = check_size(f"env {name}: max_steps_in_episode", whole)',
+        "limit = whole",
         (
             f"{TESTS}test_an_episode_has_a_whole_number_of_steps[0]",
             f"{TESTS}test_limits_of_a_command_are_one_line[environment]",
