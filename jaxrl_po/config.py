@@ -166,11 +166,8 @@ def check(config: Any) -> None:
             raise ConfigError(
                 f"{field.name} must be one of {', '.join(map(str, choices))}, got {value!r}"
             )
-        if (
-            field.metadata["static"]
-            and field.default is not None
-            and not isinstance(value, type(field.default))
-        ):
+        typed = field.metadata["static"] and field.default is not None
+        if typed and not isinstance(value, type(field.default)):
             raise ConfigError(
                 f"{field.name} must be of type {type(field.default).__name__}, got {value!r}"
             )
@@ -184,6 +181,18 @@ def check(config: Any) -> None:
             if element not in within:
                 unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
                 raise ConfigError(f"{field.name} must lie in {within}{unit}, got {element:.10g}")
+
+
+def check_size(name: str, value: Any, within: Interval = COUNT) -> int:
+    """Returns an integer of Python or NumPy as an `int`.
+
+    Raises:
+      ConfigError: the value is not an integer in `within`.
+    """
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or int(value) not in within:
+        raise ConfigError(f"{name} must be a whole number in {within}, got {value!r}")
+    return int(value)
 
 
 def require_effect(config: Any, name: str, condition: bool, when: str) -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked
 from jaxrl_po.advantages import informative
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem
 
@@ -160,19 +160,13 @@ def check_arguments(
     problem: Problem, max_generation_batches: int, carry_surplus: bool, num_groups: int
 ) -> None:
     """Raises ConfigError for an argument of `dynamic_sampling` that is out of its range."""
-    if max_generation_batches not in COUNT:
-        raise ConfigError(
-            f"max_generation_batches must be at least 1, got {max_generation_batches}"
-        )
+    check_size("max_generation_batches", max_generation_batches)
     if carry_surplus and problem.facts.staleness:
         raise ConfigError(
             f"carry_surplus must be off with staleness = {problem.facts.staleness}: what is "
             "carried would be of another age"
         )
-    if num_groups not in NON_NEGATIVE:
-        raise ConfigError(
-            f"num_groups must be at least 1, or 0 for as many as are generated, got {num_groups}"
-        )
+    check_size("num_groups", num_groups, NON_NEGATIVE)
 
 
 def require_scored_groups(batch: Batch) -> None:

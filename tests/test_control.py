@@ -118,7 +118,7 @@ def test_unclipped_action_is_stored_and_clipped_action_is_played():
 
 def test_the_widest_box_has_a_finite_half_range():
     largest = jnp.finfo(jnp.float32).max
-    spaces = control.spaces.box_actions(-largest, largest, (1,))
+    spaces = control.spaces.box_actions("widest", -largest, largest, (1,))
     np.testing.assert_allclose(spaces.to_action(jnp.array([0.5])), [0.5 * largest], rtol=1e-6)
 
 

@@ -40,3 +40,36 @@ def test_numbers_that_are_not_finite_are_said_once_a_seed():
     assert list(doubts.about(6, spoiled, {})) == []
     (said,) = doubts.about(8, {"frac_nonfinite": mean([[2.0, 2.0]])}, {})
     assert said.startswith("seed 0: ")
+
+
+def test_an_environment_that_never_resets_is_reported_once():
+    doubts = Doubts()
+    for i, shares in enumerate([[0.1, 1.0], [0.1, 0.6], [0.99, 0.99]]):
+        assert list(doubts.about(i, {}, {"frac_one_step": shares})) == []
+    (said,) = doubts.about(3, {}, {"frac_one_step": [0.1, 1.0]})
+    assert said.startswith("seed 1, after iteration 3: all episodes have one step now, as if")
+    assert "frac_one_step" in said
+    assert list(doubts.about(4, {}, {"frac_one_step": [1.0, 1.0]})) == []
+
+
+def test_bandits_have_episodes_of_one_step_by_design():
+    doubts = Doubts()
+    for i in range(3):
+        assert list(doubts.about(i, {}, {"frac_one_step": [1.0, 1.0]})) == []
+
+
+def test_observations_outside_their_space_are_reported_once():
+    doubts = Doubts()
+    assert list(doubts.about(0, {}, {"frac_out_of_range": [0.0, 0.0]})) == []
+    (said,) = doubts.about(4, {}, {"frac_out_of_range": [0.0, 0.2]})
+    assert said.startswith("seed 1, after iteration 4: a discrete observation lies outside its")
+    assert list(doubts.about(6, {}, {"frac_out_of_range": [0.1, 0.2]})) == []
+
+
+def test_an_evaluation_without_an_end_is_reported_once():
+    doubts = Doubts()
+    for ended in ([], [1.0, 0.25], [1.0, None]):
+        assert list(doubts.about(0, {}, {"greedy_ended": ended})) == []
+    (said,) = doubts.about(0, {}, {"greedy_ended": [1.0, 0.0]})
+    assert said.startswith("seed 1, after iteration 0: no episode of the evaluation ends within")
+    assert list(doubts.about(1, {}, {"greedy_ended": [0.0, 0.0]})) == []

@@ -87,7 +87,7 @@ def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
 
 @pytest.mark.parametrize("k", [0, 9])
 def test_k_outside_the_samples_is_refused(k):
-    with pytest.raises(ConfigError, match=r"k must lie in \[1, 8\]"):
+    with pytest.raises(ConfigError, match=r"k must be a whole number in \[1, 8\]"):
         pass_at_k(jnp.array(2), 8, k)
 
 

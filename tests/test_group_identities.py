@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import advantages, group_advantages, losses
+from jaxrl_po import advantages, group_advantages, losses, token_weights
 from jaxrl_po.distributions import Categorical
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
@@ -165,3 +165,21 @@ def test_standardised_group_gradient(p):
     assert gains == sorted(gains)
     assert gains[-1] == pytest.approx(limit, rel=0.08)
     assert gains[-1] < limit
+
+
+def test_signs_of_zero_rewards_change_no_advantage():
+    reward = np.random.default_rng(0).choice([-0.0, 0.0, 1.0], (40, 6))
+    reward[0] = [-0.0] * 3 + [0.0] * 3
+    unsigned = np.where(reward == 0, 0.0, reward)
+    estimators = [
+        advantages.leave_one_out,
+        advantages.group_relative,
+        functools.partial(group_advantages.pass_at_k, k=3),
+    ]
+    for estimator in [*map(jax.vmap, estimators), advantages.informative]:
+        np.testing.assert_array_equal(*map(jax.jit(estimator), (reward, unsigned)))
+    # All products of the covariance are zeros, of both signs: the first half is chosen.
+    log_prob, mask = reward[:1] - 1.0, np.ones((1, 6), bool)
+    for advantage in (-0.0 * log_prob, 0.0 * log_prob, 0.0 * reward[:1] - 0.0):
+        chosen = token_weights.top_covariance(log_prob, advantage, mask, 0.5)
+        assert chosen.tolist() == [[True] * 3 + [False] * 3]

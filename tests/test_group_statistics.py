@@ -248,7 +248,7 @@ def test_a_finite_set_is_the_same_few_prompts_for_ever_and_holds_nothing_out():
     )
     ours, theirs = held_out.problem[1], of_task.problem
     np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(ConfigError, match="prompt_set must lie in"):
+    with pytest.raises(ConfigError, match="prompt_set must be a whole number in"):
         language.tasks.finite(TASK, 0)
 
 

@@ -235,7 +235,7 @@ def test_a_merged_model_is_saved(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, r"rank must lie in \[1, inf\), got 0"),
+        ({"rank": 0}, r"rank must be a whole number in \[1, inf\), got 0"),
         ({"alpha": 0.0}, "alpha must lie in"),
         ({"targets": ("embedding",)}, "targets must be some of query, .* got embedding"),
         ({"targets": ()}, "targets must be some of query, .* got nothing"),

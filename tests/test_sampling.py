@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po.language import Transformer, unembedding
-from jaxrl_po.language.sampling import Decoding, generate, truncate
+from jaxrl_po.language.sampling import Decoding, generate, kept_tokens, truncate
 
 HELD = unembedding.HELD
 VOCABULARY, PAD, EOS, BUDGET = 10, 0, 1, 5
@@ -262,6 +262,27 @@ def test_of_equals_at_the_edge_the_lower_indices_stay():
     assert left(logits, top_p=0.7) == [False, True, True, False]
     assert left(logits, top_k=2) == [False, True, True, False]
     assert left(np.zeros(10, np.float32), top_p=0.65) == [True] * 7 + [False] * 3
+
+
+@pytest.mark.parametrize("held", [HELD, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ties_of_signed_zeros_keep_the_lower_indices(dtype, held, monkeypatch):
+    """Over random rows of few values, subnormal ones too, whose order by bits is another."""
+    monkeypatch.setattr(unembedding, "HELD", held)
+    values = np.array([-0.0, 0.0, 1e-40, -1e-40, -np.inf, 1.0])
+    rows = np.random.default_rng(3).choice(values, (300, VOCABULARY), p=[0.3, 0.3, *[0.1] * 4])
+    rows[0] = [-0.0] * 5 + [0.0] * 5
+    rows[1:, 0] = -0.0  # some token of each row is possible
+    logits = jnp.asarray(rows, dtype)
+    # Whether subnormal numbers are equal to 0 is for the device to say.
+    compared = np.where(logits == 0, 0.0, np.asarray(logits, np.float64))
+    for filters in [{"top_k": 1}, {"top_k": 4}, {"top_k": 7}, {"top_p": 0.45}, {"min_p": 0.9}]:
+        found = np.asarray(jax.jit(lambda x, f=filters: kept_tokens(x, Decoding(**f)))(logits))
+        for row, chosen in zip(compared, found, strict=True):
+            chosen = np.flatnonzero(chosen) if found.dtype == bool else chosen[chosen >= 0]
+            probabilities = np.exp(row) / np.exp(row).sum()
+            expected = [token for token in kept(probabilities, **filters) if row[token] > -np.inf]
+            assert sorted(chosen) == sorted(expected), (row, filters)
 
 
 def test_top_p_is_of_what_the_others_left():

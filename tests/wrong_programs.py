@@ -13,6 +13,7 @@ import wrong_corrections
 import wrong_dialogues
 import wrong_environments
 import wrong_held_out
+import wrong_limits
 import wrong_pretrained
 import wrong_python
 import wrong_random_numbers
@@ -466,6 +467,7 @@ WRONG = [
     *wrong_dialogues.WRONG,
     *wrong_environments.WRONG,
     *wrong_held_out.WRONG,
+    *wrong_limits.WRONG,
     *wrong_pretrained.WRONG,
     *wrong_python.WRONG,
     *wrong_regressions.WRONG,

@@ -74,6 +74,23 @@ WRONG = [
         ("test_rounding.py::test_the_nucleus_is_the_smallest_set_of_that_mass",),
     ),
     Wrong(
+        "tokens are sorted by the signs of zeros",
+        "language.sampling",
+        "jax.lax.top_k(jnp.where(logits == 0, 0, logits), count)",
+        "jax.lax.top_k(logits, count)",
+        (
+            "test_sampling.py::test_ties_of_signed_zeros_keep_the_lower_indices[float32-4096]",
+            "test_sampling.py::test_ties_of_signed_zeros_keep_the_lower_indices[float32-1]",
+        ),
+    ),
+    Wrong(
+        "tokens of the largest covariance are sorted by the signs of zeros",
+        "token_weights",
+        "jnp.argsort(-everywhere)",
+        "jax.lax.top_k(everywhere, everywhere.size)[1]",
+        ("test_group_identities.py::test_signs_of_zero_rewards_change_no_advantage",),
+    ),
+    Wrong(
         "a line search accepts where nothing moved",
         "trust_region",
         "accepted = ~first & moves & finite & (kl <= max_kl) & (gain > 0)",

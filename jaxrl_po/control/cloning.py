@@ -7,7 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, check_size
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.environment import adapt
@@ -33,11 +33,12 @@ def demonstrated(
       The `Problem`, for `algorithms.sft`: `log_prob`, `reward` and `score` are 0.
 
     Raises:
-      ConfigError: the policy has memory.
+      ConfigError: the policy has memory, or `num_steps` is not a whole number of at least 1.
     """
     chex.assert_equal_shape_prefix([observation, action], 1)
     if problem.actor is not None:
         raise ConfigError("memory must be none: single steps are demonstrated")
+    num_steps = check_size("num_steps", num_steps)
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -68,8 +69,13 @@ def make_record(
     Returns:
       The function; `key` is consumed. `steps` has the entries `RECORDED`, `[B, T, …]`, and `mask`
       `[B, T]` is True up to the end of the first episode.
+
+    Raises:
+      ConfigError: `num_episodes` or `max_steps` is not a whole number of at least 1.
     """
     environment, actor = adapt(env, env_params), actor_of(problem)
+    num_episodes = check_size("num_episodes", num_episodes)
+    max_steps = check_size("max_steps", max_steps)
 
     def record(
         params: ActorCritic, collector: CollectorState, key: jax.Array

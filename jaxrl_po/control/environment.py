@@ -1,13 +1,14 @@
 """Environments as two pure functions, and the adapter to gymnax."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import ConfigError
-from jaxrl_po.control.spaces import Spaces, read_spaces, require_mask
+from jaxrl_po.config import ConfigError, check_size
+from jaxrl_po.control.spaces import Spaces, check_observation, read_spaces
 from jaxrl_po.types import PyTree
 
 METHODS = ("reset", "step", "action_space", "observation_space")
@@ -133,9 +134,22 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
 
     # What `reset` returns counts, and not what the space says.
     seen = jax.eval_shape(reset, jax.random.key(0))[0]
-    require_mask(name, seen, spaces)
-    limit = getattr(params, "max_steps_in_episode", None)
-    return Environment(reset, step, spaces._replace(observation=seen), limit)
+    check_observation(name, seen, spaces)
+    return Environment(reset, step, spaces._replace(observation=seen), read_limit(name, params))
+
+
+def read_limit(name: str, params: Any) -> int | None:
+    """Reads `max_steps_in_episode`; None if the parameters lack it or it is infinite.
+
+    Raises:
+      ConfigError: the limit is not a whole number of at least 1, such as 100 or 100.0.
+    """
+    limit: Any = getattr(params, "max_steps_in_episode", None)
+    known = limit is not None and not isinstance(limit, jax.core.Tracer)
+    if known and limit != math.inf:
+        whole = int(limit) if limit % 1 == 0 else limit
+        limit = check_size(f"env {name}: max_steps_in_episode", whole)
+    return None if known and limit == math.inf else limit
 
 
 def _require_whole(env: Environment) -> None:
@@ -149,7 +163,11 @@ def _require_whole(env: Environment) -> None:
         )
     if not jax.tree.leaves(spaces.observation):
         raise ConfigError("spaces.observation must be the shapes and dtypes of one observation")
-    require_mask("Environment", spaces.observation, spaces)
+    check_observation("Environment", spaces.observation, spaces)
+    for count in (*spaces.choices, spaces.num_actions or spaces.action_size or 1):
+        check_size("counts of actions in spaces", count)
+    if env.max_steps is not None and not isinstance(env.max_steps, jax.core.Tracer):
+        check_size("max_steps of an Environment", env.max_steps)
 
 
 def shapes(tree: PyTree) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import COUNT, ConfigError
+from jaxrl_po.config import ConfigError, check_size
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.environment import Environment, adapt
@@ -25,7 +25,7 @@ def make_evaluate(
     env_params: Any = None,
     max_steps: int | None = None,
 ) -> Evaluate:
-    """Builds `evaluate(params, collector, key) -> {"return", "length"}`, each `[num_episodes]`.
+    """Builds `evaluate(params, collector, key) -> {"return", "length", "ended"}`.
 
     Args:
       env: the environment, see `make_problem`; it may differ from the one used for training.
@@ -37,17 +37,19 @@ def make_evaluate(
         `max_steps_in_episode` of a gymnax environment's parameters.
 
     Returns:
-      The function. It reads the observation statistics in `collector`, also where the problem is
-      wrapped, and updates nothing; the same key gives the same episodes.
+      The function. Each entry is `[num_episodes]`: undiscounted return, length in steps, and 1 if
+      the episode ended by itself, 0 if the bound cut it. An environment whose `step` never returns
+      terminated or truncated has `ended` 0 everywhere. The function reads the observation
+      statistics in `collector`, also where the problem is wrapped, and updates nothing; the same
+      key gives the same episodes.
 
     Raises:
-      ConfigError: `num_episodes` below 1, or an episode length that neither `max_steps` nor the
-        environment bounds.
+      ConfigError: `num_episodes` or `max_steps` is not a whole number of at least 1, or neither
+        `max_steps` nor the environment bounds the length of an episode.
     """
-    if num_episodes not in COUNT:
-        raise ConfigError(f"num_episodes must lie in {COUNT}, got {num_episodes}")
+    num_episodes = check_size("num_episodes", num_episodes)
     environment = adapt(env, env_params)
-    bound = environment.max_steps if max_steps is None else max_steps
+    bound = environment.max_steps if max_steps is None else check_size("max_steps", max_steps)
     if bound is None:
         reset_and_step(environment)  # what is wrong with these is said first
         raise ConfigError(
@@ -60,16 +62,16 @@ def make_evaluate(
     def evaluate(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> dict[str, jax.Array]:
-        episode_return, length = unroll.episodes(
+        episode_return, length, ended = unroll.episodes(
             environment,
             functools.partial(actor.act, params, collector),
             key,
             num_episodes=num_episodes,
-            max_steps=int(bound),
+            max_steps=bound,
             greedy=greedy,
             memory=actor.start(num_episodes),
         )
-        return {"return": episode_return, "length": length}
+        return {"return": episode_return, "length": length, "ended": ended.astype(float)}
 
     return evaluate
 

@@ -14,7 +14,7 @@ from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import Networks, Sequences, build_networks, problem_of, require_fit
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
-from jaxrl_po.control.problem import without_action
+from jaxrl_po.control.problem import frac_broken
 from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.group_advantages import outcomes
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
@@ -145,7 +145,7 @@ def batch_of(
         "episode_return": masked.total(score),
         "episode_length": masked.total(mask.sum(1)),
         "truncated": masked.total(jnp.any(truncated & mask, axis=1)),
-        **without_action(spaces, trajectory.observation, mask),
+        **frac_broken(spaces, trajectory.observation, mask),
     }
     if group_size > 1:
         metrics["dead_groups"] = masked.total(~informative(score))

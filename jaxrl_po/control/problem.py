@@ -97,8 +97,9 @@ def make_problem(
     Returns:
       The `Problem`. Its metrics `episode_return` (raw reward units) and `episode_length` (steps)
       are means over the episodes that ended in the iteration, with count 0 when none did.
-      `frac_nonfinite` is the share of steps whose reward or next observation is not finite; where
-      the environment gives legal actions, `frac_no_action` is the share of steps without one.
+      `frac_nonfinite` is the share of steps whose reward or next observation is not finite,
+      `frac_one_step` that of steps that are a whole episode: where it becomes 1, the environment
+      does not reset itself. For the shares of steps that break the spaces see `frac_broken`.
 
     Raises:
       ConfigError: counts below 1, a discount outside [0, 1], spaces that the adapter refuses, or
@@ -189,8 +190,9 @@ def batch_of(
         metrics={
             "episode_return": masked.total(trajectory.episode_return, ended),
             "episode_length": masked.total(trajectory.episode_length, ended),
+            "frac_one_step": masked.total(ended & (trajectory.episode_length == 1.0)),
             "frac_nonfinite": frac_nonfinite,
-            **without_action(spaces, trajectory.observation),
+            **frac_broken(spaces, trajectory.observation),
         },
     )
     after = unroll.forget(after, ended[:, -1])
@@ -224,10 +226,26 @@ def mark_nonfinite(
     return jnp.where(seen | ~used, reward, jnp.nan), share
 
 
-def without_action(spaces: Spaces, observation: PyTree, mask: jax.Array | None = None) -> Metrics:
-    """The metric `frac_no_action`, where the environment says which actions are legal."""
-    if not isinstance(observation, Observation) or observation.legal is None:
-        return {}
-    sizes = spaces.choices or (spaces.num_actions,)
-    some = distributions.possible(observation.legal, sizes).all(axis=-1)
-    return {"frac_no_action": masked.total(~some, mask)}
+def frac_broken(spaces: Spaces, observation: PyTree, mask: jax.Array | None = None) -> Metrics:
+    """Computes the shares of steps whose observation breaks what the spaces say.
+
+    Args:
+      spaces: see `Spaces`.
+      observation: leaves `[B, T, …]`, raw.
+      mask: `[B, T]`, bool, steps that count; None for all.
+
+    Returns:
+      `frac_no_action`, steps without a legal action, if the environment has a mask of them;
+      `frac_out_of_range`, steps with a discrete observation outside its range, which is read as
+      zeros, if the environment has discrete observations.
+    """
+    metrics: Metrics = {}
+    if isinstance(observation, Observation) and observation.legal is not None:
+        sizes = spaces.choices or (spaces.num_actions,)
+        some = distributions.possible(observation.legal, sizes).all(axis=-1)
+        metrics["frac_no_action"] = masked.total(~some, mask)
+    if classes := spaces.classes(observation):
+        steps = classes[0].shape[:2]
+        known = (x.any(axis=-1).reshape(*steps, -1).all(axis=-1) for x in classes)
+        metrics["frac_out_of_range"] = masked.total(~functools.reduce(jnp.logical_and, known), mask)
+    return metrics

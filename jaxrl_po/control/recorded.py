@@ -22,7 +22,13 @@ from jaxrl_po.control.actor import (
     require_fit,
 )
 from jaxrl_po.control.modules import NetworkSettings, choose_modules
-from jaxrl_po.control.problem import CRITIC_MEMORY, Settings, mark_nonfinite, with_critic_memory
+from jaxrl_po.control.problem import (
+    CRITIC_MEMORY,
+    Settings,
+    frac_broken,
+    mark_nonfinite,
+    with_critic_memory,
+)
 from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
@@ -145,7 +151,9 @@ def recorded_from_settings(
             metrics={
                 "episode_return": masked.total(recording.episode_return, ended),
                 "episode_length": masked.total(recording.episode_length, ended),
+                "frac_one_step": masked.total(ended & (recording.episode_length == 1.0), mask),
                 "frac_nonfinite": frac_nonfinite,
+                **frac_broken(spaces, observation[:, :-1], mask),
             },
         )
         after = unroll.forget(after, ~mask[:, -1])

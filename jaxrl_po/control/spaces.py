@@ -1,5 +1,6 @@
 """Spaces: what a policy sees and may do, from the spaces of gymnax or gymnasium."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, check_size
 from jaxrl_po.types import PyTree
 
 # Entries of a structured observation with a meaning of their own.
@@ -46,6 +47,7 @@ class Spaces(NamedTuple):
       observe: the environment's observation to the policy's: float32, bytes kept.
       to_action: the policy's action to the environment's own.
       bounded: whether a continuous action has bounds, all of them finite.
+      classes: observations, leaves `[E*, …]`, to the one-hot vectors in them, `[E*, …, n]` each.
     """
 
     observation: PyTree
@@ -55,6 +57,7 @@ class Spaces(NamedTuple):
     observe: Callable[[Any], PyTree] = lambda observation: observation
     to_action: Callable[[jax.Array], PyTree] = lambda action: action
     bounded: bool = True
+    classes: Callable[[PyTree], list[jax.Array]] = lambda observation: []
 
     @property
     def action(self) -> jax.ShapeDtypeStruct:
@@ -102,43 +105,59 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
       action_space: discrete, several discrete choices (`nvec`) or a box.
 
     Raises:
-      ConfigError: for spaces of another kind, or a mask that does not fit the actions.
+      ConfigError: for spaces of another kind, an observation without elements, actions of which
+        none is possible, or a mask that does not fit the actions.
     """
     read = _reader(name, observation_space)
     raw = _example(observation_space)
     seen = jax.eval_shape(read, raw)
     acts = read_action_space(name, action_space)
-    require_mask(name, seen, acts)
-    return acts._replace(observation=seen, observe=read)
+    check_observation(name, seen, acts)
+    classes = functools.partial(_classes, observation_space)
+    return acts._replace(observation=seen, observe=read, classes=classes)
 
 
 def read_action_space(name: str, space: Any) -> Spaces:
     """The actions of an environment; the fields of observations are left open.
 
     Raises:
-      ConfigError: the space is neither discrete, nor several discrete choices, nor a box of floats.
+      ConfigError: the space is neither discrete, nor several discrete choices, nor a box of floats,
+        or no action is in it.
     """
+    of_actions = f"of the action space {type(space).__name__}"
     if is_discrete(space):
         first = int(getattr(space, "start", 0))
-        return Spaces(None, num_actions=int(space.n), to_action=lambda action: action + first)
+        count = check_size(f"env {name}: n {of_actions}", space.n)
+        return Spaces(None, num_actions=count, to_action=lambda action: action + first)
     if hasattr(space, "nvec") and len(space.shape) == 1:
         offset = jnp.asarray(getattr(space, "start", 0))
-        return Spaces(
-            None,
-            choices=tuple(int(n) for n in space.nvec),
-            to_action=lambda action: action + offset,
-        )
+        check_size(f"env {name}: the length of nvec {of_actions}", len(space.nvec))
+        counts = (check_size(f"env {name}: each n of nvec {of_actions}", n) for n in space.nvec)
+        return Spaces(None, choices=tuple(counts), to_action=lambda action: action + offset)
     floats = hasattr(space, "low") and jnp.issubdtype(getattr(space, "dtype", float), jnp.floating)
     if not floats:
         raise ConfigError(
             f"env {name}: actions must be discrete, several discrete choices or a box of floats, "
             f"got {type(space).__name__}"
         )
-    return box_actions(space.low, space.high, tuple(space.shape))
+    return box_actions(name, space.low, space.high, tuple(space.shape))
 
 
-def box_actions(low: Any, high: Any, shape: tuple[int, ...]) -> Spaces:
-    """Continuous actions in a box, as `read_spaces` says; the fields of observations are open."""
+def box_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Spaces:
+    """Continuous actions in a box, as `read_spaces` says; the fields of observations are open.
+
+    Raises:
+      ConfigError: the box has no components, or no action is within its bounds.
+    """
+    check_size(f"env {name}: the number of components of the action space Box", math.prod(shape))
+    if not any(isinstance(bound, jax.core.Tracer) for bound in (low, high)):
+        pairs = np.stack(np.broadcast_arrays(low, high), axis=-1).reshape(-1, 2).astype(float)
+        empty = ~((pairs[:, 0] <= pairs[:, 1]) & (pairs[:, 0] < np.inf) & (pairs[:, 1] > -np.inf))
+        if empty.any():
+            raise ConfigError(
+                f"env {name}: bounds of the action space Box must be numbers low <= high, or "
+                f"infinite for none, got low {pairs[empty][0, 0]:g} and high {pairs[empty][0, 1]:g}"
+            )
     low, high = (jnp.broadcast_to(jnp.asarray(bound, float), shape) for bound in (low, high))
     bounded = jnp.isfinite(low) & jnp.isfinite(high)
     # Halves first: a sum of the largest floats would not be finite.
@@ -157,8 +176,15 @@ def box_actions(low: Any, high: Any, shape: tuple[int, ...]) -> Spaces:
     )
 
 
-def require_mask(name: str, observation: PyTree, spaces: Spaces) -> None:
-    """Raises ConfigError if the legal actions of an observation do not fit the actions."""
+def check_observation(name: str, observation: PyTree, spaces: Spaces) -> None:
+    """Raises ConfigError if policy or critic sees nothing, or legal actions do not fit actions."""
+    seen = observation if isinstance(observation, Observation) else Observation(observation)
+    for part in (seen.policy, seen.seen_by_critic()):
+        if not sum(math.prod(x.shape) for x in jax.tree.leaves(part)):
+            raise ConfigError(
+                f"env {name}: an observation must have at least one element, got shapes "
+                f"{jax.tree.map(lambda x: list(x.shape), part)}"
+            )
     if not isinstance(observation, Observation) or observation.legal is None:
         return
     size = sum(spaces.choices) if spaces.choices else spaces.num_actions
@@ -188,7 +214,7 @@ def _reader(name: str, space: Any, inside: bool = False) -> Callable[[Any], PyTr
             "of a part of it"
         )
     of = {key: _reader(name, part, True) for key, part in parts.items() if key != LEGAL}
-    if not set(of) - {PRIVILEGED}:
+    if parts and not set(of) - {PRIVILEGED}:
         raise ConfigError(f"env {name}: the policy must see something beside {', '.join(parts)}")
 
     def read(raw: Any) -> PyTree:
@@ -203,20 +229,31 @@ def _reader(name: str, space: Any, inside: bool = False) -> Callable[[Any], PyTr
     return read
 
 
+def _classes(space: Any, seen: PyTree) -> list[jax.Array]:
+    """The one-hot vectors in observations of a space, as `_reader` returns them."""
+    parts = _parts(space)
+    if parts is None:
+        return [seen] if is_discrete(space) else []
+    if isinstance(seen, Observation):
+        seen = seen.seen_by_critic()  # all entries but the legal actions
+    keys = list(parts) if isinstance(parts, Mapping) else range(len(parts))
+    return [each for key in keys if key != LEGAL for each in _classes(parts[key], seen[key])]
+
+
 def _leaf_reader(name: str, space: Any) -> Callable[[Any], jax.Array]:
-    classes = int(space.n) if is_discrete(space) else 0
-    first = int(getattr(space, "start", 0)) if classes else 0
+    discrete = is_discrete(space)
+    first = int(getattr(space, "start", 0)) if discrete else 0
     if not any(hasattr(space, kind) for kind in ("low", "n", "nvec")):
         raise ConfigError(
             f"env {name}: observations must be boxes, discrete, flags or several classes, or "
             f"dictionaries or tuples of these, got {type(space).__name__}"
         )
 
-    image = not classes and is_image(space)
+    image = not discrete and is_image(space)
 
     def read(raw: Any) -> jax.Array:
-        if classes:
-            return jax.nn.one_hot(raw - first, classes, dtype=float)
+        if discrete:
+            return jax.nn.one_hot(raw - first, int(space.n), dtype=float)
         return jnp.asarray(raw) if image else jnp.asarray(raw).astype(float)
 
     return read

@@ -218,7 +218,7 @@ def episodes(
     max_steps: int,
     greedy: bool = True,
     memory: PyTree = (),
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Plays one whole episode in each of `num_episodes` environments.
 
     Args:
@@ -231,7 +231,8 @@ def episodes(
       memory: the policy's at an episode's start.
 
     Returns:
-      Undiscounted returns `[B]` and lengths `[B]` in steps.
+      Undiscounted returns `[B]`, lengths `[B]` in steps, and `[B]`, bool, whether each episode
+      ended by itself, by termination or truncation, within `max_steps`.
     """
     reset_key, step_key = jax.random.split(key)
     index = jnp.arange(num_episodes, dtype=jnp.int32)
@@ -272,4 +273,4 @@ def episodes(
     alive = jnp.ones(num_episodes, bool)
     playing = Playing(jnp.int32(0), envs.state, envs.observation, memory, alive, zeros, zeros)
     playing = jax.lax.while_loop(unfinished, step, playing)
-    return playing.episode_return, playing.episode_length
+    return playing.episode_return, playing.episode_length, ~playing.alive

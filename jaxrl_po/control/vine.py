@@ -14,7 +14,7 @@ from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import build_networks, has_memory, play, problem_of, require_fit
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
-from jaxrl_po.control.problem import ENVIRONMENTS, without_action
+from jaxrl_po.control.problem import ENVIRONMENTS, frac_broken
 from jaxrl_po.control.unroll import EnvState
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Problem
 
@@ -251,7 +251,8 @@ def grow(
         metrics={
             "episode_return": masked.total(trunk.episode_return, trunk_ended),
             "episode_length": masked.total(trunk.episode_length, trunk_ended),
-            **without_action(environment.spaces, trunk.observation),
+            "frac_one_step": masked.total(trunk_ended & (trunk.episode_length == 1.0)),
+            **frac_broken(environment.spaces, trunk.observation),
         },
         columns=columns,
     )

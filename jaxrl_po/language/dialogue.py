@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
-from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check_size
+from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
 

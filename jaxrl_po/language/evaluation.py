@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.config import NON_NEGATIVE, Interval, check_size
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import check_decoding
 from jaxrl_po.language.sampling import PLAIN, Decoding
@@ -192,8 +192,7 @@ def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
       >>> print(round(float(pass_at_k(jnp.array(2), 8, 4)), 4))  # 1 − C(6, 4) / C(8, 4)
       0.7857
     """
-    if k not in COUNT or k > n:
-        raise ConfigError(f"k must lie in [1, {n}], the samples, got {k}")
+    check_size("k", k, Interval(1, n))
     i = jnp.arange(1, n + 1).reshape(*[1] * correct.ndim, n)
     # Factors with i < k are negative, but then the factor of i = k, which is 0, is in the product
     # too: clamped, they cannot overflow before it.
@@ -234,10 +233,9 @@ def by_decoding(answer: Callable[[ActorCritic, jax.Array, int], Any], num_sample
     """What `answer(params, key, n)` gives greedily, n = 0, and with samples, unless there are 0.
 
     Raises:
-      ConfigError: `num_samples` below 0.
+      ConfigError: `num_samples` is not a whole number of at least 0.
     """
-    if num_samples not in NON_NEGATIVE:
-        raise ConfigError(f"num_samples must lie in {NON_NEGATIVE}, got {num_samples}")
+    num_samples = check_size("num_samples", num_samples, NON_NEGATIVE)
 
     def describe(params: ActorCritic, collector: CollectorState, key: jax.Array) -> dict[str, Any]:
         del collector

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import COUNT, POSITIVE, ConfigError
+from jaxrl_po.config import POSITIVE, ConfigError, check_size
 from jaxrl_po.types import PyTree
 
 ATTENTION = ("query", "key", "value", "out")
@@ -40,8 +40,7 @@ class Lora(NamedTuple):
 
     def validate(self) -> None:
         """Raises ConfigError for a rank or alpha out of range, or a target that is no matrix."""
-        if self.rank not in COUNT:
-            raise ConfigError(f"rank must lie in {COUNT}, got {self.rank}")
+        check_size("rank", self.rank)
         if self.alpha not in POSITIVE:
             raise ConfigError(f"alpha must lie in {POSITIVE}, got {self.alpha}")
         unknown = [name for name in self.targets if name not in EVERY]

@@ -221,6 +221,8 @@ def make_init(
     """`Problem.init`; arguments as for `make_networks`."""
     # A custom module need not know of adapters.
     adapters: lora.Lora | None = getattr(model, "lora", None)
+    if isinstance(warm, WarmStart):
+        check(warm)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         policy_key, critic_key, warm_key = jax.random.split(key, 3)

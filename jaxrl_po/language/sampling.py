@@ -49,8 +49,7 @@ def truncate(
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     if top_k == 0 and top_p == 1.0:
         return logits
-    # Of equal values `top_k` returns the lowest index first.
-    descending, index = jax.lax.top_k(logits, top_k or vocabulary)
+    descending, index = largest(logits, top_k or vocabulary)
     probability = jax.nn.softmax(descending.astype(jnp.float32))
     # The token with which the sum reaches top_p, up to its rounding, still belongs to the nucleus.
     # At 1 the test is left out: rounding could let the sum reach 1 early.
@@ -61,6 +60,26 @@ def truncate(
     token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     kept = (logits > edge) | ((logits == edge) & (token <= edge_index))
     return jnp.where(kept, logits, -jnp.inf)
+
+
+def largest(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the largest values in descending order, and their indices; the lower index first.
+
+    `lax.top_k` alone orders by bits: −0 below +0, and numbers that the comparison flushes to 0.
+
+    Args:
+      logits: `[…, V]`.
+      count: number of values, at most V.
+
+    Returns:
+      Values and int32 indices, both `[…, count]`.
+
+    Example:
+      >>> largest(jnp.array([-0.0, 0.0, 1.0]), 2)[1].tolist()
+      [2, 0]
+    """
+    values: tuple[jax.Array, jax.Array] = jax.lax.top_k(jnp.where(logits == 0, 0, logits), count)
+    return values
 
 
 class Decoding(NamedTuple):
@@ -105,7 +124,7 @@ def kept_tokens(logits: jax.Array, decoding: Decoding) -> jax.Array | None:
     vocabulary, (_, _, top_k, top_p, min_p) = logits.shape[-1], decoding
     if vocabulary <= unembedding.HELD:
         return truncate(logits, top_k=top_k, top_p=top_p, min_p=min_p) > -jnp.inf
-    likely, token = jax.lax.top_k(logits, top_k or min(unembedding.LISTED, vocabulary))
+    likely, token = largest(logits, top_k or min(unembedding.LISTED, vocabulary))
     return jnp.where(truncate(likely, top_p=top_p, min_p=min_p) > -jnp.inf, token, -1)
 
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from jaxrl_po.config import COUNT, ConfigError
+from jaxrl_po.config import check_size
 from jaxrl_po.control.environment import Environment, Transition, strong
-from jaxrl_po.control.spaces import Spaces, require_mask
+from jaxrl_po.control.spaces import Spaces, check_observation
 from jaxrl_po.types import PyTree
 
 
@@ -112,10 +112,7 @@ def with_episodes(
       ConfigError: a count below 1, or legal actions that do not fit the actions.
     """
     for field, value in (("max_steps", max_steps), ("reset_interval", reset_interval)):
-        if not isinstance(value, int) or isinstance(value, bool) or value not in COUNT:
-            raise ConfigError(
-                f"env {name}: {field} must be a whole number in {COUNT}, got {value!r}"
-            )
+        check_size(f"env {name}: {field}", value)
     held = reset_interval > 1
 
     def begin(key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -158,7 +155,7 @@ def with_episodes(
         return running._replace(start=start, used=jnp.bool_(False))
 
     seen = jax.eval_shape(begin, jax.random.key(0))[0]
-    require_mask(name, seen, dynamics.actions)
+    check_observation(name, seen, dynamics.actions)
     return Environment(
         reset,
         step,

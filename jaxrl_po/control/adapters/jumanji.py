@@ -89,7 +89,7 @@ def make(
         return observe(timestep.observation), state, timestep.reward.sum(), ended
 
     seen = jax.eval_shape(env.reset, jax.random.key(0))[1].observation
-    actions = _read_actions(env.action_spec, getattr(seen, LEGAL, None))
+    actions = _read_actions(label, env.action_spec, getattr(seen, LEGAL, None))
     groups = len(actions.choices) or 1
     return with_episodes(
         label, Dynamics(reset, step, actions), max_steps=limit, reset_interval=reset_interval
@@ -109,11 +109,11 @@ def _read(key: str, spec: Any, value: Any, max_steps: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.asarray(x, float), value)
 
 
-def _read_actions(spec: Any, mask: Any) -> Spaces:
+def _read_actions(label: str, spec: Any, mask: Any) -> Spaces:
     if isinstance(spec, specs.DiscreteArray):
         return Spaces(None, num_actions=int(spec.num_values))
     if jnp.issubdtype(spec.dtype, jnp.floating):
-        return box_actions(spec.minimum, spec.maximum, spec.shape)
+        return box_actions(label, spec.minimum, spec.maximum, spec.shape)
     if isinstance(spec, specs.MultiDiscreteArray):
         choices = tuple(int(n) for n in spec.num_values)
     else:  # MultiCVRP has a bound, one too high

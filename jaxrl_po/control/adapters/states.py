@@ -44,7 +44,7 @@ def dynamics_of(env: Any, *, action_repeat: int = 1) -> Dynamics:
             reward = reward + state.reward
         return observe(state.obs), state, reward, state.done > 0
 
-    return Dynamics(reset, step, box_actions(-1.0, 1.0, (env.action_size,)))
+    return Dynamics(reset, step, box_actions(type(env).__name__, -1.0, 1.0, (env.action_size,)))
 
 
 def observe(raw: Any) -> PyTree:

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import Interval
+from jaxrl_po.config import Interval, check_size
 from jaxrl_po.language.dialogue import Dialogue, Reply
 from jaxrl_po.language.dialogues import guessing
-from jaxrl_po.language.tasks.types import Prompt, check_size
+from jaxrl_po.language.tasks.types import Prompt
 from jaxrl_po.language.tokenizer import make_tokenizer
 
 ALPHABET = "0123456789"

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import Interval
+from jaxrl_po.config import Interval, check_size
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.text import (
     LOWEST_FIRST,
@@ -13,7 +13,7 @@ from jaxrl_po.language.tasks.text import (
     write_answer,
     write_prompt,
 )
-from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.tasks.verify import one_answer
 from jaxrl_po.language.tokenizer import make_tokenizer
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import Interval
+from jaxrl_po.config import Interval, check_size
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.stack_machine import OPERATORS, run
 from jaxrl_po.language.tasks.text import Piece, literal, number, write_answer, write_prompt
-from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.tasks.verify import at_end, last_token_only
 from jaxrl_po.language.tokenizer import make_tokenizer
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import COUNT
-from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.config import COUNT, check_size
+from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.types import PyTree
 
 Verdict = Callable[[PyTree, jax.Array], jax.Array]

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.config import COUNT, Interval
-from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.config import COUNT, Interval, check_size
+from jaxrl_po.language.tasks.types import Prompt, Task
 
 
 class Words(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import COUNT, ConfigError, Interval
+from jaxrl_po.config import ConfigError, check_size
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
 
@@ -112,8 +112,8 @@ def num_asked(task: Any, num_prompts: int | None) -> int:
         raise ConfigError(f"task {task.name} must have test rows, and for a run validation rows")
     if num_prompts is None:
         return len(task.test) if finite else DRAWN
-    check_size("num_prompts", num_prompts, COUNT)
-    return min(num_prompts, len(task.test)) if finite else num_prompts
+    asked = check_size("num_prompts", num_prompts)
+    return min(asked, len(task.test)) if finite else asked
 
 
 def held_out(task: Task, keys: jax.Array) -> Prompt:
@@ -146,12 +146,6 @@ def reading(task: Task, frozen: PyTree) -> Task:
         if isinstance(field, functools.partial) and field.args[:1] and field.args[0] is task.data
     }
     return task._replace(data=data, **readers)
-
-
-def check_size(name: str, value: int, within: Interval) -> None:
-    """Raises ConfigError unless `value` is a whole number in `within`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value not in within:
-        raise ConfigError(f"{name} must lie in {within}, got {value}")
 
 
 def check_lengths(task: Task) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxrl_po import backend, config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.experiment import assembly
 from jaxrl_po.run.experiment.earlier import TRAIN
@@ -64,10 +64,8 @@ def plan_of(
     eval_every: int = 5,
 ) -> Plan:
     """The plan of a user's learner; see `train`."""
-    if not isinstance(iterations, int) or iterations not in NON_NEGATIVE:
-        raise ConfigError(f"iterations must be a whole number in {NON_NEGATIVE}, got {iterations}")
-    if steps_per_iteration not in COUNT:
-        raise ConfigError(f"steps_per_iteration must lie in {COUNT}, got {steps_per_iteration}")
+    check_size("iterations", iterations, NON_NEGATIVE)
+    check_size("steps_per_iteration", steps_per_iteration)
     if score and evaluate is None:
         raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
     total = iterations * steps_per_iteration

@@ -17,6 +17,12 @@ from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.types import Metrics, Row
 
 SIGNAL, NONFINITE = "signal", "frac_nonfinite"
+# Shares that tell of an environment which breaks its contract.
+ENVIRONMENT = {
+    "frac_one_step": "all episodes have one step now, as if the environment did not reset itself",
+    "frac_out_of_range": "a discrete observation lies outside its space, and is read as zeros",
+    "greedy_ended": "no episode of the evaluation ends within the environment's own time limit",
+}
 LEARNED = 0.05  # a training accuracy above it is not chance
 
 
@@ -132,6 +138,7 @@ class Doubts:
 
     def __init__(self) -> None:
         self._said = set[str | int]()
+        self._longer: Any = False  # `[S]`, whether an episode of the seed had several steps
 
     def about(self, iteration: int, means: Metrics, row: Row) -> Iterator[str]:
         """A line for each doubt that was not said before.
@@ -166,6 +173,25 @@ class Doubts:
                     "training: held-out prompts may be of another kind, or --reward scores what "
                     "the task's answers do not; samples.jsonl has what is written, and this is "
                     "reported once"
+                )
+        yield from self._about_environment(iteration, row)
+
+    def _about_environment(self, iteration: int, row: Row) -> Iterator[str]:
+        """Yields lines about an environment that breaks its contract; arguments as for `about`."""
+        share = {name: np.array(row.get(name, []), np.float64) for name in ENVIRONMENT}
+        # A bandit's episodes have one step by design, and so from the first line on.
+        single = share["frac_one_step"] == 1.0
+        found = (
+            single & self._longer,
+            share["frac_out_of_range"] > 0.0,
+            share["greedy_ended"] == 0.0,
+        )
+        self._longer = self._longer | ~single
+        for (name, what), seeds in zip(ENVIRONMENT.items(), found, strict=True):
+            if seeds.any() and self._is_new(name):
+                yield (
+                    f"seed {seeds.argmax()}, after iteration {iteration}: {what}; {name} is the "
+                    "share, and this is reported once"
                 )
 
     def _is_new(self, what: str | int) -> bool:
