@@ -180,7 +180,7 @@ def read(argv: Sequence[str], options: Options) -> Asked:
     """The sweep that the arguments ask for."""
     kept, swept, drawn = search.split(argv)
     single = flags.given(kept, sections_of(options))
-    return Asked(single | user_code.absolute(single), swept, drawn, control.defaults(options))
+    return Asked(single | user_code.absolute(single), swept, drawn, control.defaults(options, single))
 
 
 def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
