@@ -18,14 +18,7 @@ from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import (
-    assembly,
-    earlier,
-    methods,
-    optimization,
-    suites,
-    user_code,
-)
+from jaxrl_po.run.experiment import assembly, earlier, methods, optimization, suites, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
@@ -204,12 +197,8 @@ def defaults(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, An
 
     An episode that lasts to its time limit is not too long.
     """
-    overlong = (
-        {"config.overlong_filtering": False, "config.soft_overlong": False}
-        if options.algorithm == "dapo"
-        else {}
-    )
-    return {**overlong, **tuned(options, given)}
+    overlong = {"config.overlong_filtering": False, "config.soft_overlong": False}
+    return {**(overlong if options.algorithm == "dapo" else {}), **tuned(options, given)}
 
 
 def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:

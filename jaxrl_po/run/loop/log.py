@@ -154,12 +154,13 @@ class Doubts:
                 f"{iteration + spoiled[0] + 1} is not finite; minibatches that it spoils are "
                 f"skipped, and such steps are counted in {NONFINITE}"
             )
-        silent = first_without_signal(means.get(SIGNAL))
-        if silent is not None and self._is_new(SIGNAL):
+        signal = means.get(SIGNAL)
+        taught = np.ones(1) if signal is None else np.any(np.asarray(signal.total) > 0, axis=1)
+        if not taught.all() and self._is_new(SIGNAL):
             yield (
-                f"iteration {iteration + silent + 1} taught nothing: all members of a group scored "
-                f"alike, in every group of every seed; metrics.jsonl counts in {SIGNAL} what "
-                "teaches, and this is reported once"
+                f"iteration {iteration + int(taught.argmin()) + 1} taught nothing: all members of "
+                "a group scored alike, in every group of every seed; metrics.jsonl counts in "
+                f"{SIGNAL} what teaches, and this is reported once"
             )
         large = first_above(means.get(KL), LARGE_KL)
         if large is not None and self._is_new(KL):
@@ -200,16 +201,3 @@ def first_above(metric: Mean | None, limit: float) -> tuple[int, int] | None:
         return None
     found = np.argwhere(np.asarray(metric.total) > limit * np.asarray(metric.count))
     return (int(found[0][0]), int(found[0][1])) if found.size else None
-
-
-def first_without_signal(signal: Mean | None) -> int | None:
-    """Index of the first iteration in which a metric `[n, S]` is 0 in every seed, or None.
-
-    Example:
-      >>> first_without_signal(Mean(np.array([[0.0, 2.0], [0.0, 0.0]]), np.full((2, 2), 8.0)))
-      1
-    """
-    if signal is None:
-        return None
-    silent = np.flatnonzero(~np.any(np.asarray(signal.total) > 0, axis=1))
-    return int(silent[0]) if silent.size else None
