@@ -206,15 +206,15 @@ def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
     """910 of the 10,000 sums of two digits are held out; of one digit 14 of 100.
 
     Those of one digit are learned by heart: their held-out loss rises from 1.4 to 2.6 while
-    training falls to .003. Of two digits it ends at .0046 and .0067 (from 2.6), but .94 at best
-    with a fifth of the completions.
+    training falls to .003. Of two digits it falls from 2.6 to .004 – .017 (two seeds of two runs).
     """
     operands = np.indices((100, 100), np.uint32).reshape(2, -1)
     assert jax.jit(tasks.is_held_out)(*operands).sum() == 910
-    shared = ["--task=addition", "--task.num_digits=2", "--seeds=2", "--eval_prompts=64"]
+    shared = ["--task=addition", "--task.num_digits=2", "--seeds=2", "--devices=2"]
+    shared.append("--eval_prompts=64")
     out = tmp_path / "sft"
-    flags = [*shared, "--algorithm=sft", "--total_steps=64000", f"--out={out}"]
-    assert launch.language(flags) == 0
+    flags = [*shared, "--algorithm=sft", "--total_steps=64000", "--config.decay_iterations=0"]
+    assert launch.language([*flags, f"--out={out}"]) == 0
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert min(lines[0]["held_out_loss"]) > 2.0
     assert max(lines[-1]["held_out_loss"]) < 0.1
