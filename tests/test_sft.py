@@ -210,8 +210,8 @@ def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
     """
     operands = np.indices((100, 100), np.uint32).reshape(2, -1)
     assert jax.jit(tasks.is_held_out)(*operands).sum() == 910
-    shared = ["--task=addition", "--task.num_digits=2", "--seeds=2", "--devices=2"]
-    shared.append("--eval_prompts=64")
+    shared = ["--task=addition", "--task.num_digits=2", "--eval_prompts=64"]
+    shared += ["--seeds=2", "--devices=2"]
     out = tmp_path / "sft"
     flags = [*shared, "--algorithm=sft", "--total_steps=64000", "--config.decay_iterations=0"]
     assert launch.language([*flags, f"--out={out}"]) == 0

@@ -52,8 +52,8 @@ WRONG = [
     Wrong(
         "demonstrations of the held-out split are trained on",
         "language.warm_start",
-        "task.sample(key, False)",
-        "task.sample(key, True)",
+        "answered(task, jax.vmap(lambda key: task.sample(key, False))(keys))",
+        "answered(task, jax.vmap(lambda key: task.sample(key, True))(keys))",
         ("test_sft.py::test_training_and_evaluation_ask_for_their_own_split",),
     ),
     Wrong(
