@@ -1,6 +1,15 @@
+import jax.numpy as jnp
 import numpy as np
+import pytest
+import tiny
+import toy_run
+from probes import one_piece
 
+from jaxrl_po.algorithms import a2c, grpo, npg, ppo, trpo
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.experiment import control, language, plan
+from jaxrl_po.run.experiment.assembly import smaller_steps
+from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.loop.log import Doubts
 
 
@@ -73,3 +82,70 @@ def test_an_evaluation_without_an_end_is_reported_once():
     (said,) = doubts.about(0, {}, {"greedy_ended": [1.0, 0.0]})
     assert said.startswith("seed 1, after iteration 0: no episode of the evaluation ends within")
     assert list(doubts.about(1, {}, {"greedy_ended": [0.0, 0.0]})) == []
+
+
+def test_a_large_kl_is_reported_once():
+    large = {"kl": mean([[8.0, 8.0], [0.8, 41.6]])}  # 1 nat is not above 1
+    doubts = Doubts("set --config.early_stop")
+    (said,) = doubts.about(4, large, {})
+    assert said.startswith("seed 1: the update of iteration 6 has a kl of 5.2 nats, ")
+    assert ": set --config.early_stop; " in said
+    assert list(doubts.about(6, large, {})) == []
+
+
+@pytest.mark.parametrize(
+    "kl",
+    [
+        Mean(np.array([[8.0]]), np.array([[8.0]])),
+        Mean(np.array([[np.nan]]), np.array([[8.0]])),
+        Mean(np.array([[0.0]]), np.array([[0.0]])),
+    ],
+    ids=["one", "nan", "empty"],
+)
+def test_no_other_kl_is_reported(kl):
+    assert list(Doubts().about(0, {"kl": kl}, {})) == []
+    assert list(Doubts().about(0, {"exact_kl": kl * 9.0}, {})) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [
+        (ppo.Config(), "set --config.early_stop, which ends an update at a KL of --config.target"),
+        (ppo.Config(early_stop=True), "lower --config.learning_rate"),
+        (grpo.Config(), "lower --config.learning_rate"),
+        (a2c.Config(), "lower --config.learning_rate"),
+        (trpo.Config(), "lower --config.max_kl"),
+        (npg.Config(), "lower --config.max_kl"),
+        (None, ""),
+    ],
+)
+def test_advice_names_fields_of_the_method(method, advice):
+    assert smaller_steps(method).startswith(advice)
+    assert bool(smaller_steps(method)) == bool(advice)
+
+
+def test_a_run_says_what_makes_steps_smaller(tmp_path):
+    def step(state):
+        state, metrics = toy_run.toy().step(state)
+        kl = jnp.where(state.step == 7, jnp.array([0.1, 2.0, 0.1]), 0.1)
+        return state, metrics | {"kl": Mean(kl, jnp.ones(toy_run.SEEDS))}
+
+    reporter, learner = toy_run.Silent(), one_piece(toy_run.toy().init, step)
+    toy_run.run(tmp_path / "run", reporter, learner=learner, smaller_steps="do less")
+    (said,) = [line for line in reporter.reported if "kl" in line]
+    assert said.startswith("seed 1: the update of iteration 7 has a kl of 2 nats, ")
+    assert ": do less; " in said
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "advice"),
+    [
+        (control.SCRIPT, tiny.CONTROL, "set --config.early_stop"),
+        (control.SCRIPT, [*tiny.CONTROL, "--network.memory=transformer"], "lower --config.learn"),
+        (language.SCRIPT, [*tiny.LANGUAGE, "--algorithm=grpo"], "lower --config.learning_rate"),
+    ],
+    ids=["ppo", "memory", "language"],
+)
+def test_a_job_has_its_methods_advice(tmp_path, script, flags, advice):
+    given = Experiment.parse(script, [*flags, f"--out={tmp_path / 'run'}"]).settings
+    assert plan.prepare(script, given).job.smaller_steps.startswith(advice)

@@ -409,20 +409,31 @@ def test_minibatches_are_whole_sequences():
 
 
 def solved(module, memory, name):
-    """The greedy return after training on a task where the first observation decides all later."""
+    """Returns the greedy return of the worst seed; the first observation decides all later.
+
+    Four seeds of PPO with a transformer train on after they have solved it, with `early_stop` and
+    smaller steps.
+    """
     env = Everything() if name == "masked" else gymnax.make("MemoryChain-bsuite")[0]
     sizes = {"memory_window": 8} if memory == "transformer" else {}
     network = control.NetworkSettings(width=16, depth=1, memory=memory, **sizes)
     problem = made(env, network, num_envs=64, num_steps=32)
     of_ppo = {"num_minibatches": 4, "learning_rate": 5e-3, "entropy_coefficient": 0.05}
+    keys, iterations, over = jax.random.key(1), 20, lambda function: function
+    if (module, memory) == (ppo, "transformer"):
+        of_ppo |= {"learning_rate": 1e-3, "early_stop": True, "target_kl": 0.02}
+        keys, iterations, over = jax.random.split(keys, 4), 40, jax.vmap
     of_trpo = {"value_minibatches": 4, "value_learning_rate": 5e-3, "max_kl": 0.03}
     learner = module.make(module.Config(**(of_ppo if module is ppo else of_trpo)), problem)
-    state, step = jax.jit(learner.init)(jax.random.key(1)), jax.jit(learner.step)
-    for _ in range(20):
+    state, step = jax.jit(over(learner.init))(keys), jax.jit(over(learner.step))
+    for _ in range(iterations):
         state, _ = step(state)
-    evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=256, max_steps=20))
-    result = evaluate(state.params, state.collector, jax.random.key(9))
-    return float(result["return"].mean())
+    evaluate = control.make_evaluate(env, problem, num_episodes=256, max_steps=20)
+
+    def measure(state):
+        return evaluate(state.params, state.collector, jax.random.key(9))["return"].mean()
+
+    return float(jax.jit(over(measure))(state).min())
 
 
 @pytest.mark.slow

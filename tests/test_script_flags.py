@@ -9,7 +9,7 @@ from scripts import finish, start
 from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.cli import launch
-from jaxrl_po.run.experiment import control, flags, language, methods, plan
+from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.flags import UsageError
 
@@ -329,6 +329,27 @@ def test_what_was_tuned_for_paths_is_not_for_groups():
     assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="path") != {}
     assert tuned(algorithm="a2c", sampling="groups") == {}
     assert tuned(algorithm="grpo") == tuned(algorithm="grpo", sampling="groups") != {}
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "stops"),
+    [
+        ({"network.memory": "transformer"}, {}, True),
+        ({"network.memory": "gru"}, {}, False),
+        ({"network.memory": "transformer", "config.early_stop": False}, {}, False),
+        ({"network.memory": "transformer", "algorithm": "trpo"}, {}, None),
+        ({}, {"network.memory": "transformer", "config.early_stop": False}, False),
+        ({"network.memory": "transformer", "env": "xminigrid:MiniGrid-MemoryS8"}, {}, True),
+    ],
+)
+def test_transformer_memory_stops_early_unless_told(given, stored, stops):
+    config = plan.fill(control.SCRIPT, given, stored)["config"]
+    assert getattr(config, "early_stop", None) == stops
+
+
+def test_a_sweep_has_the_defaults_of_its_memory():
+    argv = ["--network.memory=transformer", "--config.learning_rate=1e-3,3e-4"]
+    assert sweeping.read(argv, sweeping.Options()).tuned["config.early_stop"]
 
 
 def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_down):

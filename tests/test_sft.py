@@ -14,7 +14,7 @@ from folders import arguments, write_place, write_rows
 from jaxrl_po.algorithms import sft
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import Transformer, demonstrations, warm_start
+from jaxrl_po.language import Transformer, demonstrations, tasks, warm_start
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.experiment import language as script
@@ -183,19 +183,45 @@ def test_a_run_over_a_pretrained_model_is_written_and_evaluated(tmp_path, capsys
     assert launch.language([*further, "--problem.group_size=2", "--total_steps=8"]) == 0
 
 
+def test_training_and_evaluation_ask_for_their_own_split():
+    asked = []
+
+    def sample(key, held_out):
+        asked.append(held_out)
+        return TASK.sample(key, held_out)
+
+    task, key = TASK._replace(sample=sample), jax.random.key(0)
+    problem = demonstrations.make_problem(task, MODEL, num_prompts=2)
+    start = jax.eval_shape(problem.init, key)
+    asked.clear()
+    jax.eval_shape(problem.collect, *start, key)
+    assert set(asked) == {False}
+    asked.clear()
+    jax.eval_shape(demonstrations.make_evaluate(task, MODEL, num_prompts=2), *start, key)
+    assert set(asked) == {True}
+
+
 @pytest.mark.slow
 def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
-    shared = ["--task=addition", "--task.num_digits=1", "--seeds=2", "--eval_prompts=64"]
+    """910 of the 10,000 sums of two digits are held out; of one digit 14 of 100.
+
+    Those of one digit are learned by heart: their held-out loss rises from 1.4 to 2.6 while
+    training falls to .003. Of two digits it falls from 2.6 to .004 – .017 (two seeds of two runs).
+    """
+    operands = np.indices((100, 100), np.uint32).reshape(2, -1)
+    assert jax.jit(tasks.is_held_out)(*operands).sum() == 910
+    shared = ["--task=addition", "--task.num_digits=2", "--eval_prompts=64"]
+    shared += ["--seeds=2", "--devices=2"]
     out = tmp_path / "sft"
-    flags = [*shared, "--algorithm=sft", "--total_steps=64000", f"--out={out}"]
-    assert launch.language(flags) == 0
+    flags = [*shared, "--algorithm=sft", "--total_steps=64000", "--config.decay_iterations=0"]
+    assert launch.language([*flags, f"--out={out}"]) == 0
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert min(lines[0]["held_out_loss"]) > 1.0
-    assert max(lines[-1]["held_out_loss"]) < 0.2
+    assert min(lines[0]["held_out_loss"]) > 2.0
+    assert max(lines[-1]["held_out_loss"]) < 0.1
     following = [*shared, "--algorithm=grpo", "--total_steps=0", f"--init_from={out}"]
     assert launch.language([*following, f"--out={tmp_path / 'grpo'}"]) == 0
     summary = json.loads((tmp_path / "grpo" / "summary.json").read_text())
-    assert min(summary["greedy_accuracy"]) > 0.5
+    assert min(summary["greedy_accuracy"]) > 0.9
 
 
 def test_a_warm_start_reads_the_same_demonstrations():

@@ -90,9 +90,51 @@ WRONG = [
     Wrong(
         "an iteration without signal in one seed is said to have taught nothing",
         "run.loop.log",
-        "~np.any(np.asarray(signal.total) > 0, axis=1)",
-        "~np.all(np.asarray(signal.total) > 0, axis=1)",
+        "np.any(np.asarray(signal.total) > 0, axis=1)",
+        "np.all(np.asarray(signal.total) > 0, axis=1)",
         ("test_doubts.py::test_an_iteration_without_signal_in_any_seed_is_said_once",),
+    ),
+    Wrong(
+        "a large kl is not reported",
+        "run.loop.log",
+        "LARGE_KL = 1.0",
+        "LARGE_KL = math.inf",
+        ("test_doubts.py::test_a_large_kl_is_reported_once",),
+    ),
+    Wrong(
+        "a warning of a large kl names no setting",
+        "run.loop.runner",
+        "log.Doubts(job.smaller_steps)",
+        "log.Doubts()",
+        ("test_doubts.py::test_a_run_says_what_makes_steps_smaller",),
+    ),
+    Wrong(
+        "a warning of a large kl knows no method",
+        "run.experiment.plan",
+        'method=records["config"],',
+        "method=None,",
+        ("test_doubts.py::test_a_job_has_its_methods_advice",),
+    ),
+    Wrong(
+        "an early stop that is on is advised",
+        "run.experiment.assembly",
+        'fields.get("early_stop") is False',
+        '"early_stop" in fields',
+        ("test_doubts.py::test_advice_names_fields_of_the_method",),
+    ),
+    Wrong(
+        "transformer memory trains without an early stop",
+        "run.experiment.control",
+        'given.get("network.memory") == "transformer"',
+        "False",
+        ("test_script_flags.py::test_transformer_memory_stops_early_unless_told",),
+    ),
+    Wrong(
+        "a sweep has the defaults of another memory",
+        "run.experiment.sweeping",
+        "control.defaults(options, single)",
+        "control.defaults(options)",
+        ("test_script_flags.py::test_a_sweep_has_the_defaults_of_its_memory",),
     ),
     Wrong(
         "FORCE_COLOR puts cursor codes into files",
@@ -261,6 +303,22 @@ WRONG = [
             "test_minibatches.py::test_methods_name_the_slots_of_their_rows"
             "[reinforce-addition-expected3]",
         ),
+    ),
+    Wrong(
+        "seeds begin with one key",
+        "run.devices.seeds",
+        "over(init, num_seeds, in_axes=(axes,), out_axes=STATE_AXES),",
+        "over(lambda start: init(jax.random.key(0)), num_seeds, in_axes=(axes,),"
+        " out_axes=STATE_AXES),",
+        ("test_seeds.py::test_each_seed_begins_samples_and_learns_alone",),
+    ),
+    Wrong(
+        "a seed learns from the samples of another",
+        "run.devices.seeds",
+        "update if size == num_seeds else",
+        "(lambda state, batch: update(state, jax.tree.map(lambda x: x[::-1], batch)))"
+        " if size == num_seeds else",
+        ("test_seeds.py::test_each_seed_begins_samples_and_learns_alone",),
     ),
     Wrong(
         "groups of seeds are updated in another order",

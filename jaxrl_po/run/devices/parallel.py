@@ -28,14 +28,7 @@ from jaxrl_po.run.devices.sharding import (
     over_mesh,
 )
 from jaxrl_po.run.devices.virtual import VIRTUAL, divided, in_turns
-from jaxrl_po.types import (
-    ActorCritic,
-    Batch,
-    CollectorState,
-    Learner,
-    PyTree,
-    TrainState,
-)
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
 
 # Rows per device below which the all-reduce of gradients costs more than sharding them saves.
 MIN_ROWS = 16

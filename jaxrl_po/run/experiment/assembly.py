@@ -129,12 +129,13 @@ def make_job(
     steps_per_iteration: int = 1,
     log_every: int = 1,
     kind: str = "",
+    method: Any = None,
     settings: Sequence[Any] = (),
 ) -> programs.Job:
     """The setup over all seeds and devices.
 
     With C `settings` of the method, which differ in numbers alone, it is that over C·S runs, the S
-    seeds of the first setting first.
+    seeds of the first setting first. Warnings name fields of `method`, its Config, or of these.
     """
     # The evaluation key is the same at every evaluation and for every seed.
     training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
@@ -192,8 +193,18 @@ def make_job(
         warm=warm,
         explain=setup.explain,
         compile_chunk=setup.compile_chunk,
+        smaller_steps=smaller_steps(settings[0] if settings else method),
         light=not options.reproducible,
     )
+
+
+def smaller_steps(method: Any) -> str:
+    """Returns what makes the updates of a method smaller, by the fields of its Config; or ""."""
+    fields = {} if method is None else vars(method)
+    if fields.get("early_stop") is False:
+        return "set --config.early_stop, which ends an update at a KL of --config.target_kl"
+    bounds = (name for name in ("max_kl", "learning_rate") if name in fields)
+    return next((f"lower --config.{name}" for name in bounds), "")
 
 
 def with_settings(learner_of: Callable[[Any], Learner], *, alone: bool) -> Learner:

@@ -128,6 +128,7 @@ def prepare(
             options=options,
             placement=placement,
             kind=script.title(records),
+            method=records["config"],
             iterations=iterations,
             steps_per_iteration=script.steps(records),
             log_every=before.get("resolved", {}).get("log_every")

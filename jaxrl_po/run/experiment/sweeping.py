@@ -180,7 +180,8 @@ def read(argv: Sequence[str], options: Options) -> Asked:
     """The sweep that the arguments ask for."""
     kept, swept, drawn = search.split(argv)
     single = flags.given(kept, sections_of(options))
-    return Asked(single | user_code.absolute(single), swept, drawn, control.defaults(options))
+    defaults = control.defaults(options, single)
+    return Asked(single | user_code.absolute(single), swept, drawn, defaults)
 
 
 def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:

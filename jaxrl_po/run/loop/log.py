@@ -16,7 +16,7 @@ from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.types import Metrics, Row
 
-SIGNAL, NONFINITE = "signal", "frac_nonfinite"
+SIGNAL, NONFINITE, KL = "signal", "frac_nonfinite", "kl"
 # Shares that tell of an environment which breaks its contract.
 ENVIRONMENT = {
     "frac_one_step": "all episodes have one step now, as if the environment did not reset itself",
@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "greedy_ended": "no episode of the evaluation ends within the environment's own time limit",
 }
 LEARNED = 0.05  # a training accuracy above it is not chance
+LARGE_KL = 1.0  # nats: in sound training an update stays below 0.1
 
 
 def write_aside(path: Path, means: Metrics) -> None:
@@ -134,33 +135,46 @@ def extend_streaks(
 
 
 class Doubts:
-    """Warnings about misleading metrics, each said once in a run."""
+    """Warnings about metrics, each reported once in a run.
 
-    def __init__(self) -> None:
+    Args:
+      smaller_steps: see `Job`.
+    """
+
+    def __init__(self, smaller_steps: str = "") -> None:
+        self._smaller_steps = smaller_steps or "take smaller steps"
         self._said = set[str | int]()
         self._longer: Any = False  # `[S]`, whether an episode of the seed had several steps
 
     def about(self, iteration: int, means: Metrics, row: Row) -> Iterator[str]:
-        """A line for each doubt that was not said before.
+        """Yields a line for each doubt that was not reported before.
 
         Args:
           iteration: the last one before those of `means`.
           means: leaves `[n, S]`: n iterations, S seeds.
           row: their line of metrics.
         """
-        spoiled = first_above_zero(means.get(NONFINITE))
+        spoiled = first_above(means.get(NONFINITE), 0.0)
         if spoiled is not None and self._is_new(spoiled[1]):
             yield (
                 f"seed {spoiled[1]}: a reward or observation of iteration "
                 f"{iteration + spoiled[0] + 1} is not finite; minibatches that it spoils are "
                 f"skipped, and such steps are counted in {NONFINITE}"
             )
-        silent = first_without_signal(means.get(SIGNAL))
-        if silent is not None and self._is_new(SIGNAL):
+        signal = means.get(SIGNAL)
+        taught = np.ones(1) if signal is None else np.any(np.asarray(signal.total) > 0, axis=1)
+        if not taught.all() and self._is_new(SIGNAL):
             yield (
-                f"iteration {iteration + silent + 1} taught nothing: all members of a group scored "
-                f"alike, in every group of every seed; metrics.jsonl counts in {SIGNAL} what "
-                "teaches, and this is reported once"
+                f"iteration {iteration + int(taught.argmin()) + 1} taught nothing: all members of "
+                "a group scored alike, in every group of every seed; metrics.jsonl counts in "
+                f"{SIGNAL} what teaches, and this is reported once"
+            )
+        large = first_above(means.get(KL), LARGE_KL)
+        if large is not None and self._is_new(KL):
+            yield (
+                f"seed {large[1]}: the update of iteration {iteration + large[0] + 1} has a "
+                f"{KL} of {means[KL].total[large] / means[KL].count[large]:.2g} nats, by which a "
+                f"policy can lose all that it learned: {self._smaller_steps}; this is reported once"
             )
         held_out, seen = (
             np.array(row.get(name, []), np.float64) for name in ("greedy_accuracy", "accuracy")
@@ -200,26 +214,16 @@ class Doubts:
         return new
 
 
-def first_above_zero(share: Mean | None) -> tuple[int, int] | None:
-    """`(index of the iteration, seed)` where a metric `[n, S]` is first above 0, or None.
+def first_above(metric: Mean | None, limit: float) -> tuple[int, int] | None:
+    """Finds where a metric `[n, S]` first exceeds a limit: `(index of the iteration, seed)`.
+
+    Returns None if the metric exceeds it nowhere; an empty mean or NaN does not exceed it.
 
     Example:
-      >>> first_above_zero(Mean(np.array([[0.0, 0.0], [0.0, 2.0]]), np.full((2, 2), 8.0)))
+      >>> first_above(Mean(np.array([[4.0, 8.0], [0.0, 9.0]]), np.full((2, 2), 8.0)), 1.0)
       (1, 1)
     """
-    if share is None or not (found := np.argwhere(np.asarray(share.total) > 0)).size:
+    if metric is None:
         return None
-    return int(found[0][0]), int(found[0][1])
-
-
-def first_without_signal(signal: Mean | None) -> int | None:
-    """Index of the first iteration in which a metric `[n, S]` is 0 in every seed, or None.
-
-    Example:
-      >>> first_without_signal(Mean(np.array([[0.0, 2.0], [0.0, 0.0]]), np.full((2, 2), 8.0)))
-      1
-    """
-    if signal is None:
-        return None
-    silent = np.flatnonzero(~np.any(np.asarray(signal.total) > 0, axis=1))
-    return int(silent[0]) if silent.size else None
+    found = np.argwhere(np.asarray(metric.total) > limit * np.asarray(metric.count))
+    return (int(found[0][0]), int(found[0][1])) if found.size else None

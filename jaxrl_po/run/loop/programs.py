@@ -122,6 +122,8 @@ class Job:
       replicated: with several processes, the sharding of arrays that the host reads (a copy on each
         device); else None.
       warm: the parts of `learner.init` if it holds a warm start; else None.
+      smaller_steps: what to do about an update that is too large, as a request; empty if the
+        settings of the learner are unknown.
       light: whether small programs that run seldom are compiled at little effort, which may round
         otherwise on another number of devices.
       refit: the bytes that the programs of a device need to the job that takes the place of this
@@ -150,6 +152,7 @@ class Job:
     judge: Callable[[PyTree], dict[str, Any]] | None = None
     explain: Callable[[list[Row]], list[str]] | None = None
     compile_chunk: "CompileChunk | None" = None
+    smaller_steps: str = ""
     light: bool = True
     refit: "Callable[[int], Job | None] | None" = None
 

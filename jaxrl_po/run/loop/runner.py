@@ -217,7 +217,7 @@ class _Run:
         self.shown: list[Row] = []  # examples of the last evaluation
         self.streak = np.zeros(job.num_seeds, np.int64)
         self.stuck: tuple[int, int] | None = None
-        self.doubts = log.Doubts()
+        self.doubts = log.Doubts(job.smaller_steps)
 
     def open_files(self, done: int, *, resume: bool) -> tuple[list[Row], Row]:
         """Drops the lines after iteration `done`; returns all, and one that lacks its evaluation.
@@ -402,7 +402,7 @@ class _Run:
                 f"{where * self.job.steps_per_iteration:,}); the last good checkpoint, of "
                 f"iteration {self.kept}, stays in {self.folder / 'checkpoints'}"
             )
-        if (found := log.first_above_zero(means.get(NO_ACTION))) is not None:
+        if (found := log.first_above(means.get(NO_ACTION), 0.0)) is not None:
             where = before + found[0] + 1
             raise NoAction(
                 f"seed {found[1]}: no action was legal in some state of iteration {where} "
