@@ -79,4 +79,11 @@ WRONG = [
         "",
         ("test_init_from.py::test_a_control_run_needs_the_run_that_it_began_from_no_more",),
     ),
+    Wrong(
+        "a name that a notebook imports is gone",
+        "language.rewards",
+        "def soft_overlong(",
+        "def overlong(",
+        ("test_names.py::test_every_name_of_the_package_exists[notebooks/04_dapo.ipynb]",),
+    ),
 ]
