@@ -86,4 +86,18 @@ WRONG = [
         "def overlong(",
         ("test_names.py::test_every_name_of_the_package_exists[notebooks/04_dapo.ipynb]",),
     ),
+    Wrong(
+        "a loaded policy forgets the statistics of observations",
+        "run.experiment.policies",
+        "actor.act(state.params, state.collector, *row)",
+        "actor.act(state.params, state.collector._replace(replicated={}), *row)",
+        ("test_acting.py::test_documented_lines_act_as_the_loaded_policy",),
+    ),
+    Wrong(
+        "an actor without memory reads raw observations",
+        "control.actor",
+        "inputs = normalize(collector, observation)",
+        "inputs = observation",
+        ("test_acting.py::test_documented_lines_act_as_the_loaded_policy[plain]",),
+    ),
 ]
