@@ -18,14 +18,16 @@ MAGIC = re.compile(r"^\s*[%!].*$", re.M)
 def missing(code: str) -> list[str]:
     """Returns the names that a program imports, reads or passes and that do not exist.
 
-    These are imported names, attributes of modules, and keywords of the package's functions and
-    records. A name that a function or the program binds anew is no module there.
+    These are imported names, attributes of modules and of classes of the package, and keywords of
+    its functions and classes. A name that a function or the program binds anew is no module there.
 
     Example:
       >>> missing("from jaxrl_po import losses as l, losts; l.cispo, l.cisco")
       ['jaxrl_po.losts', 'l.cisco']
       >>> missing("import jaxrl_po; jaxrl_po.ppo.Config(gamma=1.0, gama=1.0)")
       ['jaxrl_po.ppo.Config(gama=)']
+      >>> missing("from jaxrl_po.types import Batch; Batch.score, Batch.scores")
+      ['Batch.scores']
     """
     tree = ast.parse(code)
     bound: dict[str, object] = {}
@@ -87,8 +89,7 @@ def _read(scope: ast.AST, bound: dict[str, object]) -> list[str]:
     absent = []
     for node in own:
         if isinstance(node, ast.Attribute):
-            home = _value(node.value, bound)
-            if isinstance(home, ModuleType) and not hasattr(home, node.attr):
+            if not _has(_value(node.value, bound), node.attr):
                 absent.append(ast.unparse(node))
         elif isinstance(node, ast.Call):
             keywords = _keywords(_value(node.func, bound))
@@ -98,9 +99,20 @@ def _read(scope: ast.AST, bound: dict[str, object]) -> list[str]:
     return absent + [name for each in inner for name in _read(each, bound)]
 
 
+def _has(value: object, name: str) -> bool:
+    """Whether a module or a class of the package has an attribute; True for any other value."""
+    if isinstance(value, type) and _is_ours(value):
+        return hasattr(value, name) or name in getattr(value, "__dataclass_fields__", {})
+    return not isinstance(value, ModuleType) or hasattr(value, name)
+
+
+def _is_ours(value: object) -> bool:
+    return str(getattr(value, "__module__", "")).startswith("jaxrl_po")
+
+
 def _keywords(value: object) -> set[str] | None:
     """Returns the keywords of a function or record of the package; None if it takes any."""
-    if not callable(value) or not str(getattr(value, "__module__", "")).startswith("jaxrl_po"):
+    if not callable(value) or not _is_ours(value):
         return None
     try:
         parameters = inspect.signature(value).parameters
@@ -144,3 +156,12 @@ def code_of(path: Path) -> str:
     if path.suffix == ".md":
         return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S))
     return text
+
+
+def parses(code: str) -> bool:
+    """Whether text is Python."""
+    try:
+        ast.parse(code)
+    except SyntaxError:
+        return False
+    return True

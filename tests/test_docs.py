@@ -57,9 +57,6 @@ README_SNIPPETS = [code for kind, _, code in FENCE.findall(README.read_text()) i
 IN_GROUPS_PAGE = set(methods.IN_GROUPS) - {"grpo", "dapo"}
 
 
-PAGES_OF_METHODS = {path.stem for path in (DOCS / "algorithms").glob("*.md")}
-
-
 def name(path):
     return path.relative_to(ROOT).as_posix()
 
@@ -266,20 +263,6 @@ def test_tables_of_fields_and_metrics(path):
                 ), metric
                 checked += 1
     assert checked
-
-
-@pytest.mark.parametrize("algorithm", sorted(set(methods.ALGORITHMS) & PAGES_OF_METHODS))
-def test_every_field_is_in_a_table(algorithm):
-    """Of the method's page, of the page whose fields it has as well, or of the shared ones."""
-    page = (DOCS / "algorithms" / f"{algorithm}.md").read_text()
-    found = re.search(r"^## Fields\n\nBeside those of \[[\w ]+\]\((\w+\.md)\)", page, re.M)
-    other = (DOCS / "algorithms" / found[1]).read_text() if found else ""
-    shared = METHODS.read_text().partition("## Shared fields")[2].partition("\n## ")[0]
-    named = {field for field, _ in ROW.findall(page + other)}
-    for line in re.findall(r"^\| (`.*?) \|", shared, re.M):
-        named |= set(re.findall(r"`(\w+)`", line))
-    config = importlib.import_module(f"jaxrl_po.algorithms.{algorithm}").Config
-    assert {field.name for field in flags.settable(config)} <= named
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)

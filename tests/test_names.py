@@ -2,9 +2,12 @@
 
 import ast
 import json
+import re
 
 import pytest
-from names import ROOT, code_of, missing
+from names import ROOT, code_of, missing, parses
+
+import jaxrl_po
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -52,3 +55,18 @@ def test_code_of_a_notebook_leaves_out_commands(tmp_path):
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps({"cells": cells}))
     assert ast.unparse(ast.parse(code_of(path))) == "x = 1 % 2"
+
+
+# `learner.step` is a learner's. The others are homes of records.
+MODULES = sorted({*jaxrl_po.__all__, "distributions", "masked"} - {"learner"})
+KNOWN = f"from jaxrl_po import {', '.join(MODULES)}\n"
+KNOWN += "from jaxrl_po.types import Batch, Learner, Problem, Samples, TrainState\n"
+KNOWN += "from jaxrl_po.language import Task\n"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_names_between_backquotes_exist(path):
+    blocks = re.compile(r"^```.*?^```$", re.M | re.S)
+    found = re.findall(r"`([^`\n]+)`", blocks.sub("", path.read_text()))
+    absent = [missing(KNOWN + code) for code in found if parses(code) and code[-3:] != ".py"]
+    assert [names for names in absent if names] == []

@@ -100,4 +100,18 @@ WRONG = [
         "inputs = observation",
         ("test_acting.py::test_documented_lines_act_as_the_loaded_policy[plain]",),
     ),
+    Wrong(
+        "a field is on no page",
+        "algorithms.npg",
+        "cg_iterations: int = static(",
+        'fisher_rows: int = static(1, "rows")\n    cg_iterations: int = static(',
+        ("test_documented_fields.py::test_every_field_of_a_method_is_documented[npg]",),
+    ),
+    Wrong(
+        "a shared field has another name than the page says",
+        "algorithms.critic_fit",
+        "value_epochs: int = static(",
+        "critic_epochs: int = static(",
+        ("test_documented_fields.py::test_a_shared_row_holds_for_its_methods",),
+    ),
 ]

@@ -38,11 +38,4 @@ WRONG = [
         "name: values[:-1]",
         ("test_benchmark_control.py::test_turns_run_there_and_back_and_the_first_does_not_count",),
     ),
-    Wrong(
-        "the first iteration of language counts",
-        "experiments.benchmarks.language",
-        "median(iteration[1:])",
-        "median(iteration)",
-        ("test_ablation.py::test_benchmark_counts_what_it_times",),
-    ),
 ]
