@@ -15,7 +15,7 @@ LIMITS = {
     "ppo's closure, code": 1_550,
     "public without a docstring": 0,
     "README lines": 150,
-    "docs words (studies aside)": 26_000,
+    "docs words (studies aside)": 26_200,
 }
 
 
