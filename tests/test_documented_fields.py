@@ -11,15 +11,11 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 METHODS = set(methods.ALGORITHMS)
 SHARED = re.findall(
-    r"^\| (`.+?) \| .+ \| (.+?) \|$",
+    r"^\| (`.+?) \| (.+?) \| .+ \|$",
     (DOCS / "methods.md").read_text().partition("## Shared fields")[2].partition("\n## ")[0],
     re.M,
 )
-GROUPS = {
-    "all": METHODS,
-    "with a critic": set(methods.WITH_CRITIC),
-    "without a critic": METHODS - set(methods.WITH_CRITIC),
-}
+KINDS = {"all": METHODS, "with a critic": methods.WITH_CRITIC, "in groups": methods.IN_GROUPS}
 
 
 def name(path):
@@ -46,11 +42,15 @@ def methods_of(cell):
     Example:
       >>> methods_of("`npg`, `trpo`") == {"npg", "trpo"}
       True
-      >>> sorted(methods_of("with a critic but `npg`, `trpo`"))
-      ['a2c', 'ppo', 'ppo_penalty', 'reinforce']
+      >>> sorted(methods_of("all but `npg`, `ppo`, in groups, `sft`"))
+      ['a2c', 'ppo_penalty', 'reinforce', 'trpo']
     """
     most, _, others = cell.partition(" but ")
-    return GROUPS.get(most, words(most)) - words(others)
+    named, left_out = (
+        words(text).union(*(kind for said, kind in KINDS.items() if said in text.split(", ")))
+        for text in (most, others)
+    )
+    return named - left_out
 
 
 @pytest.mark.parametrize(("row", "cell"), SHARED, ids=lambda text: text)
