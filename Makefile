@@ -1,10 +1,10 @@
 # Each target sets up its own environment first. `make test` is what guards main; `make quick` has the
 # mathematics alone, `make slow` what takes longer: learning runs, experiments, pictures, further cases.
 # `make gate` runs every wrong program against its tests (`make gate CHANGED=HEAD~3`: those that
-# changed since), `make extras` the environments of every suite, `make parity` pretrained models
-# beside transformers. `make bench` times ours beside its peers and writes the table of
-# docs/benchmarks.md; `make bench BENCH=--only=rejax` some rows of it. `make first-curve` says how long
-# a newcomer waits for the README's first picture.
+# changed since). Both write their result to `.results/`. `make extras` runs the environments of every
+# suite, `make parity` pretrained models beside transformers. `make bench` times ours beside its peers
+# and writes the table of docs/benchmarks.md; `make bench BENCH=--only=rejax` some rows of it.
+# `make first-curve` says how long a newcomer waits for the README's first picture.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,10 +31,10 @@ check: $(VENV)/installed
 	$(BIN)/mypy --strict --follow-imports=silent tests/user_face.py
 
 slow: $(VENV)/site .venv-tpu/installed
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --results=.results/slow.json
 
 gate: $(VENV)/extras
-	$(BIN)/python tests/gate.py --workers=$(WORKERS) $(if $(CHANGED),--changed=$(CHANGED))
+	$(BIN)/python tests/gate.py --workers=$(WORKERS) --results=.results/gate.json $(if $(CHANGED),--changed=$(CHANGED))
 
 extras: $(VENV)/suites
 	$(PYTEST) -m '' tests/test_adapters_*.py

@@ -32,6 +32,7 @@ import costs
 import finished as finished_runs
 import jax
 import pytest
+import results
 import shapes
 
 # Tracing makes many small objects, few of them garbage.
@@ -95,12 +96,15 @@ class Freeing:
 
 def pytest_addoption(parser):
     parser.addoption("--strict-skips", action="store_true", help="fail on a skip not in costs.py")
+    parser.addoption("--results", metavar="FILE", help="JSON file for the result, see results.py")
 
 
 def pytest_configure(config):
     """Registers plugins for doctests too: a hook in this file would cover this folder only."""
     config.pluginmanager.register(Freeing())
     config.pluginmanager.register(costs.Costs(config.getoption("--strict-skips")))
+    if config.getoption("--results") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(results.Results(config.getoption("--results")))
 
 
 @pytest.fixture(scope="session", autouse=True)

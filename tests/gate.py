@@ -5,6 +5,7 @@
     python tests/gate.py 'the first turn counts'
 
 Exits with 1 if a wrong program survives. The tests of each file first pass on the program as it is.
+`--results=FILE` writes the result of the call, see `counts`.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from impostors import ROOT, Impostor, Outcome, finished, path_of, prepare, start
+from results import Result
 from wrong import Wrong
 from wrong_programs import WRONG
 
@@ -154,6 +156,28 @@ def run(lists: list[list[Trial]], workers: int) -> Iterator[tuple[Trial, Outcome
         begin(worker)
 
 
+def counts(found: dict[tuple[str, str], Outcome]) -> dict[str, int]:
+    """Returns how many of all wrong programs were killed, survive, and have no verdict.
+
+    Returns:
+      `passed`: Wrong programs that each of their tests killed. `failed`: Those that a test let
+      pass, and sets of tests that fail on the program as it is. `skipped`: Wrong programs that were
+      not chosen, or not reached by an interrupted call.
+    """
+    words: dict[str, set[str]] = collections.defaultdict(set)
+    for (name, tests), outcome in found.items():
+        words[f"{SOUND}: {tests}" if name == SOUND else name].add(outcome.word)
+    sound = [words[name] for name in words if name.startswith(SOUND)]
+    failed = sum(each != {"passed"} for each in sound)
+    passed = skipped = 0
+    for wrong in WRONG:
+        reached = all((wrong.name, test) in found for test in wrong.tests)
+        passed += reached and words[wrong.name] == {"failed"}
+        failed += bool(words[wrong.name] - {"failed"})
+        skipped += not reached and words[wrong.name] <= {"failed"}
+    return {"passed": passed, "failed": failed, "skipped": skipped}
+
+
 def report(found: dict[tuple[str, str], Outcome], chosen: list[Wrong]) -> bool:
     """Prints the table of kills and what is wrong with it; whether all is well."""
     table: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0])
@@ -185,6 +209,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="wrong programs (default: all)")
     parser.add_argument("--changed", metavar="COMMIT", help="those that changed since this commit")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--results", metavar="FILE", help="JSON file for the result")
     arguments = parser.parse_args()
     chosen = changed_since(arguments.changed) if arguments.changed else list(WRONG)
     if arguments.names:
@@ -193,7 +218,21 @@ def main() -> None:
             parser.error(f"no such program: {', '.join(sorted(missing))}")
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{digest()[:16]}.jsonl"
-    found = {} if arguments.names else results(path)
+    earlier = {} if arguments.names else results(path)
+    found = dict(earlier)
+    result = Result(arguments.results) if arguments.results else None
+    try:
+        run_all(chosen, found, path, arguments.workers)
+    finally:
+        if result is not None:  # seconds are those of this call
+            result.write(**counts(found), trials=len(found), trials_of_earlier_calls=len(earlier))
+    sys.exit(not report(found, chosen))
+
+
+def run_all(
+    chosen: list[Wrong], found: dict[tuple[str, str], Outcome], path: Path, workers: int
+) -> None:
+    """Runs the trials that are not in `found`, and adds their outcomes to it and to a file."""
     lists = [
         [trial for trial in trials_of_file if trial.key not in found]
         for trials_of_file in trials(chosen)
@@ -201,7 +240,7 @@ def main() -> None:
     prepare()
     begun, count = time.monotonic(), sum(map(len, lists))
     with path.open("a", encoding="utf-8") as file:
-        for number, (trial, outcome) in enumerate(run(lists, arguments.workers), 1):
+        for number, (trial, outcome) in enumerate(run(lists, workers), 1):
             found[trial.key] = outcome
             row = {"key": trial.key, "outcome": outcome}
             print(json.dumps(row), file=file, flush=True)
@@ -210,9 +249,7 @@ def main() -> None:
                 f"{outcome.word} in {outcome.seconds:.0f} s",
                 flush=True,
             )
-    well = report(found, chosen)
-    print(f"{(time.monotonic() - begun) / 60:.1f} minutes on {arguments.workers} workers")
-    sys.exit(not well)
+    print(f"{(time.monotonic() - begun) / 60:.1f} minutes on {workers} workers")
 
 
 if __name__ == "__main__":

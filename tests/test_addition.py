@@ -1,6 +1,7 @@
 """The task of addition: prompts, demonstrations, the verifier and the splits."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,7 @@ from jaxrl_po.language import tasks
 EACH = [(1, True, True), (2, True, False), (3, False, True), (9, False, False)]
 VARIANTS = pytest.mark.parametrize("variant", EACH, ids=str)
 SPLITS = pytest.mark.parametrize(
-    ("variant", "held_out"),
-    [
-        *((variant, False) for variant in EACH),
-        (EACH[1], True),
-        *(pytest.param(EACH[i], True, marks=pytest.mark.slow) for i in (0, 2, 3)),
-    ],
-    ids=str,
+    ("variant", "held_out"), list(itertools.product(EACH, (False, True))), ids=str
 )
 
 

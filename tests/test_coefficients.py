@@ -9,7 +9,6 @@ gradient is computed in numpy, from the weight of every step on `∇ log π`.
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from fields import CASES
 from one_step import (
     GROUPS,
@@ -37,25 +36,10 @@ from one_step import (
 
 from jaxrl_po.config import as_arrays
 
-# Their losses have the terms of GRPO's, from the same function.
-ALIKE = ("dr_grpo", "sapo", "gmpo", "dppo", "pkpo", "kl_cov", "distillation")
-
-
-def number_of_groups(field, *algorithms):
-    """As `number`; the methods of `ALIKE` are slow."""
-    number(field, *algorithms, *ALIKE)
-    alike = (pytest.param(name, marks=pytest.mark.slow) for name in ALIKE)
-    return pytest.mark.parametrize("algorithm", [*algorithms, *alike])
-
-
 # Coefficients of terms.
 
 
-@number_of_groups(
-    "entropy_coefficient",
-    *("ppo", "a2c", "reinforce"),
-    *(name for name in GROUPS if name not in ALIKE),
-)
+@number("entropy_coefficient", "ppo", "a2c", "reinforce", *GROUPS)
 def test_the_entropy_bonus_raises_entropy_in_proportion(algorithm):
     nothing = change(algorithm, entropy_coefficient=0.0).policy
     up = gradient(algorithm, weights(algorithm), "entropy")
@@ -76,7 +60,11 @@ def test_the_value_loss_is_half_the_squared_error_times_its_coefficient(algorith
     np.testing.assert_array_equal(*map(flat, policies))
 
 
-@number_of_groups("kl_coefficient", "grpo", "dapo", "gspo", "cispo")
+@number(
+    "kl_coefficient",
+    *("grpo", "dapo", "gspo", "cispo"),
+    *("dr_grpo", "sapo", "gmpo", "dppo", "pkpo", "kl_cov", "distillation"),
+)
 def test_the_penalty_pulls_towards_the_reference_in_proportion(algorithm):
     """k3 has the gradient (1 − π_ref / π) ∇ log π; along the step the exact KL(π_ref ‖ π) falls."""
     k = known(algorithm)

@@ -125,9 +125,15 @@ def test_tuned_settings_are_valid(path):
         control_lib.adapt(gymnax.make(options.env)[0])
 
 
-@pytest.mark.slow  # suites take seconds to import
 @pytest.mark.parametrize(
-    "path", [path for path in configs() if is_suite(env_of(path.stem))], ids=name
+    "path",
+    [
+        # brax takes seconds to import.
+        pytest.param(path, marks=[pytest.mark.slow] * path.stem.startswith("brax-"))
+        for path in configs()
+        if is_suite(env_of(path.stem))
+    ],
+    ids=name,
 )
 def test_tuned_settings_of_a_suite_are_of_an_environment_that_exists(path):
     env = env_of(path.stem)

@@ -1,5 +1,7 @@
 """What the gate runs, in which order, and when it is content."""
 
+import json
+
 import gate
 import pytest
 from gate import SOUND, Outcome, Trial
@@ -43,3 +45,56 @@ def test_each_test_named_must_kill_and_pass_on_the_program_as_it_is(key, word, w
     found[key] = Outcome(word, 1.0)
     assert gate.report(found, [ONE, OTHER]) == well
     assert f"{1 + (well or key[0] == SOUND)} of 2 wrong programs killed" in capsys.readouterr().out
+
+
+def outcomes(**words):
+    """An outcome of the first test of `one` and `other`, of its second, and of a sound program."""
+    keys = {
+        "one": ("one", ONE.tests[0]),
+        "again": ("one", ONE.tests[1]),
+        "other": ("other", OTHER.tests[0]),
+        "sound": (SOUND, ONE.tests[0]),
+    }
+    return {keys[name]: Outcome(word, 1.0) for name, word in words.items()}
+
+
+@pytest.mark.parametrize(
+    ("found", "numbers"),
+    [
+        (outcomes(sound="passed", one="failed", again="failed", other="failed"), (2, 0, 0)),
+        (outcomes(sound="passed", one="failed", again="passed", other="late"), (0, 2, 0)),
+        (outcomes(sound="failed", one="failed", again="failed", other="failed"), (2, 1, 0)),
+        (outcomes(sound="passed", one="failed"), (0, 0, 2)),
+        (outcomes(one="passed"), (0, 1, 1)),
+        ({}, (0, 0, 2)),
+    ],
+)
+def test_a_result_counts_every_wrong_program(found, numbers, monkeypatch):
+    monkeypatch.setattr(gate, "WRONG", [ONE, OTHER])
+    assert tuple(gate.counts(found).values()) == numbers
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_gate_says_how_far_it_came(error, tmp_path, monkeypatch):
+    """The first call ends after three trials, which the second takes over."""
+
+    ends_after = iter([3, 9])
+
+    def run(lists, workers):
+        last = next(ends_after)
+        for number, trial in enumerate(trial for each in lists for trial in each):
+            if number == last:
+                raise error
+            yield trial, Outcome("failed" if trial.wrong else "passed", 1.0)
+
+    changes = {"WRONG": [ONE, OTHER], "FOLDER": tmp_path, "run": run, "prepare": lambda: None}
+    for name, value in changes.items():
+        monkeypatch.setattr(gate, name, value)
+    file = tmp_path / "kept" / "gate.json"
+    monkeypatch.setattr("sys.argv", ["gate.py", f"--results={file}"])
+    for expected, numbers in ((error, [1, 0, 1, 3, 0]), (SystemExit, [2, 0, 0, 5, 3])):
+        with pytest.raises(expected):
+            gate.main()
+        row = json.loads(file.read_text())
+        names = ("passed", "failed", "skipped", "trials", "trials_of_earlier_calls")
+        assert [row[name] for name in names] == numbers

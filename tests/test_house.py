@@ -15,7 +15,7 @@ LIMITS = {
     "ppo's closure, code": 1_750,
     "public without a docstring": 0,
     "README lines": 150,
-    "docs words (studies aside)": 26_400,
+    "docs words (studies aside)": 26_700,
 }
 
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import test_coefficients  # its tests register the numbers that they cover
-import test_coefficients_of_groups  # noqa: F401  likewise
+import test_coefficients  # noqa: F401  its tests register the numbers that they cover
+import test_coefficients_of_groups  # noqa: F401  its tests do the same
 from fields import CASES, shared_with_grpo
 from one_step import (
     GROUPS,
@@ -264,13 +264,7 @@ def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
 # What is always logged.
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        *(name for name in CASES if name not in test_coefficients.ALIKE),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in test_coefficients.ALIKE),
-    ],
-)
+@pytest.mark.parametrize("algorithm", CASES)
 def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     k, weight = known(algorithm), weights(algorithm)
     moved, metrics, _ = outcome(algorithm)

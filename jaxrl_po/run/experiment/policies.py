@@ -88,8 +88,9 @@ class LearnerState(NamedTuple):
     Attributes:
       settings: argument to value.
       iteration: of the checkpoint.
-      params: `ActorCritic`, for `problem.apply`.
-      state: whole, with what an evaluation needs: `state.collector`.
+      params: `ActorCritic` of one seed.
+      state: `TrainState` of one seed. Acting and evaluating also need `state.collector`, which
+        holds the statistics of observations.
     """
 
     settings: dict[str, Any]

@@ -1,0 +1,107 @@
+"""Every documented way to act is the policy that `run.load` returns."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from names import ROOT
+
+from jaxrl_po import control, run
+from jaxrl_po.control.statistics import OBSERVATION_STATISTICS
+from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.experiment.policies import LearnerState
+
+ENV = gymnax.make("Pendulum-v1")[0]
+SIZES = {"num_envs": 4, "num_steps": 8, "normalize_observations": True}
+NETWORKS = {
+    "plain": {"width": 8, "critic_width": 8},
+    "memory": {
+        **{"width": 8, "critic_width": 8, "squash": True},
+        **{"memory": "gru", "memory_of": "policy"},
+    },
+}
+STEPS = {"config.num_minibatches": 1, "config.num_epochs": 1, "config.learning_rate": 0.03}
+# What a page, a notebook or an example says where it acts.
+ACTS = re.compile(r"(?:[\w.]*\bact|policy\.step|\w+\.mode)\([^`\n]*")
+SNIPPET = next(
+    code
+    for code in re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "save_and_load.md").read_text(), re.M | re.S
+    )
+    if "actor_of" in code
+)
+# Page to the calls outside the snippet: each is compared with the others below.
+KNOWN = {
+    ("environments.md", "policy.step(memory, observation)"),
+    ("save_and_load.md", "policy.act(observation)"),
+    ("08_from_python.ipynb", "policy.act(jnp.zeros((5, 4)), jax.random.key(0))"),
+}
+
+
+def text_of(path):
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+
+
+def written():
+    """Returns (page, call) of each place that acts."""
+    paths = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    paths += [*sorted(ROOT.glob("notebooks/*.ipynb")), *sorted(ROOT.glob("examples/*.py"))]
+    return [(path.name, call) for path in paths for call in ACTS.findall(text_of(path))]
+
+
+def test_every_documented_call_that_acts_is_known():
+    calls = {(page, call.partition("  #")[0]) for page, call in written() if call not in SNIPPET}
+    assert {(page, call.replace(")))", "))")) for page, call in calls} == KNOWN
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def trained(request, tmp_path_factory):
+    """A problem with statistics of observations and bounded actions; folder and state of a run."""
+    network, out = NETWORKS[request.param], tmp_path_factory.mktemp("runs") / "pendulum"
+    over = {f"problem.{name}": value for name, value in SIZES.items()}
+    over |= {f"network.{name}": value for name, value in network.items()}
+    options = {"total_steps": 64, "seeds": 2, "devices": "1", "eval_episodes": 1}
+    state = run.train(
+        run.Experiment(env="Pendulum-v1", out=str(out), over=over | STEPS, **options)
+    ).state
+    problem = control.make_problem(ENV, **SIZES, network=control.NetworkSettings(**network))
+    return problem, out, of_seed(state, 1)
+
+
+def test_documented_lines_act_as_the_loaded_policy(trained):
+    """Over an episode, which the loaded policy plays; memories are those of each way."""
+    problem, out, state = trained
+    policy = run.load(out, checkpoint="latest", seed=1)
+    loaded = LearnerState({}, 2, state.params, state)
+    names = {
+        "run": SimpleNamespace(load=lambda folder, learner: loaded),
+        **{"jax": jax, "control": control, "env": ENV, "problem": problem, "learner": None},
+        "observation": jnp.ones(3),
+    }
+    exec(SNIPPET, names)
+    observation, env_state = ENV.reset(jax.random.key(0))
+    ours, theirs = names["actor"].start(1), policy.start
+    seen, actions = [], []
+    for key in jax.random.split(jax.random.key(1), 8):
+        seen.append(observation)
+        ours, action = names["act"](ours, observation)
+        theirs, expected = policy.step(theirs, observation)
+        np.testing.assert_allclose(action, expected, rtol=1e-5)
+        actions.append(expected)
+        observation, env_state, *_ = ENV.step(key, env_state, expected)
+    if problem.actor is None:
+        np.testing.assert_allclose([policy.act(each) for each in seen], actions, rtol=1e-5)
+        np.testing.assert_allclose(policy.act(jnp.stack(seen)), actions, rtol=1e-5)
+        statistics = state.collector.replicated[OBSERVATION_STATISTICS]
+        mean, std = np.asarray(statistics.mean), np.asarray(statistics.std())
+        scaled = np.clip((np.stack(seen) - mean) / std, -10.0, 10.0)
+        mode = problem.apply(state.params, scaled)[0].mode()
+        np.testing.assert_allclose(np.clip(2.0 * mode, -2.0, 2.0), actions, rtol=5e-3)

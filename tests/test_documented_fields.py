@@ -1,0 +1,119 @@
+"""Fields that a page names exist in the record that it says, and each field is documented."""
+
+import re
+
+import pytest
+from names import ROOT
+
+from jaxrl_po.run.experiment import control, flags, language, methods
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+METHODS = set(methods.ALGORITHMS)
+SHARED = re.findall(
+    r"^\| (`.+?) \| (.+?) \| .+ \|$",
+    (DOCS / "methods.md").read_text().partition("## Shared fields")[2].partition("\n## ")[0],
+    re.M,
+)
+KINDS = {"all": METHODS, "with a critic": methods.WITH_CRITIC, "in groups": methods.IN_GROUPS}
+
+
+def name(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def words(text):
+    """Returns the words between backquotes."""
+    return set(re.findall(r"`(\w+)`", text))
+
+
+def fields(algorithm):
+    return {field.name for field in flags.settable(methods.ALGORITHMS[algorithm].Config)}
+
+
+def rows(text):
+    """Returns the fields that begin a row of a table."""
+    return set(re.findall(r"^\| `(\w+)` \|", text, re.M))
+
+
+def methods_of(cell):
+    """Returns the methods that a cell of the table of shared fields names.
+
+    Example:
+      >>> methods_of("`npg`, `trpo`") == {"npg", "trpo"}
+      True
+      >>> sorted(methods_of("all but `npg`, `ppo`, in groups, `sft`"))
+      ['a2c', 'ppo_penalty', 'reinforce', 'trpo']
+    """
+    most, _, others = cell.partition(" but ")
+    named, left_out = (
+        words(text).union(*(kind for said, kind in KINDS.items() if said in text.split(", ")))
+        for text in (most, others)
+    )
+    return named - left_out
+
+
+@pytest.mark.parametrize(("row", "cell"), SHARED, ids=lambda text: text)
+def test_a_shared_row_holds_for_its_methods(row, cell):
+    assert methods_of(cell) <= METHODS
+    for field in words(row):
+        assert methods_of(cell) == {each for each in METHODS if field in fields(each)}, field
+
+
+def documented(algorithm):
+    """Returns the fields in tables of a method's page and of its parent, and in shared rows.
+
+    A method without a page has a section of `compositions.md`, which may name fields in its text.
+    """
+    page = DOCS / "algorithms" / f"{algorithm}.md"
+    if page.exists():
+        text = page.read_text()
+        parent = re.search(r"^## Fields\n\nBeside those of \[[\w ]+\]\((\w+\.md)\)", text, re.M)
+        found = rows(text) | rows((page.parent / parent[1]).read_text() if parent else "")
+    else:
+        whole = (DOCS / "algorithms" / "compositions.md").read_text()
+        section = rf"^## [^\n]+{{ #{algorithm} }}\n.*?(?=^## |\Z)"
+        grpo = (DOCS / "algorithms" / "grpo.md").read_text()
+        found = words(re.search(section, whole, re.M | re.S)[0]) | rows(grpo)
+    return found.union(*(words(row) for row, cell in SHARED if algorithm in methods_of(cell)))
+
+
+@pytest.mark.parametrize("algorithm", sorted(METHODS))
+def test_every_field_of_a_method_is_documented(algorithm):
+    assert fields(algorithm) - documented(algorithm) == set()
+
+
+def told(path):
+    """Returns the method and the fields of each text of a page that says whose fields they are.
+
+    These are commands, names such as `dapo.Config.clip_higher`, and the page of a method.
+    """
+    text = re.sub(r"\\\n\s*", "", path.read_text())
+    for command in re.findall(r"jaxrl-po (?:control|sweep|language) [^\n`#]*", text):
+        script = language if command.startswith("jaxrl-po language") else control
+        algorithm = re.search(r"--algorithm=(\w+)", command)
+        # A run that is resumed keeps its method.
+        if algorithm or not re.search(r"--(resume|init_from|sampling)\b", command):
+            chosen = algorithm[1] if algorithm else script.Options().algorithm
+            yield chosen, set(re.findall(r"--config\.(\w+)", command))
+        text = text.replace(command, "")
+    for algorithm, field in re.findall(r"`(\w+)\.Config\.(\w+)`", text):
+        yield algorithm, {field}
+    if path.parent.name == "algorithms" and path.stem in METHODS:
+        yield path.stem, set(re.findall(r"--config\.(\w+)", text))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_fields_exist_in_the_record_that_is_said(path):
+    for algorithm, found in told(path):
+        assert found - fields(algorithm) == set(), algorithm
+
+
+def test_a_field_of_another_method_is_noticed(tmp_path):
+    page = tmp_path / "algorithms" / "trpo.md"
+    page.parent.mkdir()
+    page.write_text(
+        "```\njaxrl-po control --algorithm=a2c --config.n=5 \\\n  --config.clip=1\n```\n"
+        "`--config.max_kl` is `npg.Config.delta`"
+    )
+    assert list(told(page)) == [("a2c", {"n", "clip"}), ("npg", {"delta"}), ("trpo", {"max_kl"})]
