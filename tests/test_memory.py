@@ -421,7 +421,7 @@ def solved(module, memory, name):
     of_ppo = {"num_minibatches": 4, "learning_rate": 5e-3, "entropy_coefficient": 0.05}
     keys, iterations, over = jax.random.key(1), 20, lambda function: function
     if (module, memory) == (ppo, "transformer"):
-        of_ppo |= {"learning_rate": 1e-3, "early_stop": True, "target_kl": 0.02}
+        of_ppo |= {"learning_rate": 3e-4, "early_stop": True, "target_kl": 0.02}
         keys, iterations, over = jax.random.split(keys, 4), 40, jax.vmap
     of_trpo = {"value_minibatches": 4, "value_learning_rate": 5e-3, "max_kl": 0.03}
     learner = module.make(module.Config(**(of_ppo if module is ppo else of_trpo)), problem)

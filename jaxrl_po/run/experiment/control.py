@@ -161,7 +161,8 @@ def tuned(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
     """Returns flag name to value: settings by a sweep, and those that suit the given memory.
 
     An update without a bound can take a transformer memory from a solved task to half its return
-    (at a KL of 5 to 9 nats), so a method that can stop early does.
+    (at a KL of 5 to 9 nats), so a method that can stop early does. The stop bounds no single step
+    of the optimizer: step sizes of 1e-3 and more can still fall so, and then mostly recover.
     """
     stops = "early_stop" in methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
     transformer = given.get("network.memory") == "transformer"
