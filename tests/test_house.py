@@ -4,18 +4,18 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_190,
-    "shell code": 11_600,
+    "library code": 24_490,
+    "shell code": 11_570,
     "experiments code": 4_758,
-    "shell import pairs": 366,
+    "shell import pairs": 363,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
     "ppo's closure, files": 15,
-    "ppo's closure, code": 1_750,
+    "ppo's closure, code": 1_820,
     "public without a docstring": 0,
     "README lines": 150,
-    "docs words (studies aside)": 26_700,
+    "docs words (studies aside)": 26_760,
 }
 
 
