@@ -22,6 +22,11 @@ REFUSED = {
 """Names of Flax's errors, and the condition that each of them breaks."""
 
 
+def is_flax(module: Any) -> bool:
+    """Returns whether a network is a Flax module; any other has no collections."""
+    return any(base.__module__.startswith("flax.") for base in type(module).__mro__)
+
+
 def split(module: Any, variables: PyTree) -> tuple[PyTree, PyTree]:
     """Splits variables into what is trained and the constants of a run.
 
@@ -32,8 +37,7 @@ def split(module: Any, variables: PyTree) -> tuple[PyTree, PyTree]:
     Returns:
       The collections `TRAINED`, and all others but those of `sow`, None without any.
     """
-    flax = any(base.__module__.startswith("flax.") for base in type(module).__mro__)
-    if not flax or variables.keys() <= set(TRAINED):
+    if not is_flax(module) or variables.keys() <= set(TRAINED):
         return variables, None
     constants = {k: x for k, x in variables.items() if k not in (*TRAINED, SOWN)}
     return {k: variables[k] for k in TRAINED if k in variables}, constants or None

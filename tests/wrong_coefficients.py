@@ -167,8 +167,8 @@ WRONG = [
     Wrong(
         "the penalty adapts to the square of its target",
         "algorithms.ppo_penalty",
-        "adapt_coefficient(beta, kl, config.target_kl)",
-        "adapt_coefficient(beta, kl, config.target_kl**2)",
+        "adapt_coefficient(beta, kl.value(), config.target_kl)",
+        "adapt_coefficient(beta, kl.value(), config.target_kl**2)",
         ("test_step_sizes.py::test_the_target_is_what_the_penalty_aims_at",),
     ),
     Wrong(
@@ -265,8 +265,8 @@ WRONG = [
     Wrong(
         "every gradient step decays by itself",
         "updates",
-        "step_of.take(carry, flat, rows_of(order), counts, scale)",
-        "step_of.take(carry, flat, rows_of(order), counts, scale / num_minibatches)",
+        "rows_of(order), counts, nonempty, scale)",
+        "rows_of(order), counts, nonempty, scale / num_minibatches)",
         ("test_optimizers.py::test_step_sizes_follow_iterations[ppo-linear]",),
     ),
     # Trust regions.

@@ -50,7 +50,7 @@ WRONG = [
     Wrong(
         "every collection is trained",
         "variables",
-        "if not flax or variables.keys() <= set(TRAINED):",
+        "if not is_flax(module) or variables.keys() <= set(TRAINED):",
         "if True:",
         (f"{HANDED_ON}[trpo]", f"{HANDED_ON}[grpo_language]"),
     ),

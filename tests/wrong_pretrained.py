@@ -155,7 +155,7 @@ WRONG = [
     Wrong(
         "adapters decode as if there were no base beside them",
         "language.lora",
-        "return adapters | {name: held[name] for name in held.keys() - self.base.keys()}",
+        "return {name: x for name, x in held.items() if name not in self.base}",
         "return adapters",
         (f"{KERNELS}a_step_computes_the_same[adapters]",),
     ),

@@ -90,7 +90,7 @@ def check_attention(model: Transformer | None, target: Target) -> None:
 
 def check_module(task: AnyTask, model: Any, name: str) -> None:
     """Raises ConfigError if a custom module, called `name`, draws or writes when it is applied."""
-    if model is None or isinstance(model, Transformer):
+    if isinstance(model, Transformer) or not variables.is_flax(model):
         return
     given = jnp.zeros((1, task.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
     with variables.applied(name):
