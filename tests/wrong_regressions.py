@@ -118,8 +118,8 @@ WRONG = [
     Wrong(
         "an early stop that is on is advised",
         "run.experiment.assembly",
-        'fields.get("early_stop") is False',
-        '"early_stop" in fields',
+        'getattr(method, "early_stop", None) is False',
+        'hasattr(method, "early_stop")',
         ("test_doubts.py::test_advice_names_fields_of_the_method",),
     ),
     Wrong(
@@ -132,7 +132,7 @@ WRONG = [
     Wrong(
         "a sweep has the defaults of another memory",
         "run.experiment.sweeping",
-        "control.defaults(options, single)",
+        "control.defaults(options, fixed)",
         "control.defaults(options)",
         ("test_script_flags.py::test_a_sweep_has_the_defaults_of_its_memory",),
     ),

@@ -200,10 +200,9 @@ def make_job(
 
 def smaller_steps(method: Any) -> str:
     """Returns what makes the updates of a method smaller, by the fields of its Config; or ""."""
-    fields = {} if method is None else vars(method)
-    if fields.get("early_stop") is False:
+    if getattr(method, "early_stop", None) is False:
         return "set --config.early_stop, which ends an update at a KL of --config.target_kl"
-    bounds = (name for name in ("max_kl", "learning_rate") if name in fields)
+    bounds = (name for name in ("max_kl", "learning_rate") if hasattr(method, name))
     return next((f"lower --config.{name}" for name in bounds), "")
 
 

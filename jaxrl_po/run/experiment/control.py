@@ -164,10 +164,9 @@ def tuned(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
     (at a KL of 5 to 9 nats), so a method that can stop early does. The stop bounds no single step
     of the optimizer: step sizes of 1e-3 and more can still fall so, and then mostly recover.
     """
-    stops = "early_stop" in methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
-    transformer = given.get("network.memory") == "transformer"
-    steady = {"config.early_stop": True} if stops and transformer else {}
-    return {**found_by_sweep(options, given), **steady}
+    fields = methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
+    stops = given.get("network.memory") == "transformer" and "early_stop" in fields
+    return {**found_by_sweep(options, given), **({"config.early_stop": True} if stops else {})}
 
 
 def found_by_sweep(options: Options, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -179,9 +179,8 @@ def carry_out(
 def read(argv: Sequence[str], options: Options) -> Asked:
     """The sweep that the arguments ask for."""
     kept, swept, drawn = search.split(argv)
-    single = flags.given(kept, sections_of(options))
-    defaults = control.defaults(options, single)
-    return Asked(single | user_code.absolute(single), swept, drawn, defaults)
+    fixed = flags.given(kept, sections_of(options))
+    return Asked(fixed | user_code.absolute(fixed), swept, drawn, control.defaults(options, fixed))
 
 
 def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:

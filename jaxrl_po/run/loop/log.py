@@ -223,7 +223,6 @@ def first_above(metric: Mean | None, limit: float) -> tuple[int, int] | None:
       >>> first_above(Mean(np.array([[4.0, 8.0], [0.0, 9.0]]), np.full((2, 2), 8.0)), 1.0)
       (1, 1)
     """
-    if metric is None:
+    if metric is None or not (found := np.argwhere(metric.total > limit * metric.count)).size:
         return None
-    found = np.argwhere(np.asarray(metric.total) > limit * np.asarray(metric.count))
-    return (int(found[0][0]), int(found[0][1])) if found.size else None
+    return int(found[0][0]), int(found[0][1])
