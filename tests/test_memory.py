@@ -437,6 +437,7 @@ def solved(module, memory, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["masked", "chain"])
 @pytest.mark.parametrize("memory", ["none", *SIZES])
 @pytest.mark.parametrize("module", [ppo, trpo])
