@@ -88,6 +88,18 @@ def test_the_state_is_that_of_one_program(tmp_path, arguments):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)  # programs may add in another order
 
 
+def test_a_single_compiled_step_is_taken():
+    task = language.tasks.addition(1)
+    model = language.ModelSettings(width=16, layers=1).build(task.tokenizer.size)
+    inits = [
+        language.make_problem(task, model, num_prompts=1, group_size=2, warm=warm).init
+        for warm in (language.WarmStart(steps=1, batch_size=2), None)
+    ]
+    trained, fresh = (jax.jit(init)(jax.random.key(0))[0].policy for init in inits)
+    changes = jax.tree.map(lambda x, y: np.abs(x - y).max(), trained, fresh)
+    assert max(jax.tree.leaves(changes)) > 1e-4
+
+
 def test_every_seed_stops_where_it_would_stop_alone():
     """One of three seeds needs more steps than the others, which wait for it unchanged."""
     task = language.tasks.addition(1)

@@ -8,6 +8,19 @@ SELECTS = "test_task_data.py::test_rows_of_the_test_set_select_no_checkpoint"
 
 WRONG = [
     Wrong(
+        "a warm start counts its steps in a loop that XLA drops",
+        "language.warm_start",
+        """        return rounds + 1, advance(model, task, settings, fit, rounds * BETWEEN)
+
+    _, fit = jax.lax.while_loop(
+        lambda loop: unfinished(settings, loop[0] * BETWEEN, loop[1].accuracy),""",
+        """        return rounds + BETWEEN, advance(model, task, settings, fit, rounds)
+
+    _, fit = jax.lax.while_loop(
+        lambda loop: unfinished(settings, loop[0], loop[1].accuracy),""",
+        ("test_warm_start.py::test_a_single_compiled_step_is_taken",),
+    ),
+    Wrong(
         "rows of a finite set are drawn with replacement",
         "language.tasks.types",
         "rows = jnp.array(task.test[: len(keys)], jnp.int32)",

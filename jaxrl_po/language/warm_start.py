@@ -218,12 +218,13 @@ def warm_start(
     if settings.steps == 0:
         return params
 
+    # XLA's CPU compiler drops `while done < 1: done += BETWEEN`, so that the loop counts by one.
     def body(loop: tuple[jax.Array, Fit]) -> tuple[jax.Array, Fit]:
-        done, fit = loop
-        return done + BETWEEN, advance(model, task, settings, fit, done)
+        rounds, fit = loop
+        return rounds + 1, advance(model, task, settings, fit, rounds * BETWEEN)
 
     _, fit = jax.lax.while_loop(
-        lambda loop: unfinished(settings, loop[0], loop[1].accuracy),
+        lambda loop: unfinished(settings, loop[0] * BETWEEN, loop[1].accuracy),
         body,
         (jnp.int32(0), begin(settings, params, key)),
     )
