@@ -8,6 +8,7 @@ documentation.
 import dataclasses
 import inspect
 import math
+import operator
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -184,15 +185,18 @@ def check(config: Any) -> None:
 
 
 def check_size(name: str, value: Any, within: Interval = COUNT) -> int:
-    """Returns an integer of Python or NumPy as an `int`.
+    """Returns an integer of Python, NumPy or JAX as an `int`.
 
     Raises:
       ConfigError: the value is not an integer in `within`.
     """
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or int(value) not in within:
+    try:
+        size = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        size = None
+    if size is None or size not in within:
         raise ConfigError(f"{name} must be a whole number in {within}, got {value!r}")
-    return int(value)
+    return size
 
 
 def require_effect(config: Any, name: str, condition: bool, when: str) -> None:

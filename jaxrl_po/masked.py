@@ -73,8 +73,8 @@ def merge(*named: Mapping[str, Tree]) -> dict[str, Tree]:
     for metrics in named:
         for name in joined.keys() & metrics.keys():
             raise ConfigError(
-                f"{name} must be logged once: a metric of the library or of the problem has this "
-                "name, so a surrogate logs under another one"
+                f"{name} must be logged once: it is the name of a metric of the library, so a "
+                "surrogate or a problem logs under another one"
             )
         joined.update(metrics)
     return joined

@@ -12,7 +12,7 @@ from jaxrl_po import masked, minibatches, optimizers
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Metrics, PyTree, SumInParts
+from jaxrl_po.types import ActorCritic, Metrics, PyTree, Samples, SumInParts
 
 Loss = Callable[[PyTree, Any], tuple[tuple[Mean, ...], Metrics]]
 Stop = Callable[[Metrics], jax.Array]
@@ -34,7 +34,7 @@ def gradient_update(
     slots: int | None = None,
     by_length: SumInParts | None = None,
     stop: Stop | None = None,
-    mask_of: Callable[[Any], jax.Array | None] = lambda samples: getattr(samples, "mask", None),
+    mask_of: Callable[[Any], jax.Array] | None = None,
     target: Target | None = None,
     axis_name: str | None = None,
 ) -> Callable[..., tuple[PyTree, PyTree, Metrics]]:
@@ -62,13 +62,14 @@ def gradient_update(
       stop: `stop(metrics) -> bool []`, evaluated before each step on the minibatch's metrics,
         pooled over devices; once true, neither that step nor any later one is taken. None never
         stops.
-      mask_of: `mask_of(samples) -> [N, …]`, bool, the mask of the samples, or None if every row
-        counts. By default the attribute `mask`, or None if the samples have none.
+      mask_of: `mask_of(samples) -> [N, …]`, bool, the mask of the samples. None for the mask of
+        `Samples`; of samples of another type every row counts.
       target: what the program is for; None for what is plain everywhere.
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state, metrics)`. Leaves
+      `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state, metrics)`. Frozen
+      parameters and constants of an `ActorCritic` are not trained. Leaves
       of `samples` lead with the rows. `key` is consumed by the shuffles; `scale` multiplies the
       optimizer's update (a learning-rate schedule in [0, 1]). Metrics are the loss's, pooled over
       the steps, and `grad_norm` (global norm before the optimizer), `skipped` (share of steps with
@@ -79,11 +80,16 @@ def gradient_update(
     """
     if num_microbatches == 1:  # the longest of all rows is mostly as long as it may be
         by_length = None
-    step_of = _Steps(loss, optimizer, num_microbatches, slots, by_length, stop, target, axis_name)
 
     def update(
         params: PyTree, opt_state: PyTree, samples: Any, key: jax.Array, scale: Number = 1.0
     ) -> tuple[PyTree, PyTree, Metrics]:
+        whole = _untrained(params)
+        params = params.trained() if isinstance(params, ActorCritic) else params
+        step_of = _Steps(
+            lambda params, samples: loss(whole(params), samples),
+            *(optimizer, num_microbatches, slots, by_length, stop, target, axis_name),
+        )
         rows = jax.tree.leaves(samples)[0].shape[0]
         chex.assert_tree_shape_prefix(samples, (rows,))
         if rows % (num_minibatches * num_microbatches):
@@ -106,8 +112,10 @@ def gradient_update(
 
         def measure(order: jax.Array | None) -> tuple[tuple[jax.Array, ...], jax.Array]:
             rows = rows_of(order)
-            mask = mask_of(rows)
-            return step_of.counts(params, rows), jnp.float32(1.0 if mask is None else mask.any())
+            some = jnp.bool_(True)
+            if mask_of is not None or isinstance(rows, Samples):
+                some = (rows.mask if mask_of is None else mask_of(rows)).any()
+            return step_of.counts(params, rows), some.astype(jnp.float32)
 
         # Of all steps at once: on a CPU each sum over devices synchronises them.
         counts, unmasked = masked.psum(jax.vmap(measure, axis_size=steps)(orders), axis_name)
@@ -122,9 +130,17 @@ def gradient_update(
         body = step if stop is None else _unless_stopped(step)
         carry, metrics = jax.lax.scan(body, carry, (orders, counts, nonempty))
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
-        return flat.unravel(carry.params), carry.opt_state, metrics
+        return whole(flat.unravel(carry.params)), carry.opt_state, metrics
 
     return update
+
+
+def _untrained(params: PyTree) -> Callable[[PyTree], PyTree]:
+    """Returns a function that gives trained parameters what an `ActorCritic` holds beside them."""
+    if not isinstance(params, ActorCritic):
+        return lambda trained: trained
+    beside = {"frozen": params.frozen, "constants": params.constants}
+    return lambda trained: trained._replace(**beside)
 
 
 class _Steps(NamedTuple):

@@ -36,6 +36,9 @@ ESTIMATION = {
 JOINT = {
     "num_microbatches": {"num_microbatches": 2},
     "decay_iterations": {"decay_iterations": 2},
+    "warm_up_iterations": {"warm_up_iterations": 2},
+    "optimizer": {"optimizer": "sgd"},
+    "schedule": ({"decay_iterations": 4}, {"decay_iterations": 4, "schedule": "cosine"}),
 }
 FIT = {
     "value_epochs": {"value_epochs": 2},
@@ -117,6 +120,8 @@ CASES = {
             "num_microbatches": {"num_microbatches": 2},
             "decay_iterations": {"decay_iterations": 2},
             "warm_up_iterations": {"warm_up_iterations": 2},
+            "optimizer": {"optimizer": "sgd"},
+            "schedule": ({"decay_iterations": 4}, {"decay_iterations": 4, "schedule": "cosine"}),
             "reset_iterations": {"reset_iterations": 1},
             "dual_clip": {"dual_clip": True, "dual_clip_ratio": 1.001},
             "supervision": {"supervision": "process"},
@@ -219,10 +224,11 @@ def shared_with_grpo(name):
 
 # Fields that an algorithm passes to code covered by another algorithm's cases; `discount_per` needs
 # a dialogue: test_dialogue_runs.
+STEP_SIZES = {"optimizer", "schedule", "warm_up_iterations", "decay_iterations"}
 HANDED_ON = {
     "reinforce": {"lambda_", "estimator", "n", "normalize_advantage", "discount_per"}
-    | {"num_microbatches"},
-    "a2c": {"lambda_", "estimator", "discount_per", "num_microbatches", "decay_iterations"},
+    | {"num_microbatches", *STEP_SIZES},
+    "a2c": {"lambda_", "estimator", "discount_per", "num_microbatches", *STEP_SIZES},
     "ppo": {"discount_per"},
     "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)}
     | {"num_epochs", "num_minibatches"},

@@ -75,7 +75,7 @@ def test_nor_in_an_evaluation_that_samples():
         max_steps=16,
         greedy=False,
     )
-    returns, lengths = jax.jit(play)(jax.random.key(0))
+    returns, lengths, _ = jax.jit(play)(jax.random.key(0))
     assert set(np.ravel(lengths).tolist()) == {16.0}
     assert float(returns.mean()) == pytest.approx(16 / ACTIONS, abs=0.7)
 

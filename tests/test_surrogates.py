@@ -37,7 +37,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
 from jaxrl_po.language import unembedding
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Problem, Samples
+from jaxrl_po.types import ActorCritic, Problem, Samples, SpeedUps
 
 
 def path():
@@ -195,12 +195,19 @@ def logs_mean(log_prob, samples):
     return elements, {"mean_ratio": jnp.full_like(elements, elements.mean())}
 
 
+SORTED = object()  # sums by length, which nothing calls here
+
+
 def gaussian(params, inputs):
     return DiagonalGaussian(inputs, jnp.zeros_like(inputs)), None
 
 
 def judged(surrogate, rows=12, shape=(), dtype=jnp.float32):
     """Slots of a row where minibatches are computed in parts."""
+    return parts(surrogate, rows, shape, dtype).slots
+
+
+def parts(surrogate, rows=12, shape=(), dtype=jnp.float32, axis_name=None):
 
     def array(dtype, *more):
         return jax.ShapeDtypeStruct((rows, *shape, *more), dtype)
@@ -214,9 +221,14 @@ def judged(surrogate, rows=12, shape=(), dtype=jnp.float32):
         mask=array(bool),
         columns={name: array(dtype) for name in float_columns} | {"penalized": array(bool)},
     )
-    problem = Problem(None, None, gaussian, None, target=ONE_CORE_EACH)
-    return surrogates.slots(
-        surrogates.checked(surrogate), samples, problem, ActorCritic(None), 1, 2
+    speedups = SpeedUps(by_length=SORTED)
+    problem = Problem(None, None, gaussian, None, speedups=speedups, target=ONE_CORE_EACH)
+    return surrogates.parts(
+        surrogates.checked(surrogate),
+        samples,
+        problem,
+        ActorCritic(None),
+        ppo.Config(num_microbatches=1 if axis_name else 2, axis_name=axis_name),
     )
 
 
@@ -243,6 +255,7 @@ def test_our_methods_read_their_own_rows(module, monkeypatch):
     with jax.enable_x64(True):
         wide = judged(made[0], shape=(5,), dtype=jnp.float64)
     assert wide == judged(made[0], shape=(5,)) == judged(made[0], 2, (5,), jnp.bfloat16) == 5
+    assert parts(made[0], shape=(5,)).by_length is SORTED
 
 
 @pytest.mark.parametrize(
@@ -251,6 +264,63 @@ def test_our_methods_read_their_own_rows(module, monkeypatch):
 )
 def test_shared_surrogates_read_their_own_rows(surrogate):
     assert judged(surrogate) == 1
+
+
+def over_slots(log_prob, samples):
+    return weighted(log_prob, samples, weight=1.0)[0] / log_prob.shape[1], {}
+
+
+def over_mean(log_prob, samples):
+    ratio = jnp.exp((log_prob - samples.log_prob).mean(1, keepdims=True))
+    return -ratio * samples.advantage, {}
+
+
+@pytest.mark.parametrize("surrogate", [over_slots, over_mean])
+def test_rows_of_what_reads_their_length_stay_whole(surrogate):
+    assert parts(surrogate, shape=(5,)) == (5, None)
+    assert parts(surrogates.row_wise(surrogate), shape=(5,)) == (5, SORTED)
+    assert parts(functools.partial(weighted, weight=1.0), shape=(5,)) == (5, SORTED)
+
+
+@jax.custom_vjp
+def of_unit_gradient(x):
+    return x
+
+
+@jax.custom_jvp
+def of_centred_gradient(x):
+    return x
+
+
+of_unit_gradient.defvjp(lambda x: (x, None), lambda _, g: (g / jnp.linalg.norm(g),))
+of_centred_gradient.defjvp(lambda x, t: (x[0], t[0] - t[0].mean()))
+
+
+@pytest.mark.parametrize("function", [of_unit_gradient, of_centred_gradient])
+def test_gradients_that_mix_rows_are_seen(function):
+    with pytest.raises(ConfigError, match="other rows"):
+        judged(lambda log_prob, samples: (function(log_prob) * samples.advantage, {}))
+
+
+def test_a_mark_survives_a_partial_function():
+    bound = functools.partial(surrogates.row_wise(lambda x, _, c: (x * c * x.mean(), {})), c=2.0)
+    assert judged(bound) == 1
+
+
+def test_a_device_alone_is_reported_unless_reduced():
+    def on_devices(surrogate):
+        def call(x):
+            return x + (parts(surrogate, axis_name="data").slots or 0)
+
+        return jax.vmap(call, axis_name="data")(jnp.zeros(2)).tolist()
+
+    def reducing(log_prob, samples):
+        return -log_prob * jax.lax.pmean(log_prob.mean(), "data"), {}
+
+    assert on_devices(functools.partial(weighted, weight=1.0)) == [1.0, 1.0]
+    assert on_devices(reducing) == [0.0, 0.0]
+    with pytest.warns(UserWarning, match="of which a device has its own alone"):
+        assert on_devices(centred) == [0.0, 0.0]
 
 
 def test_printing_reads_no_other_row():

@@ -194,7 +194,7 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
         ({"log_every": -1}, "log_every must lie in"),
         ({"steps_per_iteration": 0}, "steps_per_iteration must be a whole number in"),
         ({"score": "return"}, "evaluate must be given where score='return'"),
-        ({"score": "retrun", "evaluate": EVALUATE}, "score must be one of length, return"),
+        ({"score": "retrun", "evaluate": EVALUATE}, "score must be one of ended, length, return"),
         ({"watch": ("entrpy",)}, "watch must name metrics of the learner"),
     ],
 )

@@ -1,6 +1,7 @@
 """The gradient update: denominators, shuffles, skips and stops."""
 
 import functools
+from typing import NamedTuple
 
 import chex
 import jax
@@ -16,6 +17,7 @@ from jaxrl_po import masked, minibatches, updates
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
+from jaxrl_po.types import ActorCritic
 
 
 def regression(params, samples):
@@ -311,3 +313,33 @@ def test_scale_multiplies_the_step():
 def test_rows_must_divide():
     with pytest.raises(ConfigError, match="num_minibatches"):
         run(num_minibatches=5)
+
+
+class Sequence(NamedTuple):
+    x: jax.Array
+    mask: jax.Array  # True in the padding
+
+
+def test_a_mask_of_own_samples_is_not_read():
+    def loss(params, samples):
+        return (Mean((params * samples.x).sum(), jnp.float32(samples.x.size)),), {}
+
+    update = updates.gradient_update(loss, optax.sgd(0.1))
+    rows = Sequence(jnp.ones(4), jnp.zeros(4, bool))
+    after, _, metrics = update(jnp.float32(1.0), optax.sgd(0.1).init(1.0), rows, jax.random.key(0))
+    assert (round(float(after), 6), float(metrics["updates"].value())) == (0.9, 1.0)
+
+
+def test_own_methods_leave_constants_as_they_are():
+    def loss(params, x):
+        scale = params.variables("policy")["constants"] * params.frozen
+        return (Mean((params.policy["params"] * scale * x).sum(), jnp.float32(x.size)),), {}
+
+    params = ActorCritic(
+        {"params": jnp.float32(1.0)}, None, jnp.float32(2.0), {"policy": {"constants": 3.0}}
+    )
+    optimizer = optax.adam(0.1)
+    update = updates.gradient_update(loss, optimizer, num_epochs=2)
+    after, _, _ = update(params, optimizer.init(params.trained()), jnp.ones(4), jax.random.key(0))
+    assert float(after.policy["params"]) < 0.85
+    assert (after.frozen, after.constants) == (params.frozen, params.constants)

@@ -6,8 +6,8 @@ WRONG = [
     Wrong(
         "a surrogate with a quantile of its minibatch is computed in parts",
         "algorithms.surrogates",
-        "    return None\n",
-        "    return of_row\n",
+        "return Parts(None, None)",
+        "return Parts(of_row, None)",
         ("test_surrogates.py::test_a_surrogate_that_reads_its_minibatch_gets_it_whole",),
     ),
     Wrong(
@@ -87,9 +87,9 @@ WRONG = [
     ),
     Wrong(
         "frozen parameters are trained",
-        "algorithms.actor_critic",
-        "state.params.trained(), state.opt_state",
-        "state.params, state.opt_state",
+        "updates",
+        "params.trained() if isinstance(params, ActorCritic) else params",
+        "params",
         ("test_frozen.py::test_a_frozen_base_is_read_and_not_trained[ppo]",),
     ),
     Wrong(

@@ -326,30 +326,23 @@ def gradient_steps(
     Returns:
       Parameters, optimizer state and metrics, see `updates.gradient_update`.
     """
-    untrained = {"frozen": state.params.frozen, "constants": state.params.constants}
-    num_parts = num_minibatches * config.num_microbatches
-    slots = surrogates.slots(surrogate, samples, problem, state.params, num_minibatches, num_parts)
+    parts = surrogates.parts(surrogate, samples, problem, state.params, config, num_minibatches)
     update = updates.gradient_update(
-        lambda params, samples: loss(params._replace(**untrained), samples),
+        loss,
         optimizer,
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
-        slots=slots if problem.speedups.grouped is None else None,
-        by_length=problem.speedups.by_length if beside is None else None,
+        slots=parts.slots if problem.speedups.grouped is None else None,
+        by_length=parts.by_length if beside is None else None,
         stop=stop,
         mask_of=lambda rows: (rows if beside is None else rows[0]).mask,
         target=problem.target,
         axis_name=config.axis_name,
     )
-    params, opt_state, metrics = update(
-        state.params.trained(),
-        state.opt_state,
-        samples if beside is None else (samples, beside),
-        key,
-        optimizers.scale(config, state.step),
-    )
-    return params._replace(**untrained), opt_state, metrics
+    rows = samples if beside is None else (samples, beside)
+    scale = optimizers.scale(config, state.step)
+    return update(state.params, state.opt_state, rows, key, scale)
 
 
 def joint_loss(

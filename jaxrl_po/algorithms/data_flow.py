@@ -16,11 +16,13 @@ from jax.extend.core import ClosedJaxpr, Literal
 MIXED = -1
 
 PLAIN = """
-    abs add add_any and argmax argmin broadcast_in_dim ceil clamp concatenate convert_element_type
-    cos cummax cummin cumprod cumsum div dot_general dynamic_slice eq exp expm1 floor gather ge gt
-    integer_pow iota is_finite le lgamma log log1p logistic lt max min mul ne neg not or pad pow
-    reduce_and reduce_max reduce_min reduce_or reduce_sum reshape rev rsqrt select_n sign sin slice
-    sort sqrt square squeeze stack stop_gradient sub tanh top_k transpose xor
+    abs acos acosh add add_any and argmax argmin asin asinh atan atan2 atanh broadcast_in_dim cbrt
+    ceil clamp concatenate convert_element_type copy cos cosh cumlogsumexp cummax cummin cumprod
+    cumsum digamma div dot_general dynamic_slice eq erf erf_inv erfc exp exp2 expm1 floor gather ge
+    gt integer_pow iota is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not
+    or pad pow reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_sum rem reshape
+    rev round rsqrt select_n sign sin sinh slice sort split sqrt square squeeze stack stop_gradient
+    sub tan tanh top_k transpose xor
 """.split()  # noqa: SIM905  a list takes a line for each
 CALLS = {"closed_call", "custom_jvp_call", "custom_vjp_call", "jit"}
 # Parameters that the shapes stand for, and one that may be NaN.

@@ -32,6 +32,7 @@ def make(
 ) -> Learner:
     """GMPO on any problem in groups; arguments as for `grpo.make`."""
 
+    @surrogates.row_wise  # sums over the unmasked slots of a row
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         clipped = losses.clipped_log_ratio(
             log_prob,

@@ -286,8 +286,8 @@ def make_improve(
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         of_budget = functools.partial(loss, steps=samples.mask.shape[1])
         trained_on = samples._replace(measured=None)
-        slots = surrogates.slots(
-            surrogate, trained_on, problem, state.params, config.num_minibatches, num_parts
+        parts = surrogates.parts(
+            surrogate, trained_on, problem, state.params, config, config.num_minibatches
         )
         update = updates.gradient_update(
             actor_critic.wrt_policy(of_budget, state.params),
@@ -295,8 +295,8 @@ def make_improve(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            slots=slots if problem.speedups.grouped is None else None,
-            by_length=problem.speedups.by_length,
+            slots=parts.slots if problem.speedups.grouped is None else None,
+            by_length=parts.by_length,
             target=problem.target,
             axis_name=config.axis_name,
         )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
-from jaxrl_po.algorithms import group_config, group_policy
+from jaxrl_po.algorithms import group_config, group_policy, surrogates
 from jaxrl_po.backend import Target
 from jaxrl_po.config import Number, number
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
@@ -32,6 +32,7 @@ def make(
     """GSPO on any problem in groups; arguments as for `grpo.make`."""
     clipped = group_policy.clipped(config)
 
+    @surrogates.row_wise  # sums over the unmasked slots of a row
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         log_ratio = losses.sequence_log_ratio(log_prob, samples.log_prob, samples.mask)
         return clipped(log_ratio, samples._replace(log_prob=jnp.zeros_like(log_ratio)))

@@ -119,12 +119,13 @@ def make(
 
     def improve_policy(state: TrainState, samples: Samples, key: jax.Array) -> Improved:
         params, scale = state.params, optimizers.scale(config, state.step)
+        parts = surrogates.parts(checked, samples, problem, params, config)
         update = updates.gradient_update(
             actor_critic.wrt_policy(loss, params),
             optimizer,
             num_microbatches=config.num_microbatches,
-            slots=surrogates.slots(checked, samples, problem, params, 1, config.num_parts),
-            by_length=problem.speedups.by_length,
+            slots=parts.slots,
+            by_length=parts.by_length,
             target=problem.target,
             axis_name=config.axis_name,
         )

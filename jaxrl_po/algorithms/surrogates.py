@@ -4,9 +4,10 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxrl_po import losses, minibatches
 from jaxrl_po.algorithms import data_flow
 from jaxrl_po.config import ConfigError, Interval, Number
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Distribution, Problem, Samples
+from jaxrl_po.types import ActorCritic, Distribution, Problem, Samples, SumInParts
 
 CLIP = Interval(0.0, 1.0, True, True)
 
@@ -24,8 +25,11 @@ Surrogate = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 """`(log_prob E*, samples) -> elements to minimise E*, and elements to log`. With a further
 parameter named `distribution` it also gets the policy's distribution at the current parameters."""
 
-# Names of fields that a run writes or acts upon.
-RUN_READS = frozenset(("iteration", "step", "signal", "frac_nonfinite", "frac_no_action"))
+# Names of fields that a run writes or acts upon, those of its evaluations among them.
+RUN_READS = re.compile(
+    "iteration|step|signal|accuracy|return|length|ended|frac_(nonfinite|no_action|one_step|"
+    "out_of_range)|(greedy_|test_|time/).*"
+)
 
 
 def policy_gradient(
@@ -77,6 +81,10 @@ class RowWise:
 
     surrogate: Surrogate
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.surrogate)
+
     def __call__(self, *args: Any, **options: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The result of the surrogate itself."""
         return self.surrogate(*args, **options)
@@ -85,8 +93,9 @@ class RowWise:
 def row_wise(surrogate: Surrogate) -> Surrogate:
     """States that no element of a surrogate, minimised or logged, reads another row.
 
-    Its minibatches may then be computed in parts. It is only needed where the data flow does not
-    show it (loops, callbacks, indexing by the number of the row), and is not verified.
+    Nor does it depend on masked slots of its own row or on their number. Minibatches may then be
+    computed in parts, each up to its longest row. The mark is only needed where the data flow does
+    not show it (loops, sums over the slots of a row), and is not verified.
 
     Example:
       >>> marked = row_wise(plain)
@@ -131,11 +140,12 @@ class Checked(NamedTuple):
                 f"surrogate must return elements that are floats, got {elements.dtype}, which has "
                 "no gradient"
             )
-        for name in RUN_READS & logged.keys():
-            raise ConfigError(
-                f"{name} must be logged by a surrogate under another name: it is "
-                "that of a field which a run reads"
-            )
+        for name in logged:
+            if not isinstance(name, str) or RUN_READS.fullmatch(name):
+                raise ConfigError(
+                    f"{name} must be logged by a surrogate under another name, a text that is "
+                    "not that of a field which a run reads"
+                )
         return elements, {
             name: x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
             for name, x in logged.items()
@@ -148,82 +158,138 @@ def checked(surrogate: Surrogate) -> Checked:
     Raises:
       ConfigError: `distribution` is not a parameter beside `(log_prob, samples)`.
     """
-    marked = isinstance(surrogate, RowWise)
-    function = surrogate.surrogate if isinstance(surrogate, RowWise) else surrogate
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(surrogate).parameters
     if "distribution" in list(parameters)[:2]:
         raise ConfigError(
             "surrogate must take (log_prob, samples), and after them a distribution if it reads "
             "one; that of a natural step takes (distribution, samples)"
         )
     asked = parameters.get("distribution")
-    bound = "distribution" in getattr(function, "keywords", {})  # by functools.partial
+    bound = "distribution" in getattr(surrogate, "keywords", {})  # by functools.partial
+    marked = isinstance(getattr(surrogate, "func", surrogate), RowWise)
     by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    return Checked(function, asked is not None and asked.kind in by_name and not bound, marked)
+    return Checked(surrogate, asked is not None and asked.kind in by_name and not bound, marked)
 
 
-def slots(
+class Division(Protocol):
+    """Settings of a method that divide a minibatch."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Parts of a minibatch."""
+
+    @property
+    def axis_name(self) -> str | None:
+        """Device axis, or None."""
+
+
+class Parts(NamedTuple):
+    """Ways to compute a minibatch in parts, as `updates.gradient_update` takes them.
+
+    Attributes:
+      slots: elements in a row, or None if a minibatch must stay whole.
+      by_length: the problem's sums by length, or None if rows must stay whole.
+    """
+
+    slots: int | None
+    by_length: SumInParts | None
+
+
+def parts(
     surrogate: Checked,
     samples: Samples,
     problem: Problem,
     params: ActorCritic,
-    num_minibatches: int,
-    num_parts: int,
-) -> int | None:
-    """Elements in a row, or None if a minibatch must stay whole; see `updates.gradient_update`.
+    config: Division,
+    num_minibatches: int = 1,
+) -> Parts:
+    """Returns the ways in which a minibatch may be computed in parts with a surrogate.
 
-    A minibatch must stay whole if an element of the surrogate, minimised or logged, depends on
-    other rows, as with a quantile or a mean over the minibatch. Each device reads its own rows.
+    A minibatch must stay whole if an element of the surrogate, minimised or logged, or its
+    gradient depends on other rows, as with a quantile or a mean over the minibatch. Rows must stay
+    whole if it depends on other slots of its row, since rows are cut after their last token. Each
+    device reads its own rows.
 
     Args:
       surrogate: maps rows `[N, …]` to elements `[N, …]`.
       samples: all rows of this device.
-      problem: Gives the policy and the target.
-      params: Of the policy.
-      num_minibatches: in which the rows are divided.
-      num_parts: minibatches × microbatches.
+      problem: source of the policy, the target and sums by length.
+      params: parameters of the policy.
+      config: settings of the method.
+      num_minibatches: minibatches in which the rows are divided.
 
     Raises:
-      ConfigError: such a surrogate, and several microbatches.
+      ConfigError: the surrogate reads other rows, and there are several microbatches.
     """
     of_row, rows = math.prod(samples.mask.shape[1:]), samples.mask.shape[0] // num_minibatches
-    several = num_parts > num_minibatches
-    if not several and minibatches.in_cache(rows, of_row, problem.target) == 1:
-        return of_row
+    by_length, num_microbatches = problem.speedups.by_length, config.num_microbatches
+    several_devices = config.axis_name is not None and jax.lax.axis_size(config.axis_name) > 1
+    num_parts = max(num_microbatches, minibatches.in_cache(rows, of_row, problem.target))
+    if surrogate.is_row_wise or (num_parts == 1 and not several_devices):
+        return Parts(of_row, by_length)
     policy = functools.partial(problem.apply, params._replace(value=None))
-    if surrogate.is_row_wise or rows < 2 or _reads_own_row(surrogate, samples, rows, policy):
-        return of_row
-    if several:
-        raise ConfigError(
-            "num_microbatches must be 1 with this surrogate, which reads other rows of its "
-            "minibatch: in parts it would be another loss. One that reads its own row alone is "
-            "marked by surrogates.row_wise(surrogate)"
-        )
-    warnings.warn(
-        "the surrogate reads other rows of its minibatch, which is therefore computed whole; one "
-        "that reads its own row alone is marked by surrogates.row_wise(surrogate)",
-        stacklevel=2,
-    )
-    return None
+    trace = functools.partial(_trace, surrogate, samples, policy)
+    part, whole = max(rows // num_parts, 2), max(rows, 2)
+    if not _are_apart(trace, (part if part < whole else 2 * whole, whole), axis=0):
+        if num_microbatches > 1:
+            raise ConfigError(
+                "num_microbatches must be 1 with this surrogate, which reads other rows of its "
+                "minibatch: in parts it would be another loss. One that reads its own row alone is "
+                "marked by surrogates.row_wise(surrogate)"
+            )
+        marked = "one that reads its own row alone is marked by surrogates.row_wise(surrogate)"
+        if num_parts > 1:
+            warnings.warn(
+                "the surrogate reads other rows of its minibatch, which is therefore computed "
+                f"whole; {marked}",
+                stacklevel=2,
+            )
+        # One that reduces over the axis reads other devices on purpose.
+        elif not any("Axis" in type(x).__name__ for x in trace(whole, 0).effects):
+            warnings.warn(
+                "the surrogate reads other rows of its minibatch, of which a device has its own "
+                f"alone; {marked}",
+                stacklevel=2,
+            )
+        return Parts(None, None)
+    steps = of_row if samples.mask.ndim > 1 else 1
+    if by_length is None or num_microbatches == 1 or steps == 1:
+        return Parts(of_row, by_length)
+    cut = _are_apart(trace, (2 * steps, steps), axis=1)
+    return Parts(of_row, by_length if cut else None)
 
 
-def _reads_own_row(
-    surrogate: Checked, samples: Samples, rows: int, policy: Callable[[Any], Any]
-) -> bool:
-    """Whether the data flow shows that each element depends on its own row alone."""
-
-    def program(rows: int) -> ClosedJaxpr:
-        part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), samples)
-        distribution = None
-        if surrogate.reads_distribution:
-            distribution, _ = jax.eval_shape(policy, part.inputs)
-        return jax.make_jaxpr(surrogate.__call__)(part.log_prob, part, distribution)
-
-    first = program(rows)
+def _are_apart(trace: Callable[..., ClosedJaxpr], sizes: tuple[int, int], axis: int) -> bool:
+    """Whether the data flow shows that elements along an axis do not depend on each other."""
+    whole = trace(sizes[1], axis)
     try:
-        return data_flow.is_row_wise((first, program(2 * rows)), (rows, 2 * rows))
-    except (AssertionError, TypeError, ValueError):  # it computes this number of rows alone
+        return data_flow.is_row_wise((trace(sizes[0], axis), whole), sizes)
+    except (AssertionError, TypeError, ValueError):  # it computes this size alone
         return False
+
+
+def _trace(
+    surrogate: Checked, samples: Samples, policy: Callable[[Any], Any], size: int, axis: int
+) -> ClosedJaxpr:
+    """Traces the elements of a surrogate and their gradient for a number of rows, or of slots."""
+
+    def resized(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
+
+    part: Samples = jax.tree.map(resized, samples._replace(inputs=None, measured=None))
+    whole = jax.eval_shape(lambda: samples.inputs)
+    part = part._replace(inputs=whole if axis else jax.tree.map(resized, whole))
+    distribution = None
+    if surrogate.reads_distribution:
+        distribution, _ = jax.eval_shape(policy, part.inputs)
+
+    def program(log_prob: jax.Array, part: Samples, distribution: Any, weight: jax.Array) -> Any:
+        elements, pull_back, logged = jax.vjp(
+            lambda log_prob: surrogate(log_prob, part, distribution), log_prob, has_aux=True
+        )
+        return elements, logged, pull_back(weight.astype(elements.dtype))
+
+    return jax.make_jaxpr(program)(part.log_prob, part, distribution, part.log_prob)
 
 
 def shape_of(x: Any) -> tuple[int, ...] | None:
