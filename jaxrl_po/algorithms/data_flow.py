@@ -21,8 +21,8 @@ PLAIN = """
     cumsum digamma div dot_general dynamic_slice eq erf erf_inv erfc exp exp2 expm1 floor gather ge
     gt integer_pow iota is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not
     or pad pow reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_sum rem reshape
-    rev round rsqrt select_n sign sin sinh slice sort split sqrt square squeeze stack stop_gradient
-    sub tan tanh top_k transpose xor
+    reshard rev round rsqrt select_n sharding_constraint sign sin sinh slice sort split sqrt square
+    squeeze stack stop_gradient sub tan tanh top_k transpose xor
 """.split()  # noqa: SIM905  a list takes a line for each
 CALLS = {"closed_call", "custom_jvp_call", "custom_vjp_call", "jit"}
 # Parameters that the shapes stand for, and one that may be NaN.
