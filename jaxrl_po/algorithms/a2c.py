@@ -33,7 +33,7 @@ class Config(JointLoss):
 def rmsprop(
     learning_rate: Number, *, max_grad_norm: Number, epsilon: Number
 ) -> optax.GradientTransformation:
-    """RMSProp with a decay of 0.99, its ε outside the square root; arguments as for `adam`."""
+    """Builds RMSProp with a decay of 0.99 and ε outside the square root; see `optimizers.adam`."""
     direction = optax.scale_by_rms(decay=0.99, eps=epsilon, eps_in_sqrt=False)
     return optimizers.clipped(direction, learning_rate, max_grad_norm=max_grad_norm)
 

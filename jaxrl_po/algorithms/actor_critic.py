@@ -317,11 +317,12 @@ def gradient_steps(
       state: before the update.
       samples: leaves lead with the rows.
       key: consumed by the shuffles.
-      surrogate: that of the loss; if it mixes rows, a minibatch stays whole.
-      beside: further leaves, shuffled along: the loss reads `(samples, beside)`. None for none.
-      num_epochs: see `updates.gradient_update`, as for `num_minibatches` and `stop`.
-      num_minibatches: likewise.
-      stop: likewise.
+      surrogate: surrogate in the loss; if it mixes rows, a minibatch stays whole.
+      beside: further leaves, shuffled with the samples, so that the loss reads `(samples, beside)`;
+        None to pass the samples alone.
+      num_epochs: passes over the samples.
+      num_minibatches: gradient steps of one pass.
+      stop: `stop(metrics) -> bool []`, ends the update; None never stops.
 
     Returns:
       Parameters, optimizer state and metrics, see `updates.gradient_update`.

@@ -106,12 +106,12 @@ def row_wise(surrogate: Surrogate) -> Surrogate:
 
 
 class Checked(NamedTuple):
-    """A surrogate; while it is traced, another form of its result is a ConfigError.
+    """A surrogate whose result is checked while it is traced.
 
     Attributes:
-      function: The surrogate.
-      reads_distribution: It has a parameter named `distribution`.
-      is_row_wise: The user states that it is, see `row_wise`.
+      function: surrogate of the user or of the library.
+      reads_distribution: True if the function has a parameter named `distribution`.
+      is_row_wise: True if the function is marked by `row_wise`.
     """
 
     function: Surrogate
@@ -121,7 +121,7 @@ class Checked(NamedTuple):
     def __call__(
         self, log_prob: jax.Array, samples: Samples, distribution: Distribution | None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Elements to minimise and elements to log; flags and counts to log become floats."""
+        """Returns elements to minimise, and elements to log as floats."""
         given = {"distribution": distribution} if self.reads_distribution else {}
         result, shape = self.function(log_prob, samples, **given), log_prob.shape
         if not (
@@ -153,7 +153,7 @@ class Checked(NamedTuple):
 
 
 def checked(surrogate: Surrogate) -> Checked:
-    """The surrogate with what its parameters and its mark say.
+    """Reads the parameters and the mark of a surrogate.
 
     Raises:
       ConfigError: `distribution` is not a parameter beside `(log_prob, samples)`.
