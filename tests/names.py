@@ -62,7 +62,9 @@ def _is_known(module: str) -> bool:
     if first in FAMILIAR or first == "jaxrl_po":
         return True
     spec = importlib.util.find_spec(first) if first else None
-    return spec is not None and str(spec.origin).startswith(str(ROOT))
+    origin = Path(spec.origin or "") if spec is not None else Path()
+    # The environment's own packages lie below the root too.
+    return origin.is_relative_to(ROOT) and "site-packages" not in origin.parts
 
 
 def _module(name: str) -> ModuleType | None:
