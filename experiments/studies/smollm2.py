@@ -126,13 +126,16 @@ def used(row: Row) -> dict[str, float]:
 
 def train(place: Path, given: Mapping[str, Any]) -> bool:
     """Trains, or resumes; returns whether it ended."""
-    if (place / "config.json").exists():
-        resumed = run.resume(place, on_row=used, total_steps=given["total_steps"])
-        return not resumed.interrupted
     top = {name: value for name, value in given.items() if "." not in name}
     over = {name: value for name, value in given.items() if "." in name}
-    made = run.Experiment(out=str(place), over=over, **top)
-    return not run.train(made, on_row=used).interrupted
+    try:
+        if (place / "config.json").exists():
+            run.resume(place, on_row=used, total_steps=given["total_steps"])
+        else:
+            run.train(run.Experiment(out=str(place), over=over, **top), on_row=used)
+    except run.Interrupted:
+        return False
+    return True
 
 
 def measured(place: Path, given: Mapping[str, Any]) -> dict[str, Any]:
