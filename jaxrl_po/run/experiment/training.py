@@ -35,7 +35,7 @@ class Trained(NamedTuple):
       state: the final state; leaves lead with the seeds, but for what is frozen.
       rows: the lines of `metrics.jsonl`, a list of one number for each seed under each name.
       folder: where they lie, or None.
-      interrupted: whether a signal came, be it too late to end the run early; see `Interrupted`.
+      interrupted: whether a signal came, even if too late to shorten the run; see `Interrupted`.
       stopped: why an `on_row` ended it early; empty if none did.
     """
 
@@ -182,9 +182,9 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
     """Carries out the plan and writes its results to the folder.
 
     Args:
-      plan: see `Plan`.
-      leave_early: return also if a signal came, as a command does; else see `runner.run`.
-      on_row: see `runner.run`.
+      plan: the run.
+      leave_early: whether to return after a signal too, as a command does; see `runner.run`.
+      on_row: hook that gets each line; see `runner.run`.
 
     Raises:
       UsageError: the folder is unusable or locked, or no checkpoint in it can be used.
@@ -214,7 +214,7 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
         except FAILURES:
             draw(plan, out)
             raise
-        # The state is in memory alone if there is no folder: a signal does not lose it.
+        # Without a folder, the state is in memory only: a signal must not lose it.
         stop = hearing.enter_context(hear_signals(None, leave_early=leave_early))
         rows = draw(plan, out)
         if processes.is_writer() and plan.options.out:

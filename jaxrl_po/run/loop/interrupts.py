@@ -37,9 +37,9 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Context with a handler for `SIGNALS`, after which those of before are set again.
+    """Context with a handler for `SIGNALS`; restores the earlier handlers.
 
-    Only the main thread may set handlers, and one that C set cannot be set again: it stays.
+    Only the main thread may set handlers. A handler of C code could not be restored, and stays.
     """
     with contextlib.ExitStack() as stack:  # restores all of them, also if a signal comes meanwhile
         for each in SIGNALS if threading.current_thread() is threading.main_thread() else ():

@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
     Attributes:
       state: the final training state.
       iteration: iterations done.
-      interrupted: whether a signal came, be it too late to end the run early.
+      interrupted: whether a signal came, even if too late to shorten the run.
       idle: whether it ended early for lack of a learning signal, see `Job.idle_patience`.
       stopped: why an `on_row` ended it early; empty if none did.
     """
@@ -102,8 +102,8 @@ def run(
       resume: continue from the checkpoints in `folder`, if there are any.
       leave_early: end the process, as a command does, on a second signal or one before the first
         iteration; else either is a KeyboardInterrupt.
-      on_row: gets each line before it is written, see `hooks`; what it raises ends the run, saved,
-        and a KeyboardInterrupt counts as a signal.
+      on_row: hook that gets each line before it is written, see `hooks`; an exception in it ends
+        the run, saved, and a KeyboardInterrupt counts as a signal.
 
     Returns:
       The `Outcome`.
