@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_540,
-    "shell code": 11_570,
+    "library code": 24_569,
+    "shell code": 11_591,
     "experiments code": 4_758,
     "shell import pairs": 363,
     "functions above 70 lines of code": 0,
@@ -15,7 +15,7 @@ LIMITS = {
     "ppo's closure, code": 1_870,
     "public without a docstring": 0,
     "README lines": 150,
-    "docs words (studies aside)": 26_780,
+    "docs words (studies aside)": 26_858,
 }
 
 

@@ -107,7 +107,8 @@ def test_kill_at_any_moment_then_resume_equals_the_uninterrupted_run(tmp_path):
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
-def test_interrupt_finishes_the_iteration_saves_and_says_so(tmp_path, capfd, signals):
+@pytest.mark.parametrize("leave_early", [True, False])
+def test_interrupt_finishes_the_iteration_saves_and_says_so(tmp_path, capfd, signals, leave_early):
     """A terminal that closes may send its signal twice: by its shell and by the system."""
 
     def interrupt(row):
@@ -116,7 +117,7 @@ def test_interrupt_finishes_the_iteration_saves_and_says_so(tmp_path, capfd, sig
                 assert signal.getsignal(each) is not signal.SIG_DFL  # which would end the tests
                 signal.raise_signal(each)
 
-    stopped = run(tmp_path, Silent(interrupt))
+    stopped = runner.run(job(), tmp_path, Silent(interrupt), leave_early=leave_early)
     assert "interrupt again to quit without saving" in capfd.readouterr().err
     assert stopped.interrupted
     with Store(tmp_path / "checkpoints" / "latest") as latest:

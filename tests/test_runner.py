@@ -14,7 +14,7 @@ from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import memory_of
-from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop import programs, streams
 from jaxrl_po.run.loop.log import Log, extend_streaks, read_aside
 from jaxrl_po.run.loop.runner import Diverged
 from jaxrl_po.run.store import metrics
@@ -315,19 +315,19 @@ def test_processes_agree_on_how_long_a_call_is_and_on_when_they_stop(monkeypatch
 
 def interrupted_after(calls, monkeypatch):
     """A signal within a chunk, after that many of its calls of one iteration."""
-    asked, stopping = [], threading.Event()
+    asked, heard = [], threading.Event()
 
     def any_of(flag):
         if threading.current_thread() is not threading.main_thread():
             asked.append(flag)
             if len(asked) == calls:
                 os.kill(os.getpid(), signal.SIGTERM)
-                while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-                    stopping.wait(0.001)
+                assert heard.wait(60)
                 return True
         return flag
 
     monkeypatch.setattr(processes, "any_of", any_of)
+    monkeypatch.setattr(streams, "say", lambda text: heard.set())
     monkeypatch.setattr(programs, "SECONDS_OF_CALL", 0.0)
 
 

@@ -78,7 +78,8 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys):
 def scored(group, options, *_):
     """A program without training: a larger step size scores better."""
     scores = [[[float(each["config"].learning_rate)] * 3] * options.seeds for each in group]
-    return {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
+    done = {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
+    return done, False
 
 
 @pytest.fixture
@@ -335,7 +336,7 @@ def test_runs_are_trained_from_one_evaluation_to_the_next(tmp_path):
         "score",
         learner_of=lambda settings: learner(settings.stride),
     )
-    rows = vmapped.train(
+    rows, _ = vmapped.train(
         setup,
         [Stride(stride=float(stride)) for stride in range(4)],
         control.Options(seeds=2, devices="2"),

@@ -13,6 +13,7 @@ import wrong_corrections
 import wrong_dialogues
 import wrong_environments
 import wrong_held_out
+import wrong_interrupts
 import wrong_limits
 import wrong_pretrained
 import wrong_python
@@ -467,6 +468,7 @@ WRONG = [
     *wrong_dialogues.WRONG,
     *wrong_environments.WRONG,
     *wrong_held_out.WRONG,
+    *wrong_interrupts.WRONG,
     *wrong_limits.WRONG,
     *wrong_pretrained.WRONG,
     *wrong_python.WRONG,

@@ -124,15 +124,14 @@ def used(row: Row) -> dict[str, float]:
     return {"rss_gb": usage.ru_maxrss / 1e6, "processor_s": usage.ru_utime + usage.ru_stime}
 
 
-def train(place: Path, given: Mapping[str, Any]) -> bool:
-    """Trains, or resumes; returns whether it ended."""
+def train(place: Path, given: Mapping[str, Any]) -> None:
+    """Trains, or resumes."""
     if (place / "config.json").exists():
-        resumed = run.resume(place, on_row=used, total_steps=given["total_steps"])
-        return not resumed.interrupted
+        run.resume(place, on_row=used, total_steps=given["total_steps"])
+        return
     top = {name: value for name, value in given.items() if "." not in name}
     over = {name: value for name, value in given.items() if "." in name}
-    made = run.Experiment(out=str(place), over=over, **top)
-    return not run.train(made, on_row=used).interrupted
+    run.train(run.Experiment(out=str(place), over=over, **top), on_row=used)
 
 
 def measured(place: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,8 +231,7 @@ def main(argv: Sequence[str]) -> int:
         **write_prompts(row.pop("prompts"), out),
         **row,
     }
-    if not train(place, given):
-        return 1
+    train(place, given)
     status = evaluate.main([f"--run={place}", "--checkpoint=latest"])
     folder.write_json(RESULTS / f"{options.row}.json", measured(place, given))
     return status

@@ -178,7 +178,7 @@ class Runs(NamedTuple):
             records[0][""], seeds=seeds, seed=base_seed, devices=self.devices, mesh=""
         )
         with tempfile.TemporaryDirectory() as scratch:
-            rows = vmapped.train(
+            rows, _ = vmapped.train(
                 self.claim.script.build(records[0], algorithm, vmapped.ALONE),
                 [each["config"] for each in records],
                 options,

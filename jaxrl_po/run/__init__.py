@@ -2,7 +2,7 @@
 
 From Python: `run.train` runs an `Experiment` or trains a learner, `run.resume` resumes a run,
 `run.load` gives its policy, `run.sweep` searches hyperparameters, and `run.Stop`, raised in an
-`on_row`, ends a run.
+`on_row`, ends a run. An interrupt of these raises `run.Interrupted`, which holds the result so far.
 They are imported when they are first used: a worker process needs nothing of JAX.
 """
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxrl_po.run.experiment.training import resume as resume
     from jaxrl_po.run.experiment.training import train as train
     from jaxrl_po.run.loop.hooks import Stop as Stop
+    from jaxrl_po.run.loop.interrupts import Interrupted as Interrupted
 
 if os.name != "posix":
     raise ImportError(
@@ -35,6 +36,7 @@ _NAMES = {
     "experiment.sweeping": ("sweep",),
     "experiment.training": ("Trained", "resume", "train"),
     "loop.hooks": ("Stop",),
+    "loop.interrupts": ("Interrupted",),
 }
 
 

@@ -29,6 +29,7 @@ from jaxrl_po.run.experiment.search import OF_A_START, Asked, Combination
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
+from jaxrl_po.run.loop.interrupts import Interrupted
 from jaxrl_po.run.store import folder, metrics
 
 PROGRAMS = "programs"  # folder of their runs
@@ -61,7 +62,7 @@ class Swept(NamedTuple):
     Attributes:
       rows: one for each combination, best first: `flags`, `steps` `[E]` and `scores` `[S, E]`.
       best: flag name to value of the best one, of all flags that were set or tuned.
-      folder: with `sweep.json`, `table.txt` and `sweep.png`.
+      folder: with `sweep.json`, and once it is finished `table.txt` and `sweep.png`.
     """
 
     rows: list[dict[str, Any]]
@@ -79,6 +80,8 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
 
     Raises:
       ConfigError: names the argument that cannot work, before anything is trained.
+      Interrupted: at an interrupt, after the current iteration, saved; the rows of a program that
+        it ended have the evaluations so far. `resume=True` continues the sweep.
 
     Example:
       >>> rates = {"config.learning_rate": "log_uniform(1e-5, 1e-2)"}
@@ -108,8 +111,7 @@ def carry_out(
     Args:
       argv: the arguments.
       own: flag to the object that was given for it in Python.
-      leave_early: end the process at a signal, as a command does; else it is a KeyboardInterrupt
-        after the iteration, saved.
+      leave_early: end the process at a signal, as a command does; else see `sweep`.
 
     Raises:
       UsageError: before anything is trained or an earlier sweep is overwritten.
@@ -144,18 +146,23 @@ def carry_out(
         code = {user_code.DIGESTS: user_code.digests(lasting)}
         folder.write_settings(out, said | {"resolved": code})
         rows = done(out / "sweep.json") if options.resume else []
-        for number, group in enumerate(groups.values(), 1):
-            if any(combination not in [row["flags"] for row in rows] for combination, _ in group):
+        try:
+            for number, group in enumerate(groups.values(), 1):
+                if all(combination in [row["flags"] for row in rows] for combination, _ in group):
+                    continue
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
-                records_of = [records for _, records in group]
-                of_group = records_of, options, given, place, title
-                result = interrupts.in_thread(run, *of_group) if leave_early else run(*of_group)
-                rows += [
+                of_group = [records for _, records in group], options, given, place, title
+                result, interrupted = (
+                    interrupts.in_thread(run, *of_group) if leave_early else run(*of_group)
+                )
+                scored = [
                     {"flags": combination, **result, "scores": scores}
                     for (combination, _), scores in zip(group, result["scores"], strict=True)
                 ]
-                rows.sort(key=lambda row: -search.final(row["scores"]).mean())
+                rows = sorted([*rows, *scored], key=lambda row: -search.final(row["scores"]).mean())
+                if interrupted:
+                    raise KeyboardInterrupt
                 folder.write_json(out / "sweep.json", rows)
                 shutil.rmtree(place / "checkpoints", ignore_errors=True)
                 print(
@@ -164,16 +171,27 @@ def carry_out(
                     f"each, {result['seconds']:.0f} s",
                     flush=True,
                 )
-        (out / "table.txt").write_text(search.table(rows), encoding="utf-8")
-        scores = [(row["flags"], search.final(row["scores"])) for row in rows]
-        with plotting.beside(out / "sweep.png"):
-            plotting.save_sweep(scores, f"final {metrics.axis('greedy_return')}", out / "sweep.png")
-        records = asked.records(rows[0]["flags"], sections)
-        best = flags.flatten(plan.settle(control.SCRIPT, records, given)[0])
-        tunable = [name for name in asked.flags if name.startswith(search.SWEPT)]
-        names = dict.fromkeys([*asked.tuned, *tunable, *asked.swept, *asked.drawn])
-        chosen = {name: best[name] for name in names if name in best}
-    return Swept(rows, chosen, out)
+            (out / "table.txt").write_text(search.table(rows), encoding="utf-8")
+            scores = [(row["flags"], search.final(row["scores"])) for row in rows]
+            with plotting.beside(out / "sweep.png"):
+                axis = f"final {metrics.axis('greedy_return')}"
+                plotting.save_sweep(scores, axis, out / "sweep.png")
+        except KeyboardInterrupt:
+            raise Interrupted(swept=Swept(rows, best(asked, rows, sections, given), out)) from None
+    return Swept(rows, best(asked, rows, sections, given), out)
+
+
+def best(
+    asked: Asked, rows: list[dict[str, Any]], sections: dict[str, type], given: frozenset[str]
+) -> dict[str, Any]:
+    """Returns the flags of the first row that were set or tuned; none without a row."""
+    if not rows:
+        return {}
+    records = asked.records(rows[0]["flags"], sections)
+    settled = flags.flatten(plan.settle(control.SCRIPT, records, given)[0])
+    tunable = [name for name in asked.flags if name.startswith(search.SWEPT)]
+    names = dict.fromkeys([*asked.tuned, *tunable, *asked.swept, *asked.drawn])
+    return {name: settled[name] for name in names if name in settled}
 
 
 def read(argv: Sequence[str], options: Options) -> Asked:
@@ -264,15 +282,15 @@ def build(records: Mapping[str, Any]) -> assembly.Setup:
 
 def run(
     group: Group, options: Options, given: Collection[str], place: Path, title: str
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], bool]:
     """Trains the combinations that share one program, each over all seeds.
 
     Returns:
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
-      `compile_seconds`.
+      `compile_seconds`; and whether a signal came.
     """
     settled = [plan.settle(control.SCRIPT, records, given) for records in group]
-    rows = vmapped.train(
+    rows, interrupted = vmapped.train(
         build(settled[0][0]),
         [records["config"] for records, _ in settled],
         options,
@@ -283,12 +301,13 @@ def run(
         evaluations=options.evaluations,
     )
     scores = vmapped.curves(rows)["greedy_return"]
-    return {
+    result = {
         "steps": [row["step"] for row in rows],
         "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
         "seconds": sum(row["time/seconds"] for row in rows),
         "compile_seconds": rows[-1]["time/compile_seconds"],
     }
+    return result, interrupted
 
 
 def done(path: Path) -> list[dict[str, Any]]:

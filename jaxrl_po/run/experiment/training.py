@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import flags, own_learner, user_code
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
@@ -17,16 +16,16 @@ from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.experiment.own_learner import Evaluate
 from jaxrl_po.run.experiment.plan import Plan, prepare
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.hooks import OnRow
+from jaxrl_po.run.loop.interrupts import Interrupted, hear_signals
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import Learner, Row, TrainState
 
 # A run that one of these ends keeps its lines and its last checkpoint.
-FAILURES = (runner.Diverged, runner.NoAction, RewardError, PoolError)
+FAILURES = runner.FAILURES
 
 
 class Trained(NamedTuple):
@@ -36,7 +35,7 @@ class Trained(NamedTuple):
       state: the final state; leaves lead with the seeds, but for what is frozen.
       rows: the lines of `metrics.jsonl`, a list of one number for each seed under each name.
       folder: where they lie, or None.
-      interrupted: whether a signal ended it early.
+      interrupted: whether a signal came, even if too late to shorten the run; see `Interrupted`.
       stopped: why an `on_row` ended it early; empty if none did.
     """
 
@@ -103,10 +102,11 @@ def train(
         `raise run.Stop("why")` in it ends the run; that and any other error leave it saved.
 
     Returns:
-      `Trained`. A first SIGINT ends the run after the current iteration, saved; before the first
-      iteration it is a KeyboardInterrupt.
+      `Trained`.
 
     Raises:
+      Interrupted: at an interrupt (SIGINT, SIGTERM or SIGHUP), after the current iteration, saved.
+      KeyboardInterrupt: at a second one, or at one before the first iteration: immediately.
       ConfigError: names the argument that cannot work; nothing is compiled or written.
       runner.Diverged: no update was finite for 10 iterations; the last good checkpoint stays.
       runner.NoAction: an environment's mask of actions allowed none.
@@ -160,6 +160,7 @@ def resume(out: str | Path, *, on_row: OnRow | None = None, **more: Any) -> Trai
 
     Raises:
       ConfigError: it holds no such run, or another value must stay as it was.
+      Interrupted: see `train`.
     """
     with flags.as_arguments():
         experiment = of_folder(str(out), **more)
@@ -181,15 +182,17 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
     """Carries out the plan and writes its results to the folder.
 
     Args:
-      plan: see `Plan`.
-      leave_early: see `runner.run`, as for `on_row`.
+      plan: the run.
+      leave_early: whether to return after a signal too, as a command does; see `runner.run`.
+      on_row: hook that gets each line; see `runner.run`.
 
     Raises:
       UsageError: the folder is unusable or locked, or no checkpoint in it can be used.
       OSError: the folder can no longer be written.
+      Interrupted: see `train`.
       FAILURES: see `runner.run`.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as hearing, contextlib.ExitStack() as stack:
         with processes.together(), flags.blame({"": type(plan.options)}):
             if plan.setup.rewarded is not None:
                 stack.enter_context(plan.setup.rewarded)
@@ -211,6 +214,8 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
         except FAILURES:
             draw(plan, out)
             raise
+        # Without a folder, the state is in memory only: a signal must not lose it.
+        stop = hearing.enter_context(hear_signals(None, leave_early=leave_early))
         rows = draw(plan, out)
         if processes.is_writer() and plan.options.out:
             # An interrupted run's last line may lack an evaluation.
@@ -226,7 +231,11 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
                 folder.write_json(out / "summary.json", content)
             progress.report(ending(plan, outcome, rows))
     where = Path(plan.options.out) if plan.options.out else None
-    return Trained(outcome.state, rows, where, outcome.interrupted, outcome.stopped)
+    interrupted = outcome.interrupted or stop.is_set()
+    trained = Trained(outcome.state, rows, where, interrupted, outcome.stopped)
+    if interrupted and not leave_early:
+        raise Interrupted(trained=trained)
+    return trained
 
 
 @contextlib.contextmanager
@@ -287,11 +296,6 @@ def broken_off(out: str, error: OSError) -> str:
 
 def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
     """The last line: how the run ended."""
-    if outcome.interrupted:
-        return (
-            f"{plan.title}: stopped and saved at iteration {outcome.iteration}; --resume "
-            "continues from there"
-        )
     if outcome.stopped:
         return f"{plan.title}: stopped at iteration {outcome.iteration}: {outcome.stopped}"
     if outcome.idle:
@@ -301,6 +305,11 @@ def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
             f"{plan.job.idle_patience} iterations. The task is too hard or too "
             "easy for the policy: warm start it further, choose another difficulty, or raise "
             "--problem.group_size"
+        )
+    if outcome.iteration < plan.job.iterations:
+        return (
+            f"{plan.title}: stopped and saved at iteration {outcome.iteration}; --resume "
+            "continues from there"
         )
     score = f"{metrics.in_words(rows, plan.job.score)}; " if plan.job.score and rows else ""
     return f"done: {score}results in {plan.options.out}"

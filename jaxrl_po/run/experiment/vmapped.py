@@ -32,7 +32,7 @@ def train(
     iterations: int,
     steps_per_iteration: int,
     evaluations: int,
-) -> list[Row]:
+) -> tuple[list[Row], bool]:
     """Trains the C settings of a method on S seeds each; a run that began in the folder goes on.
 
     Args:
@@ -47,10 +47,10 @@ def train(
 
     Returns:
       The lines with an evaluation after training began; lists `[C·S]`, seeds innermost. The seeds
-      of each setting have the same random numbers.
+      of each setting have the same random numbers. And whether a signal came, see `runner.Outcome`.
 
     Raises:
-      KeyboardInterrupt: a signal ended it, saved.
+      KeyboardInterrupt: a signal came before there was such a line.
       runner.NoAction, PoolError: see `runner.run`.
     """
     place.mkdir(parents=True, exist_ok=True)
@@ -69,10 +69,11 @@ def train(
     total = iterations * steps_per_iteration
     with Progress(title, total, watch=[setup.score], num_seeds=runs) as progress:
         outcome = runner.run(job, place, progress, resume=True)
-    if outcome.interrupted:
-        raise KeyboardInterrupt
     rows = metrics.read(place / runner.METRICS)
-    return [row for row in rows if row["iteration"] and setup.score in row]
+    rows = [row for row in rows if row["iteration"] and setup.score in row]
+    if outcome.interrupted and not rows:
+        raise KeyboardInterrupt
+    return rows, outcome.interrupted
 
 
 def curves(rows: Sequence[Row]) -> Curves:

@@ -21,40 +21,63 @@ SHOW_CURSOR = b"\x1b[?25h"
 SAVING = "\nfinishing this iteration, then saving; interrupt again to quit without saving\n"
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt of `run.train`, `run.resume` or `run.sweep`, after the iteration and saved.
+
+    Attributes:
+      trained: the `Trained` that `run.train` or `run.resume` would have returned, or None.
+      swept: the `Swept` that `run.sweep` would have returned, with the evaluations so far, or None.
+    """
+
+    def __init__(self, message: str = "", *, trained: Any = None, swept: Any = None):
+        name = "trained" if swept is None else "swept"
+        super().__init__(message or f"the result so far is .{name}, or sys.last_value.{name}")
+        self.trained, self.swept = trained, swept
+
+
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    heard = [each for each in SIGNALS if (each, signal.getsignal(each)) != IGNORED]
-    before = {each: signal.signal(each, handler) for each in heard}
-    try:
+    """Context with a handler for `SIGNALS`; restores the earlier handlers.
+
+    Only the main thread may set handlers. A handler of C code could not be restored, and stays.
+    """
+    with contextlib.ExitStack() as stack:  # restores all of them, also if a signal comes meanwhile
+        for each in SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            before = signal.getsignal(each)
+            if before is not None and (each, before) != IGNORED:
+                stack.callback(signal.signal, each, before)
+                signal.signal(each, handler)
         yield
-    finally:
-        for each, was in before.items():
-            signal.signal(each, was)
 
 
 @contextlib.contextmanager
-def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[threading.Event]:
-    """Sets the event on one of `SIGNALS`; a second one finds the system's own handler.
+def hear_signals(started: threading.Event | None, leave_early: bool) -> Iterator[threading.Event]:
+    """Context whose event is set at the first of `SIGNALS`; a second one ends the work immediately.
 
-    Before `started`, while programs compile and the state is initialised, there is nothing to save:
-    a single process then ends immediately (`leave_early`), or a signal is a KeyboardInterrupt; of
-    several, all end together.
+    A terminal that closes may send SIGHUP twice, by its shell and by the system: the second one has
+    no effect.
+
+    Args:
+      started: set once there is something to save; None if there is. Before that, while programs
+        compile and the state is initialised, the first signal ends a single process's work
+        immediately; several processes end together.
+      leave_early: end the process, as a command does; else the work ends by a KeyboardInterrupt,
+        and a notebook keeps its kernel.
     """
     stop = threading.Event()
 
     def hear(number: int, frame: Any) -> None:
-        if not started.is_set() and not processes.several():
-            if not leave_early:
-                raise KeyboardInterrupt
+        early = started is not None and not started.is_set()
+        at_once = early and not processes.several()
+        if not leave_early and (at_once or (stop.is_set() and number != signal.SIGHUP)):
+            raise KeyboardInterrupt
+        if at_once:
             streams.say(NOTHING_NEW)  # printing is not safe in a handler
             _leave(128 + number)
         stop.set()
-        for each in SIGNALS:  # a terminal that closes may send its signal twice
+        for each in SIGNALS if leave_early else ():
             signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
-        streams.say(SAVING if started.is_set() else NOTHING_NEW)
+        streams.say(NOTHING_NEW if early else SAVING)
 
     with _handled(hear), streams.outlived():
         yield stop

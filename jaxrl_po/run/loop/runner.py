@@ -44,6 +44,9 @@ class NoAction(RunError):
     """No action was legal in some state; the message names the seed and the iteration."""
 
 
+FAILURES = Diverged, NoAction, RewardError, PoolError
+
+
 class Reporter(Protocol):
     """Shows the progress of a run."""
 
@@ -63,7 +66,7 @@ class Outcome(NamedTuple):
     Attributes:
       state: the final training state.
       iteration: iterations done.
-      interrupted: whether a signal ended it early.
+      interrupted: whether a signal came, even if too late to shorten the run.
       idle: whether it ended early for lack of a learning signal, see `Job.idle_patience`.
       stopped: why an `on_row` ended it early; empty if none did.
     """
@@ -89,16 +92,18 @@ def run(
     A line of metrics, and the best checkpoint if it is the best so far, are on disk before the
     latest checkpoint of the same iteration. A resumed run loads the newest intact checkpoint, drops
     the lines after it and writes them again. SIGINT, SIGTERM or SIGHUP ends the run after the
-    current iteration or within 5 seconds, whichever is longer, saved; a second one kills it. With
-    several processes, all compute and the first one writes; a signal to any of them ends all.
+    current iteration or within 5 seconds, whichever is longer, saved; a second one ends it at once.
+    With several processes, all compute and the first one writes; a signal to any of them ends all.
 
     Args:
       job: see `Job`.
       folder: an existing folder.
       reporter: shows progress.
       resume: continue from the checkpoints in `folder`, if there are any.
-      leave_early: end the process on a signal before the first iteration, as a command does.
-      on_row: gets each line before it is written, see `hooks`; what it raises ends the run, saved.
+      leave_early: end the process, as a command does, on a second signal or one before the first
+        iteration; else either is a KeyboardInterrupt.
+      on_row: hook that gets each line before it is written, see `hooks`; an exception in it ends
+        the run, saved, and a KeyboardInterrupt counts as a signal.
 
     Returns:
       The `Outcome`.
@@ -113,10 +118,10 @@ def run(
       OSError: the folder cannot be written; earlier checkpoints are kept.
     """
     with (
+        hear_signals(started := threading.Event(), leave_early=leave_early) as stop,
         Store(folder / "checkpoints" / "latest", keep=2) as latest,
         Store(folder / "checkpoints" / "best", keep=1) as best,
         contextlib.ExitStack() as stack,
-        hear_signals(started := threading.Event(), leave_early=leave_early) as stop,
     ):
         worker = ThreadPoolExecutor(max_workers=1)
         stack.callback(worker.shutdown, wait=False)  # an interrupt does not wait for the compiler
@@ -151,7 +156,7 @@ def run(
         like = programs_lib.without_frozen(programs.like)
         saved = latest.load(like, report=reporter.report) if resume else None
         run = _Run(job, folder, reporter, programs, wait_for, latest, best)
-        run.on_row = on_row
+        run.on_row, run.stop = on_row, stop
         run.held["time/compile_seconds"] = compile_seconds
         rows, failed_line = run.open_files(-1 if saved is None else saved[0], resume=resume)
         if saved is None:
@@ -162,9 +167,10 @@ def run(
         else:
             started.set()
             run.go_on(*saved, rows, failed_line)
-        run.train(stop)
-    ended = run.idle or run.stopped
-    interrupted = run.iteration < job.iterations and not ended
+        run.train()
+    # A process is also ended by a signal to another one.
+    cut = run.iteration < job.iterations and not (run.idle or run.stopped)
+    interrupted = cut or stop.is_set()
     return Outcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
 
 
@@ -209,7 +215,7 @@ class _Run:
         self.state: TrainState
         self.log: Log
         self.iteration = self.kept = 0
-        self.idle, self.stopped = False, ""
+        self.stop, self.idle, self.stopped = threading.Event(), False, ""
         self.on_row: hooks.OnRow | None = None
         self.failure: Exception | None = None
         self.aside: Metrics = {}  # of the chunk that is under way
@@ -275,18 +281,18 @@ class _Run:
         if processes.any_of(bool(failed_line)):
             self.record(iteration, failed_line, evaluated=True)
 
-    def train(self, stop: threading.Event) -> None:
+    def train(self) -> None:
         """Runs chunks until all is done, a signal comes, or something fails."""
         first, begun = self.iteration, time.perf_counter()
 
         def unfinished() -> bool:
             ended = self.idle or self.stopped or self.failure is not None
             ended = ended or self.iteration >= self.job.iterations
-            return not ended and not processes.any_of(stop.is_set())
+            return not ended and not processes.any_of(self.stop.is_set())
 
         while unfinished():
             before = self.iteration
-            row, means = self.chunk(stop)
+            row, means = self.chunk(self.stop)
             if means is None:
                 break
             if row:
@@ -359,6 +365,10 @@ class _Run:
             except hooks.Stop as stop:
                 self.stopped = str(stop) or "on_row raised Stop"
                 row |= {} if evaluated else self.evaluation(place)
+            except KeyboardInterrupt:
+                if self.stop.is_set():  # the second one
+                    raise
+                self.stop.set()
             except Exception as error:  # of the user's own code
                 self.failure = error
         # Never saved while all updates of some seed are being skipped: it is not a good state.
