@@ -158,6 +158,20 @@ WRONG = [
         ("test_sweeps.py::test_draws_follow_from_the_seed_and_lie_where_they_must",),
     ),
     Wrong(
+        "draws are rounded to four digits",
+        "run.experiment.search",
+        "[repr(float(value)) for value in drawn]",
+        '[f"{value:.4g}" for value in drawn]',
+        ("test_sweeps.py::test_draws_keep_all_their_digits",),
+    ),
+    Wrong(
+        "equal combinations are searched again",
+        "run.experiment.search",
+        "return list({tuple(each.items()): each for each in every}.values())",
+        "return list(every)",
+        ("test_sweeps.py::test_equal_combinations_are_searched_once",),
+    ),
+    Wrong(
         "a run that is resumed from Python cannot grow",
         "run.experiment.experiment",
         '{"out": out, "resume": True, **more}',
