@@ -246,16 +246,19 @@ def write(model: Transformer) -> dict[str, Any]:
         "tie_word_embeddings": model.tied,
         "rms_norm_eps": model.epsilon,
         "rope_parameters": rope_settings(model.rope),
+        **former_rope_settings(model.rope),
     }
     if family == GEMMA:
+        windowed = model.window_rope or model.rope
         settings |= {
             "query_pre_attn_scalar": round(meant["query_scale"] ** -2),
             "sliding_window": max(model.windows, default=0) or 1,
             "layer_types": [WINDOWED if window else WHOLE for window in meant["windows"]],
             "rope_parameters": {
                 WHOLE: rope_settings(model.rope),
-                WINDOWED: rope_settings(model.window_rope or model.rope),
+                WINDOWED: rope_settings(windowed),
             },
+            "rope_local_base_freq": windowed.theta,
         }
     for name, value in _meaning(read(settings)).items():
         if meant[name] != value:
@@ -285,8 +288,16 @@ def _meaning(model: Transformer) -> dict[str, Any]:
     }
 
 
+def former_rope_settings(rope: Rope) -> dict[str, Any]:
+    """Returns `rope_theta` and `rope_scaling`: `transformers` 4 reads no `rope_parameters`."""
+    scaling = rope_settings(rope)
+    theta = scaling.pop("rope_theta")
+    stretched = {"rope_scaling": scaling} if scaling["rope_type"] != "default" else {}
+    return {"rope_theta": theta} | stretched
+
+
 def rope_settings(rope: Rope) -> dict[str, Any]:
-    """The entries of `rope_parameters`."""
+    """Returns the entries of `rope_parameters`."""
     settings: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
     if rope.factor != 1.0 or rope.context:
         settings |= {"rope_type": "llama3" if rope.context else "linear", "factor": rope.factor}
