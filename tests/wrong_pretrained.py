@@ -338,8 +338,8 @@ WRONG = [
     Wrong(
         "the first boxed answer counts",
         "run.data.mathematics",
-        "text.rfind(BOXED), text.rfind(HASHES)",
-        "text.find(BOXED), text.rfind(HASHES)",
+        "boxes[-1].end()",
+        "boxes[0].end()",
         ("test_mathematics.py::test_the_last_answer_counts",),
     ),
     Wrong(

@@ -619,6 +619,27 @@ WRONG = [
         ("test_answers.py::test_answers_are_found_in_texts",),
     ),
     Wrong(
+        "the minus sign of Unicode is read past",
+        "run.data.answers",
+        'return MINUS.sub("-", text)',
+        "return text",
+        ("test_answers.py::test_answers_are_found_in_texts",),
+    ),
+    Wrong(
+        "a part of a number with separators is found in a text",
+        "run.data.answers",
+        r"(?!(?<=\d,)\d{3}(?!\d))",
+        "",
+        ("test_answers.py::test_answers_are_found_in_texts",),
+    ),
+    Wrong(
+        "a mixed number is a product",
+        "run.data.mathematics",
+        r"{mixed[2]}+\frac",
+        r"{mixed[2]}\cdot\frac",
+        ("test_mathematics.py::test_answers_are_compared_in_the_guarded_process",),
+    ),
+    Wrong(
         "a picture that fails is left half written",
         "run.figures.plotting",
         "temporary.unlink(missing_ok=True)",
