@@ -83,6 +83,13 @@ def test_the_last_answer_counts(text, answer):
     assert mathematics.final(text) == answer
 
 
+def test_a_mixed_number_is_a_sum():
+    from jaxrl_po.run.data import mathematics
+
+    assert mathematics.equal("3.5", r"\boxed{3 1/2}")
+    assert not mathematics.equal("1.5", r"\boxed{3 1/2}")
+
+
 def test_no_more_than_names_and_literals_is_compiled():
     from jaxrl_po.run.data import mathematics
 
