@@ -126,7 +126,7 @@ def held(name: str, folder: Path) -> dict:
     np.testing.assert_array_equal(found.greedy, found.their_greedy, name)
     loaded, again = pretrained.load(folder), folder.parent / f"{name}-again"
     pretrained.save(again, *loaded)
-    # `transformers` 4 reads the former spelling of RoPE alone; a default would hide what is missing.
+    # `transformers` 4 reads the former spelling of RoPE alone.
     for spelling in ("rope_parameters", "former"):
         exported = compare(again, length=LENGTH, new_tokens=1)
         np.testing.assert_allclose(
