@@ -146,18 +146,19 @@ def static_part(records: Mapping[str, Any]) -> str:
 
 
 def final(scores: Any) -> npt.NDArray[np.float64]:
-    """The score of each seed, `[S]`: the mean of its last three evaluations; -inf if not finite."""
+    """Returns the score of each seed, `[S]`: the mean of its last three evaluations, or −∞."""
     last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
-    return np.where(np.isfinite(last), last, -np.inf)
+    return metrics.worst_if_missing(last)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line per combination, best first: mean, interquartile mean and worst seed."""
     names = sorted({name for row in rows for name in row["flags"]})
-    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", *names])]
+    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]
     for row in rows:
         scores = final(row["scores"])
         numbers = [scores.mean(), float(metrics.interquartile_mean(scores)), scores.min()]
         values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
-        lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), *values]))
+        seeds = f"{metrics.seeds_with_score(scores):>8}"
+        lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), seeds, *values]))
     return "\n".join(lines) + "\n"
