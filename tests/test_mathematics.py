@@ -36,6 +36,23 @@ CASES = [
     ("2300", r"\boxed{[2,300]}", 0.0),
     ("3100", r"\boxed{\{3,100\}}", 0.0),
     ("(1,100)", r"\boxed{(1,100)}", 1.0),
+    ("5", r"so \boxed 5", 1.0),
+    ("5", r"so \boxed 51.", 0.0),
+    ("51", r"so \boxed 51.", 1.0),
+    ("5", r"so \boxed {5}", 1.0),
+    ("5", "so \\boxed\n{ 5 }", 1.0),
+    ("10000", r"\boxed{10\,000}", 1.0),
+    ("10000", r"\boxed{10{,}000}", 1.0),
+    ("1234", r"\boxed{1\ 234}", 1.0),
+    ("1234.5", r"#### 1 234.5", 1.0),
+    ("3.5", r"\boxed{3 1/2}", 1.0),
+    ("1.5", r"\boxed{3 1/2}", 0.0),
+    ("-3.5", "#### -3 1/2", 1.0),
+    ("1000", r"\boxed{1e3}", 1.0),
+    ("0.0015", "#### 1.5E-3", 1.0),
+    ("-5", r"\boxed{−5}", 1.0),
+    ("5", "#### –5", 0.0),
+    ("1", r"\boxed{1e99999999}", 0.0),
 ]
 
 
@@ -64,6 +81,13 @@ def test_the_last_answer_counts(text, answer):
     from jaxrl_po.run.data import mathematics
 
     assert mathematics.final(text) == answer
+
+
+def test_a_mixed_number_is_a_sum():
+    from jaxrl_po.run.data import mathematics
+
+    assert mathematics.equal("3.5", r"\boxed{3 1/2}")
+    assert not mathematics.equal("1.5", r"\boxed{3 1/2}")
 
 
 def test_no_more_than_names_and_literals_is_compiled():

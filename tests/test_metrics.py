@@ -25,6 +25,21 @@ def test_nan_is_left_out_of_aggregates():
     assert metrics.interquartile_mean([100.0, np.nan, 2.0, 4.0, -5.0]) == 3.0
 
 
+def test_a_final_score_counts_a_diverged_seed_as_worst():
+    rows = [metrics.by_seed({"greedy_return": x}) for x in ([9.0] * 4, [500.0] * 3 + [np.nan])]
+    rows = [json.loads(json.dumps(metrics.strict(row))) for row in rows]
+    said = metrics.in_words(rows, "greedy_return")
+    assert said.startswith("greedy return 500, worst seed -inf: 1 of 4 seeds gained less")
+    rows[-1]["greedy_return"] = [500.0, None, None, None]
+    assert metrics.in_words(rows, "greedy_return") == "greedy return is a number in 1 of 4 seeds"
+
+
+def test_an_interval_may_end_at_minus_infinity():
+    low, high = metrics.bootstrap_interval([-np.inf, 1.0, 2.0, 3.0])
+    assert low == -np.inf
+    assert 2.0 <= high <= 3.0
+
+
 def test_a_later_line_is_not_that_of_the_initial_policy():
     later = metrics.by_seed({"accuracy": [0.5, 0.5]})
     rows = [

@@ -94,8 +94,36 @@ def test_a_curve_without_seeds_has_no_band_to_speak_of():
 def test_a_metric_without_a_number_is_drawn_and_told_as_none(tmp_path):
     rows = [{"step": 0, **metrics.by_seed({"episode_return": [np.nan, np.nan]})}]
     runs = [plot.Run(name, rows, {}, "CartPole-v1") for name in ("a", "b")]
-    assert plot.table(runs, "episode_return").count("nan [nan, nan]") == 3
+    assert plot.table(runs, "episode_return").count("0 of 2       -inf") == 2
     plot.save_figure(runs, "episode_return", tmp_path / "plot.png")
+
+
+def test_a_seed_without_a_number_counts_as_worst(tmp_path):
+    values = {"a": [71.0, 500.0, None, 500.0], "b": [70.0, 70.0, 70.0, 70.0]}
+    runs = [
+        plot.Run(name, [{"step": 1, "greedy_return": each}], {}, "CartPole-v1")
+        for name, each in values.items()
+    ]
+    first, second = plot.table(runs, "greedy_return").splitlines()[1:]
+    assert first.split()[:5] == ["a", "3", "of", "4", "-inf"]
+    assert first.split()[-1] == "-inf"
+    assert float(first.split()[5]) == 285.5  # of 71 and 500: the worst and the best are dropped
+    assert second.split()[:3] == ["b", "4", "70"]
+    assert "0.25 [" in second  # better than one seed of four
+    plot.save_figure(runs, "greedy_return", tmp_path / "plot.png")
+
+
+def test_an_interval_without_an_episode_carries_the_last_return():
+    rows = [
+        {"step": step, "episode_return": values, "kl": values}
+        for step, values in enumerate(([1.0, 10.0], [2.0, None], [None, 30.0]))
+    ]
+    run = plot.Run("a", rows, {}, "CartPole-v1")
+    assert plot.final(run, "episode_return").tolist() == [2.0, 30.0]
+    assert plot.final(run, "kl").tolist() == [-np.inf, 30.0]
+    panel = PANEL._replace(rows=rows, series=(plotting.Series("episode_return", "a"),))
+    thin = [line for line in draw(panel).get_lines() if line.get_linewidth() < 1]
+    assert [line.get_ydata().tolist() for line in thin] == [[1.0, 2.0, 2.0], [10.0, 10.0, 30.0]]
 
 
 def test_a_metric_that_no_line_holds_is_left_out():

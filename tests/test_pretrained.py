@@ -9,6 +9,7 @@ import families
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -324,6 +325,10 @@ def tensors(folder, change):
     save_file(held, path)
 
 
+def halved(held, dtype):
+    return {"model.norm.weight": held["model.norm.weight"].astype(dtype)}
+
+
 def pickled(folder):
     drop(folder, "model.safetensors")
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
@@ -387,6 +392,38 @@ BAD = {
         "must have ids below 50, the vocabulary of the model, got 96",
     ),
     "no end": (without_end, "must name a token that ends a text"),
+    "no heads": (
+        lambda f: rewrite(f, num_attention_heads=0),
+        r"config.json of llama: num_attention_heads must be a whole number in \[1, inf\), got 0",
+    ),
+    "text for a size": (
+        lambda f: rewrite(f, hidden_size="24"),
+        "llama: hidden_size must be a whole number in .* got '24'",
+    ),
+    "text for a number": (
+        lambda f: rewrite(f, rms_norm_eps="1e-5"),
+        r"rms_norm_eps must be a number in \(0, inf\), got '1e-5'",
+    ),
+    "text for a switch": (
+        lambda f: rewrite(f, tie_word_embeddings="false"),
+        "tie_word_embeddings must be true or false, got 'false'",
+    ),
+    "quantized": (
+        lambda f: rewrite(f, quantization_config={"quant_method": "fp8"}),
+        "quantization_config must be left out, got {'quant_method': 'fp8'}: dequantize",
+    ),
+    "integers": (
+        lambda f: tensors(f, lambda held: held.update(halved(held, np.int8))),
+        "tensor model.norm.weight must be of a type in F64, F32, F16, BF16, got I8: dequantize",
+    ),
+    "fp8": (
+        lambda f: tensors(f, lambda held: held.update(halved(held, ml_dtypes.float8_e4m3fn))),
+        "tensor model.norm.weight must be of a type in F64, F32, F16, BF16, got F8_E4M3: deq",
+    ),
+    "another head of a tied model": (
+        lambda f: rewrite(f, tie_word_embeddings=True),
+        "tensor lm_head.weight must equal model.embed_tokens.weight with tie_word_embeddings true",
+    ),
 }
 
 
@@ -397,6 +434,23 @@ def test_a_bad_folder_is_named(tmp_path, bad):
     spoil(folder)
     with pytest.raises(ConfigError, match=message):
         pretrained.load(folder)
+
+
+def test_one_file_comes_before_an_index(tmp_path):
+    """As in `transformers`: an index beside `model.safetensors` is of an earlier save."""
+    folder = families.write(tmp_path / "llama", "llama")
+    stale = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(stale))
+    found = pretrained.load(folder)
+    np.testing.assert_allclose(
+        last_logits(found.model, found.params), GOLDEN["llama"]["logits"], atol=1e-4
+    )
+
+
+def test_a_repeated_head_of_a_tied_model_is_read(tmp_path):
+    folder = families.write(tmp_path / "smollm2", "smollm2")
+    tensors(folder, lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"]}))
+    assert "output" not in pretrained.load(folder).params["params"]
 
 
 def test_a_bad_index_is_named(tmp_path):

@@ -43,6 +43,18 @@ def test_one_spelling_is_as_good_as_the_other_and_as_both(family, kind):
 
 
 @pytest.mark.parametrize("family", families.CONFIGS)
+def test_an_export_has_both_spellings(family):
+    """`transformers` 4 reads no `rope_parameters`, and falls back to θ = 10,000."""
+    model = architectures.read(families.CONFIGS[family])
+    written = architectures.write(model)
+    former = {key: value for key, value in written.items() if key != "rope_parameters"}
+    latter = {k: v for k, v in written.items() if k == "rope_parameters" or "rope_" not in k}
+    assert architectures.read(former) == architectures.read(latter) == architectures.read(written)
+    assert former["rope_theta"] == model.rope.theta != 1e4
+    assert ("rope_scaling" in former) is (model.rope.factor != 1.0)
+
+
+@pytest.mark.parametrize("family", families.CONFIGS)
 def test_spellings_that_contradict_each_other_are_refused(family):
     linear, llama3 = (KINDS[kind] | {"rope_theta": THETA} for kind in KINDS)
     plain = {"rope_type": "default", "rope_theta": THETA}

@@ -288,6 +288,19 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
             ["--draws=3", "--problem.num_envs=uniform(4,8)"],
             r"^--problem.num_envs=uniform\(4,8\) must be choice\(a,b,…\): its values are integers",
         ),
+        *(
+            (
+                ["--draws=3", f"--config.gamma={wrong}(0.5,0.9)"],
+                rf"^--config.gamma={wrong}\(0.5,0.9\) must be a distribution of a sweep; "
+                + f"(did you mean|choose one of) {right}",
+            )
+            for wrong, right in (
+                ("loguniform", "log_uniform"),
+                ("int_uniform", "uniform"),
+                ("Choices ", "choice"),
+                ("beta", "log_uniform, uniform, choice"),
+            )
+        ),
     ],
 )
 def test_bad_sweeps_are_named_and_touch_nothing(tmp_path, arguments, match):
@@ -374,12 +387,26 @@ def test_draws_follow_from_the_seed_and_lie_where_they_must():
     ]
 
 
-def test_a_sweep_from_python_draws_and_names_the_best(tmp_path, programs_run):
+def test_draws_keep_all_their_digits():
+    narrow = search.Asked({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
+    values = [float(each["config.gamma"]) for each in search.combinations(narrow, 64, 0)]
+    assert len(set(values)) == 64
+    assert 0.9995 <= min(values) <= max(values) <= 0.99999
+
+
+def test_equal_combinations_are_searched_once():
+    coin = search.Asked({}, {"config.gamma": ["0.9", "0.9"]}, {"network.width": "choice(4,8)"}, {})
+    found = search.combinations(coin, 6, 0)
+    assert sorted(each["network.width"] for each in found) == ["4", "8"]
+
+
+def test_a_sweep_from_python_draws_and_names_the_best(tmp_path, programs_run, capsys):
     experiment = run.Experiment(env="CartPole-v1", seeds=2, total_steps=256, out=tmp_path / "a")
     rates = {"config.learning_rate": "log_uniform(1e-5, 1e-2)"}
     swept = run.sweep(
-        experiment, over=rates | {"network.width": [4, 8]}, draws=3, **{"problem.num_envs": 2}
+        experiment, over=rates | {"network.width": [4, 8, 8]}, draws=3, **{"problem.num_envs": 2}
     )
+    assert "6 of 9 combinations are distinct; each trains once" in capsys.readouterr().out
     assert len(swept.rows) == 6
     assert len(programs_run) == 2  # one for each width
     best = max(float(row["flags"]["config.learning_rate"]) for row in swept.rows)

@@ -158,6 +158,20 @@ WRONG = [
         ("test_sweeps.py::test_draws_follow_from_the_seed_and_lie_where_they_must",),
     ),
     Wrong(
+        "draws are rounded to four digits",
+        "run.experiment.search",
+        "[repr(float(value)) for value in drawn]",
+        '[f"{value:.4g}" for value in drawn]',
+        ("test_sweeps.py::test_draws_keep_all_their_digits",),
+    ),
+    Wrong(
+        "equal combinations are searched again",
+        "run.experiment.search",
+        "return list({tuple(each.items()): each for each in every}.values())",
+        "return list(every)",
+        ("test_sweeps.py::test_equal_combinations_are_searched_once",),
+    ),
+    Wrong(
         "a run that is resumed from Python cannot grow",
         "run.experiment.experiment",
         '{"out": out, "resume": True, **more}',
@@ -603,6 +617,27 @@ WRONG = [
         "bool(word and re.search(",
         "bool(re.search(",
         ("test_answers.py::test_answers_are_found_in_texts",),
+    ),
+    Wrong(
+        "the minus sign of Unicode is read past",
+        "run.data.answers",
+        'return MINUS.sub("-", text)',
+        "return text",
+        ("test_answers.py::test_answers_are_found_in_texts",),
+    ),
+    Wrong(
+        "a part of a number with separators is found in a text",
+        "run.data.answers",
+        r"(?!(?<=\d,)\d{3}(?!\d))",
+        "",
+        ("test_answers.py::test_answers_are_found_in_texts",),
+    ),
+    Wrong(
+        "a mixed number is a product",
+        "run.data.mathematics",
+        r"{mixed[2]}+\frac",
+        r"{mixed[2]}\cdot\frac",
+        ("test_mathematics.py::test_a_mixed_number_is_a_sum",),
     ),
     Wrong(
         "a picture that fails is left half written",

@@ -484,6 +484,27 @@ WRONG = [
         ),
     ),
     Wrong(
+        "a seed without a score disappears",
+        "cli.plot",
+        "metrics.worst_if_missing(values[:, -1])",
+        "values[:, -1][np.isfinite(values[:, -1])]",
+        ("test_plotting.py::test_a_seed_without_a_number_counts_as_worst",),
+    ),
+    Wrong(
+        "a summary leaves out the seeds that diverged",
+        "run.store.metrics",
+        "final = worst_if_missing(rows[-1][score])",
+        "final = np.array(rows[-1][score], np.float64)",
+        ("test_metrics.py::test_a_final_score_counts_a_diverged_seed_as_worst",),
+    ),
+    Wrong(
+        "an interval without an episode is a gap",
+        "run.figures.plotting",
+        "            values = metrics.carried(values)\n",
+        "            pass\n",
+        ("test_plotting.py::test_an_interval_without_an_episode_carries_the_last_return",),
+    ),
+    Wrong(
         "a sweep is scored by its last two evaluations",
         "run.experiment.search",
         "[:, -3:].mean",

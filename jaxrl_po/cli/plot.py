@@ -160,15 +160,17 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
 
 
 def final(run: Run, metric: str) -> np.ndarray[Any, Any]:
-    """The last logged value of each seed, `[S]`; NaN where it is missing."""
-    return metrics.curve(run.rows, metric)[1][:, -1]
+    """Returns the last logged value of each seed, `[S]`; −∞ if it is not a finite number."""
+    values = metrics.curve(run.rows, metric)[1]
+    values = metrics.carried(values) if metric.startswith(metrics.EPISODES) else values
+    return metrics.worst_if_missing(values[:, -1])
 
 
 def table(runs: Sequence[Run], metric: str) -> str:
     """One line per run: its final score and its probability of improvement over the first."""
     first = final(runs[0], metric)
     width = max(len(run.label) for run in runs)
-    line = f"{{:{width}}} {{:>5}} {{:>10}} {{:>30}} {{:>10}} {{:>24}}".format
+    line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}}".format
     head = "IQM, 95 % interval", "lowest", "better than the first"
     lines = [line("", "seeds", "mean", *head)]
     for i, run in enumerate(runs):
@@ -178,9 +180,9 @@ def table(runs: Sequence[Run], metric: str) -> str:
             interval = metrics.improvement_interval(scores, first)
             probability = float(metrics.probability_of_improvement(scores, first))
             improvement = f"{probability:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
-        mean, lowest = f"{metrics.mean(scores):.4g}", f"{np.fmin.reduce(scores):.4g}"
-        middle = metrics.with_interval(scores)
-        lines.append(line(run.label, len(scores), mean, middle, lowest, improvement).rstrip())
+        mean, lowest = f"{scores.mean():.4g}", f"{scores.min():.4g}"
+        middle, seeds = metrics.with_interval(scores), metrics.seeds_with_score(scores)
+        lines.append(line(run.label, seeds, mean, middle, lowest, improvement).rstrip())
     return "\n".join(lines) + "\n"
 
 
@@ -188,7 +190,8 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     """Share of the seeds at or above each score, with the 95 % bootstrap band."""
     finals = [final(run, metric) for run in runs]
     everything = np.concatenate(finals)
-    low, high = np.fmin.reduce(everything), np.fmax.reduce(everything)  # NaN if all are
+    finite = everything[np.isfinite(everything)]
+    low, high = (finite.min(), finite.max()) if finite.size else (np.nan, np.nan)
     # Up to the best score, which a run whose seeds all reach it ends at, at 1.
     levels = np.linspace(low - 0.05 * (high - low or abs(high) or 1.0), high, 200)
     below = np.nextafter(levels, -np.inf)

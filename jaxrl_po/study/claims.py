@@ -366,7 +366,7 @@ def interval(centre: float, low: float, high: float) -> str:
 
 def shown(claim: Claim, setting: str, name: str, tuned: Tuned) -> str:
     """An arm in a setting: its score, and the value with which it was reached."""
-    scores = claim.scores(setting, tuned)
+    scores = metrics.worst_if_missing(claim.scores(setting, tuned))
     low, high = (float(end) for end in metrics.bootstrap_interval(scores))
     edge = "" if tuned.inside else ", at the edge of what was tried"
     return (

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import POSITIVE, ConfigError, check_size
 from jaxrl_po.language.rope import Rope
 from jaxrl_po.language.transformer import Transformer
 
@@ -29,6 +29,17 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_pytorch_tanh": jax.nn.gelu,
 }
 WINDOWED, WHOLE = "sliding_attention", "full_attention"
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+)
+NUMBERS = ("rms_norm_eps", "query_pre_attn_scalar", "rope_theta", "rope_local_base_freq")
 
 
 class Tensor(NamedTuple):
@@ -67,6 +78,7 @@ def read(
     if family not in FAMILIES:
         raise ConfigError(f"model_type must be one of {', '.join(FAMILIES)}, got {family!r}")
     try:
+        _check_types(family, settings)
         return _read(family, settings, jnp.dtype(dtype), remat)
     except KeyError as missing:
         raise ConfigError(f"config.json of {family} must have {missing.args[0]!r}") from None
@@ -115,6 +127,22 @@ def _read(family: str, settings: Mapping[str, Any], dtype: Any, remat: bool) -> 
         dtype=dtype,
         remat=remat,
     )
+
+
+def _check_types(family: str, settings: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a value of another type, and for quantized weights."""
+    for name, value in settings.items():
+        field = f"config.json of {family}: {name}"
+        if value is None:
+            continue
+        if name in SIZES:
+            check_size(field, value)
+        if name in NUMBERS and (type(value) not in (int, float) or value not in POSITIVE):
+            raise ConfigError(f"{field} must be a number in {POSITIVE}, got {value!r}")
+        if name == "tie_word_embeddings" and not isinstance(value, bool):
+            raise ConfigError(f"{field} must be true or false, got {value!r}")
+        if name == "quantization_config":
+            raise ConfigError(f"{field} must be left out, got {value!r}: dequantize the weights")
 
 
 def _require(settings: Mapping[str, Any], name: str, value: Any) -> None:
@@ -246,16 +274,19 @@ def write(model: Transformer) -> dict[str, Any]:
         "tie_word_embeddings": model.tied,
         "rms_norm_eps": model.epsilon,
         "rope_parameters": rope_settings(model.rope),
+        **former_rope_settings(model.rope),
     }
     if family == GEMMA:
+        windowed = model.window_rope or model.rope
         settings |= {
             "query_pre_attn_scalar": round(meant["query_scale"] ** -2),
             "sliding_window": max(model.windows, default=0) or 1,
             "layer_types": [WINDOWED if window else WHOLE for window in meant["windows"]],
             "rope_parameters": {
                 WHOLE: rope_settings(model.rope),
-                WINDOWED: rope_settings(model.window_rope or model.rope),
+                WINDOWED: rope_settings(windowed),
             },
+            "rope_local_base_freq": windowed.theta,
         }
     for name, value in _meaning(read(settings)).items():
         if meant[name] != value:
@@ -285,8 +316,16 @@ def _meaning(model: Transformer) -> dict[str, Any]:
     }
 
 
+def former_rope_settings(rope: Rope) -> dict[str, Any]:
+    """Returns `rope_theta` and `rope_scaling`: `transformers` 4 reads no `rope_parameters`."""
+    scaling = rope_settings(rope)
+    theta = scaling.pop("rope_theta")
+    stretched = {"rope_scaling": scaling} if scaling["rope_type"] != "default" else {}
+    return {"rope_theta": theta} | stretched
+
+
 def rope_settings(rope: Rope) -> dict[str, Any]:
-    """The entries of `rope_parameters`."""
+    """Returns the entries of `rope_parameters`."""
     settings: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
     if rope.factor != 1.0 or rope.context:
         settings |= {"rope_type": "llama3" if rope.context else "linear", "factor": rope.factor}

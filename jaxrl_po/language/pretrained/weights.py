@@ -19,6 +19,8 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+DTYPES = ("F64", "F32", "F16", "BF16")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 Place = Callable[[tuple[str, ...], np.ndarray[Any, Any]], jax.Array]
@@ -55,6 +57,8 @@ def read(
     try:
         source = folder if isinstance(folder, gguf.Folder) else _Shards(folder)
         _compare(architectures.tensors(model), source.shapes(), model)
+        if isinstance(source, _Shards):
+            source.check(model.tied)
         # The largest first: while it is put in its place it is held twice.
         for path in sorted(parts, key=lambda path: -_leaf(shapes, path).size):
             inner = functools.reduce(
@@ -75,14 +79,32 @@ class _Shards:
 
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, list[int]] = {}
+        self._dtypes: dict[str, str] = {}
         for file in _files(folder):
             with safe_open(file, framework="numpy") as shard:
                 for name in shard.keys():  # noqa: SIM118
                     self._files[name] = file
-                    self._shapes[name] = shard.get_slice(name).get_shape()
+                    tensor = shard.get_slice(name)
+                    self._shapes[name], self._dtypes[name] = tensor.get_shape(), tensor.get_dtype()
 
     def shapes(self) -> Mapping[str, list[int]]:
         return self._shapes
+
+    def check(self, tied: bool) -> None:
+        """Raises ConfigError for quantized tensors, and for the second output of a tied model."""
+        for name, dtype in self._dtypes.items():
+            if dtype not in DTYPES:
+                raise ConfigError(
+                    f"tensor {name} must be of a type in {', '.join(DTYPES)}, got {dtype}: "
+                    "dequantize the weights"
+                )
+        if tied and HEAD in self._shapes:
+            embedding, head = self.arrays([EMBEDDING, HEAD])
+            if not np.array_equal(embedding, head):
+                raise ConfigError(
+                    f"tensor {HEAD} must equal {EMBEDDING} with tie_word_embeddings true: remove "
+                    "the tensor, or set tie_word_embeddings to false to read it"
+                )
 
     def arrays(self, names: Sequence[str]) -> Iterator[np.ndarray[Any, Any]]:
         from safetensors import safe_open
@@ -98,7 +120,9 @@ class _Shards:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files: those of the index, or the one file where there is none."""
+    """Returns the one file, which `transformers` prefers too, or the files of the index."""
+    if (folder / FILE).exists():
+        return [folder / FILE]
     if (folder / INDEX).exists():
         try:
             names = json.loads((folder / INDEX).read_text(encoding="utf-8-sig"))["weight_map"]
@@ -109,8 +133,6 @@ def _files(folder: Path) -> list[Path]:
             if not path.exists():
                 raise ConfigError(f"{path} is missing, which {INDEX} names")
         return files
-    if (folder / FILE).exists():
-        return [folder / FILE]
     pickled = sorted(path.name for kind in PICKLED for path in folder.glob(kind))
     refused = f"; {pickled[0]} is not read: unpickling a file can run code" if pickled else ""
     raise ConfigError(f"{folder} must hold {FILE} or {INDEX}{refused}")
@@ -131,7 +153,7 @@ def _compare(wanted: Iterable[Tensor], found: Mapping[str, list[int]], model: Tr
                 f"{found[tensor.name]}"
             )
     # Some writers store the output of a tied model a second time, and RoPE's frequencies.
-    tied = {"lm_head.weight"} if model.tied else set()
+    tied = {HEAD} if model.tied else set()
     for name in sorted(set(found) - names - tied):
         if not name.endswith("rotary_emb.inv_freq"):
             raise ConfigError(f"tensor {name} has no place in the model")

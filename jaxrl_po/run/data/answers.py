@@ -8,18 +8,32 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# A minus between numbers or words is none of theirs.
-NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)")
+# A minus between numbers or words belongs to neither; 1,500 is one number, and 1e3 is a thousand.
+NUMBER = re.compile(
+    r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][+-]?\d{1,3}(?!\w))?"
+)
+# Unicode's hyphens, dashes and minus signs, small and full-width ones too, where a digit follows.
+MINUS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d](?=\.?\d)")
+
+
+def plain(text: str) -> str:
+    """Returns a text whose numbers have the minus sign of ASCII.
+
+    Example:
+      >>> plain("a – b is −5")
+      'a – b is -5'
+    """
+    return MINUS.sub("-", text)
 
 
 def same(found: str, answer: str) -> bool:
-    """Whether two texts are equal but for space around them, or are the same number.
+    """Returns whether two texts are equal except for surrounding space, or are the same number.
 
     Example:
-      >>> same("1,200.0", "1200"), same(" Paris", "Paris"), same("1e3", "1000")
-      (True, True, False)
+      >>> same("1,200.0", "1200"), same(" Paris", "Paris"), same("1e3", "1000"), same("−5", "-5")
+      (True, True, True, True)
     """
-    pair = found.strip(), answer.strip()
+    pair = plain(found).strip(), plain(answer).strip()
     if all(NUMBER.fullmatch(each) for each in pair):
         a, b = (decimal.Decimal(each.replace(",", "")) for each in pair)
         return a == b
@@ -27,13 +41,15 @@ def same(found: str, answer: str) -> bool:
 
 
 def last_number(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """1 for a completion whose last number is the answer, else 0.
+    """Returns 1 for a completion whose last number is the answer, else 0.
+
+    "1,500" and "2e3" are one number each, "−5" with any dash of Unicode is −5.
 
     Example:
       >>> last_number(["2 + 3 is 5.", "5, or 6"], ["5", "5"])
       [1.0, 0.0]
     """
-    numbers = [NUMBER.findall(text) for text in completions]
+    numbers = [NUMBER.findall(plain(text)) for text in completions]
     return [
         float(bool(found) and same(found[-1], right))
         for found, right in zip(numbers, answer, strict=True)
@@ -41,17 +57,19 @@ def last_number(completions: Sequence[str], answer: Sequence[str], **columns: An
 
 
 def contains(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """1 for a completion in which the answer stands as words or numbers of its own, else 0.
+    """Returns 1 for a completion in which the answer stands as words or numbers of its own, else 0.
 
     Example:
-      >>> contains(["It is Paris.", "15"], ["Paris", "5"])
-      [1.0, 0.0]
+      >>> contains(["It is Paris.", "15", "1,500"], ["Paris", "5", "500"])
+      [1.0, 0.0, 0.0]
     """
-    words = [re.escape(right.strip()) for right in answer]
-    return [
-        float(bool(word and re.search(rf"(?<![\w.-]){word}(?!\w|\.\d)", text)))
-        for text, word in zip(completions, words, strict=True)
-    ]
+    scores = []
+    for text, right in zip(map(plain, completions), map(plain, answer), strict=True):
+        word = re.escape(right.strip())
+        # Not inside a word or a number: 500 is no part of 1,500, but 4 stands in "3,4".
+        begin, end = r"(?<![\w.-])(?!(?<=\d,)\d{3}(?!\d))", r"(?!\w|\.\d|,\d{3}(?!\d))"
+        scores.append(float(bool(word and re.search(begin + word + end, text))))
+    return scores
 
 
 def regex(

@@ -13,14 +13,18 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-BOXED, HASHES = r"\boxed{", "####"
+BOXED, HASHES = re.compile(r"\\boxed\s*(?=[^\s])"), "####"
 # Without the extraction of expressions outside LaTeX, which sympy reads by `eval`.
 LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 # Longer ones are no answers; neither are towers of powers, which take for ever.
 LONGEST = 256
 TOWER = re.compile(r"\^.{0,8}\^|\^\{?\d{4,}|!\s*!|\d{4,}\s*!")
-# One number with separators, which make no list of it.
-THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?(\\?%)?")
+# One number whose digits are in groups, as 1,234 or 1\,234 or 1{,}234: no list of numbers.
+SEPARATOR = r"(?:,|\{,\}|\\[,!: ]|[ ~\u00a0\u2009\u202f])"
+THOUSANDS = re.compile(rf"-?\d{{1,3}}(?:{SEPARATOR}\d{{3}})+(?:\.\d+)?(?:\\?%)?")
+MIXED = re.compile(r"(-?)(\d+)\s+(\d+)\s*/\s*(\d+)")  # 3 1/2
+EXPONENT = re.compile(r"(-?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,3})")  # 1.5e3
+MINUS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 LIMIT = 2.0  # seconds of one completion
 # What sympy compiles of its own: its names, and literals of numbers and symbols.
 NAMES = re.compile(
@@ -79,22 +83,26 @@ def _equal(right: str, text: str) -> bool:
 
 
 def final(text: str) -> str:
-    r"""What a text gives as its answer: the last `\boxed{}`, or what follows the last `####`.
+    r"""Returns the answer of a text: the last `\boxed{}`, or the rest of the last line with `####`.
 
     Example:
-      >>> final(r"so \boxed{\frac{1}{2}}."), final("2 + 2 = 4\n#### 4\n"), final("4")
-      ('\\frac{1}{2}', '4', '')
+      >>> final(r"so \boxed{\frac{1}{2}}."), final("2 + 2 = 4\n#### 4"), final(r"\boxed 4")
+      ('\\frac{1}{2}', '4', '4')
     """
-    boxed, hashes = text.rfind(BOXED), text.rfind(HASHES)
-    if hashes > boxed:
+    boxes = list(BOXED.finditer(text))
+    start, hashes = boxes[-1].end() if boxes else -1, text.rfind(HASHES)
+    if hashes > start:
         return text[hashes + len(HASHES) :].strip().partition("\n")[0].strip()
-    if boxed < 0:
+    if start < 0:
         return ""
-    depth, start = 1, boxed + len(BOXED)
+    if text[start] != "{":  # TeX takes one token; a number is meant as a whole
+        found = re.match(r"-?[\d.,]*\d|\\?\w", text[start:])
+        return found[0] if found else ""
+    depth = 0
     for end in range(start, len(text)):
         depth += (text[end] == "{") - (text[end] == "}")
         if depth == 0:
-            return text[start:end].strip()
+            return text[start + 1 : end].strip()
     return ""
 
 
@@ -119,9 +127,13 @@ def equal(right: str, text: str) -> bool:
 
 
 def _parsed(text: str) -> list[Any]:
-    plain = text.strip("$ ").removesuffix(".")
+    plain = MINUS.sub("-", text).strip("$ ").removesuffix(".")
     if THOUSANDS.fullmatch(plain):
-        plain = plain.replace(",", "")
+        plain = re.sub(SEPARATOR, "", plain)
+    elif mixed := MIXED.fullmatch(plain):
+        plain = rf"{mixed[1]}({mixed[2]}+\frac{{{mixed[3]}}}{{{mixed[4]}}})"
+    elif exponent := EXPONENT.fullmatch(plain):
+        plain = rf"{exponent[1]}\cdot 10^{{{exponent[2]}}}"
     found: list[Any] = parse(
         rf"$\boxed{{{plain}}}$",
         extraction_config=LATEX,

@@ -18,7 +18,8 @@ from jaxrl_po.run.store import metrics
 Combination = dict[str, str]
 OF_A_START = ("resume", "overwrite")
 SWEPT = ("config.", "problem.", "network.")  # flags that may have several values
-DRAW = re.compile(r"(log_uniform|uniform|choice)\((.+)\)")
+DRAW = re.compile(r"(\w+) *\((.*)\)")
+DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
 MAY_DIFFER = ("out", "devices", "mesh", "compilation_cache", *OF_A_START)
 
 
@@ -58,11 +59,18 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[st
     Example:
       >>> split(["--seeds=2", "--config.gamma=0.9,0.99", "--config.learning_rate=uniform(0,1)"])
       (['--seeds=2'], {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
+
+    Raises:
+      UsageError: an unknown distribution; the message suggests the nearest.
     """
     kept, swept, drawn = list[str](), dict[str, list[str]](), dict[str, str]()
     for argument in argv:
         name, _, value = argument.lstrip("-").partition("=")
-        if name.startswith(SWEPT) and DRAW.fullmatch(value):
+        found = DRAW.fullmatch(value.strip())
+        if name.startswith(SWEPT) and found:
+            if found[1] not in DISTRIBUTIONS:
+                close = flags.suggest(found[1], DISTRIBUTIONS)
+                raise UsageError(f"--{name}={value} must be a distribution of a sweep{close}")
             drawn[name] = value.replace(" ", "")
         elif name.startswith(SWEPT) and "," in value:
             swept[name] = value.split(",")
@@ -72,15 +80,15 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[st
 
 
 def combinations(asked: Asked, draws: int, seed: int) -> list[Combination]:
-    """All combinations of the values of the grid, each with all draws.
+    """Returns the distinct combinations of the values of the grid with the draws.
 
     Args:
-      asked: see `Asked`.
-      draws: the number of draws of all flags that are drawn, together.
-      seed: from which they follow.
+      asked: `Asked`, the grid and the distributions.
+      draws: number of joint draws of all flags that have a distribution.
+      seed: seed of the draws.
 
     Raises:
-      UsageError: a distribution that is none.
+      UsageError: the bounds of a distribution are invalid.
 
     Example:
       >>> combinations(Asked({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
@@ -95,7 +103,8 @@ def combinations(asked: Asked, draws: int, seed: int) -> list[Combination]:
     rows: list[Combination] = [{}]
     if columns:
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return [each | row for each in grid for row in rows]
+    every = (each | row for each in grid for row in rows)
+    return list({tuple(each.items()): each for each in every}.values())
 
 
 def draw(name: str, written: str, count: int, generator: np.random.Generator) -> list[str]:
@@ -118,7 +127,7 @@ def draw(name: str, written: str, count: int, generator: np.random.Generator) ->
         drawn = generator.uniform(low, high, count)
     else:
         drawn = np.exp(generator.uniform(np.log(low), np.log(high), count))
-    return [f"{value:.4g}" for value in drawn]
+    return [repr(float(value)) for value in drawn]
 
 
 def static_part(records: Mapping[str, Any]) -> str:
@@ -137,18 +146,19 @@ def static_part(records: Mapping[str, Any]) -> str:
 
 
 def final(scores: Any) -> npt.NDArray[np.float64]:
-    """The score of each seed, `[S]`: the mean of its last three evaluations; -inf if not finite."""
+    """Returns the score of each seed, `[S]`: the mean of its last three evaluations, or −∞."""
     last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
-    return np.where(np.isfinite(last), last, -np.inf)
+    return metrics.worst_if_missing(last)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line per combination, best first: mean, interquartile mean and worst seed."""
     names = sorted({name for row in rows for name in row["flags"]})
-    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", *names])]
+    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]
     for row in rows:
         scores = final(row["scores"])
         numbers = [scores.mean(), float(metrics.interquartile_mean(scores)), scores.min()]
         values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
-        lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), *values]))
+        seeds = f"{metrics.seeds_with_score(scores):>8}"
+        lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), seeds, *values]))
     return "\n".join(lines) + "\n"

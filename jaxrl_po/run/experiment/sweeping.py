@@ -4,6 +4,7 @@ Combinations that differ in numbers of the method alone train vmapped, as one pr
 """
 
 import json
+import math
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -127,7 +128,8 @@ def carry_out(
     keep_programs(options.compilation_cache)
     sections = sections_of(options)
     groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
-    for combination in search.combinations(asked, options.draws, options.seed):
+    combinations = search.combinations(asked, options.draws, options.seed)
+    for combination in combinations:
         records = asked.records(combination, sections)
         groups.setdefault(search.static_part(records), []).append((combination, records))
     given = frozenset([*asked.flags, *asked.swept, *asked.drawn])
@@ -146,6 +148,9 @@ def carry_out(
         code = {user_code.DIGESTS: user_code.digests(lasting)}
         folder.write_settings(out, said | {"resolved": code})
         rows = done(out / "sweep.json") if options.resume else []
+        total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
+        if len(combinations) < total:
+            print(f"{len(combinations)} of {total} combinations are distinct; each trains once")
         try:
             for number, group in enumerate(groups.values(), 1):
                 if all(combination in [row["flags"] for row in rows] for combination, _ in group):

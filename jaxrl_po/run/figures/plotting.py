@@ -112,6 +112,8 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         step, values = metrics.curve(rows, series.metric)
         if not step.size:
             continue
+        if series.metric.startswith(metrics.EPISODES):
+            values = metrics.carried(values)
         has_band = len(values) >= FEWEST_SEEDS
         if panel.seeds or not has_band:
             alpha = min(0.35, 2.5 / len(values))

@@ -19,6 +19,7 @@ from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.types import Metrics, Row
 
 Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+EPISODES = "episode_"  # beginning of the names of metrics whose samples are completed episodes
 TAILS = (2.5, 97.5)  # percentiles between which a 95 % interval lies
 
 
@@ -56,6 +57,45 @@ def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     kept = (rank >= count // 4) & (rank < count - count // 4)
     total = np.where(kept, x, 0.0).sum(axis=0)
     return np.where(count > 0, total / np.maximum(kept.sum(axis=0), 1), np.nan)
+
+
+def worst_if_missing(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Returns final scores in which NaN and infinity are −∞: a seed that diverged is the worst.
+
+    Example:
+      >>> worst_if_missing([500.0, None, 71.0]).tolist()
+      [500.0, -inf, 71.0]
+    """
+    x = np.asarray(scores, np.float64)
+    return np.where(np.isfinite(x), x, -np.inf)
+
+
+def seeds_with_score(scores: npt.ArrayLike) -> str:
+    """Returns the number of seeds, and how many of them have a score unless all do.
+
+    Example:
+      >>> seeds_with_score([1.0, -np.inf, 3.0]), seeds_with_score([1.0, 2.0])
+      ('2 of 3', '2')
+    """
+    present = np.isfinite(np.asarray(scores, np.float64))
+    return f"{present.size}" if present.all() else f"{present.sum()} of {present.size}"
+
+
+def carried(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Returns curves in which NaN repeats the last number of its seed.
+
+    An interval in which no episode of a seed ended has no return: long, good episodes do that.
+
+    Args:
+      values: `[S, X]`, one curve per seed; NaN before the first number stays.
+
+    Example:
+      >>> carried([[np.nan, 1.0, np.nan, 3.0]]).tolist()
+      [[nan, 1.0, 1.0, 3.0]]
+    """
+    x = np.asarray(values, np.float64)
+    last = np.maximum.accumulate(np.where(np.isnan(x), 0, np.arange(x.shape[1])), axis=1)
+    return np.take_along_axis(x, last, axis=1)
 
 
 def label(name: str) -> str:
@@ -143,7 +183,9 @@ def tails(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
     known = estimates[~np.isnan(estimates)]
     if not known.size:
         return math.nan, math.nan
-    low, high = np.percentile(known, TAILS)
+    # Between −∞ and a number there is nothing to interpolate.
+    method = "linear" if np.isfinite(known).all() else "inverted_cdf"
+    low, high = np.percentile(known, TAILS, method=method)
     return float(low), float(high)
 
 
@@ -318,11 +360,12 @@ def summary(
       initial: name for the score of the initial policy; empty to leave it out.
     """
     first, last = rows[0], rows[-1]
+    iqm = float(interquartile_mean(worst_if_missing(last[score])))
     seconds = sum(row.get("time/seconds", 0.0) for row in rows)
     return {
         **({initial: first[score]} if initial and first["iteration"] == 0 else {}),
         score: last[score],
-        f"{score}_iqm": last[f"{score}/iqm"],
+        f"{score}_iqm": iqm if math.isfinite(iqm) else None,
         "steps": last["step"],
         "steps_per_second": last["step"] * options.seeds / seconds if seconds > 0.0 else None,
         "compile_seconds": last["time/compile_seconds"],
@@ -334,7 +377,7 @@ def summary(
 
 
 def in_words(rows: Sequence[Row], score: str) -> str:
-    """The final score, which is an interquartile mean, and the seeds that it hides.
+    """Returns the final score, an interquartile mean, and names the seeds that it hides.
 
     A seed stayed behind if it gained less than half of what that mean did since the first line with
     a score.
@@ -344,9 +387,10 @@ def in_words(rows: Sequence[Row], score: str) -> str:
       >>> in_words(rows, "greedy_return")
       'greedy return 500, worst seed 12: 1 of 4 seeds gained less than half as much'
     """
-    final, iqm = np.array(rows[-1][score], np.float64), rows[-1][f"{score}/iqm"]
-    if iqm is None:
-        return f"{label(score)} is no number"
+    final = worst_if_missing(rows[-1][score])
+    iqm = float(interquartile_mean(final))
+    if not math.isfinite(iqm):
+        return f"{label(score)} is a number in {seeds_with_score(final)} seeds"
     said = f"{label(score)} {iqm:.4g}"
     if len(final) == 1:
         return said
