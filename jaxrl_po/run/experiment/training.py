@@ -23,7 +23,7 @@ from jaxrl_po.run.loop.hooks import OnRow
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.types import Learner, Row, TrainState
+from jaxrl_po.types import Learner, Row, TrainState, short_repr
 
 # A run that one of these ends keeps its lines and its last checkpoint.
 FAILURES = (runner.Diverged, runner.NoAction, RewardError, PoolError)
@@ -45,6 +45,9 @@ class Trained(NamedTuple):
     folder: Path | None
     interrupted: bool
     stopped: str = ""
+
+
+Trained.__repr__ = short_repr  # type: ignore[method-assign]
 
 
 @overload
