@@ -45,6 +45,38 @@ class Distribution(Protocol):
         """The exact KL(self ‖ other) `E*`, in nats."""
 
 
+class _Text(str):
+    """A text that is shown without quotes."""
+
+    __repr__ = str.__str__
+
+
+def short_repr(tree: PyTree) -> str:
+    """Returns the text of a tree, with dtypes and shapes in place of its arrays.
+
+    A tree of more than eight leaves is counted; a record with this `__repr__` has a text for each
+    of its fields.
+
+    Example:
+      >>> short_repr({"weight": jnp.zeros((4, 2)), "name": "a", "scale": 1.5})
+      "{'name': 'a', 'scale': 1.5, 'weight': float32[4, 2]}"
+      >>> short_repr({"weights": [jnp.zeros((4, 2))] * 9})
+      '<9 leaves, 72 numbers>'
+    """
+    if type(tree).__repr__ is short_repr:
+        fields = (f"{name}={short_repr(value)}" for name, value in tree._asdict().items())
+        return f"{type(tree).__name__}({', '.join(fields)})"
+    leaves = jax.tree.leaves(tree)
+    if len(leaves) > 8:
+        return f"<{len(leaves)} leaves, {sum(getattr(x, 'size', 1) for x in leaves):,} numbers>"
+    return repr(jax.tree.map(_text_of, tree))
+
+
+def _text_of(leaf: Any) -> Any:
+    array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+    return _Text(f"{leaf.dtype}{[*leaf.shape]}") if array else leaf
+
+
 class ActorCritic(NamedTuple):
     """Parameters by role: a method selects the subtree it trains by field.
 
@@ -379,3 +411,7 @@ class Problem(NamedTuple):
     def on(self, target: Target | None) -> "Problem":
         """The problem as the source of a method for this target; None for the problem's own."""
         return self._replace(target=target or self.target or backend.here())
+
+
+for _record in (ActorCritic, CollectorState, Batch, Samples, TrainState):
+    _record.__repr__ = short_repr  # type: ignore[method-assign]

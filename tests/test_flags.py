@@ -2,10 +2,10 @@ import sys
 
 import pytest
 
-from jaxrl_po import config
-from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, number, static
+from jaxrl_po import config, run
+from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, NoEffectError, number, static
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.flags import RunError, UsageError
 
 
 @config.record
@@ -232,3 +232,26 @@ def test_entry_gives_the_status_and_one_line(monkeypatch, capfd, result, status,
         flags.entry(main)
     assert left.value.code == status
     assert tuple(capfd.readouterr()) == ("", stderr)
+
+
+def test_python_errors_name_arguments(tmp_path):
+    where = "runs/a--b (XLA_FLAGS=--xla_b)"
+    with (
+        pytest.raises(RunError, match=r"^mesh needs 2 devices in runs/a--b \(XLA_FLAGS=--xla_b\)$"),
+        flags.as_arguments(),
+    ):
+        raise RunError(f"--mesh needs 2 devices in {where}")
+    with (
+        pytest.raises(NoEffectError, match=r"^json has no effect unless x is given$"),
+        flags.as_arguments(),
+    ):
+        raise NoEffectError("json", "--x is given")
+    with pytest.raises(ConfigError, match=r"^sed is not an argument; did you mean seed\?$"):
+        run.Experiment(env="CartPole-v1", sed=1)
+    with pytest.raises(ConfigError, match=r"^out=\S+/a--b must hold a run of jaxrl-po"):
+        run.resume(tmp_path / "a--b")
+    experiment = run.Experiment(env="CartPole-v1", out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"^compile_for must read like tpu:v5e:4x4"):
+        next(run.compile_for(experiment, "abacus"))
+    with pytest.raises(ConfigError, match=r"^total_steps=0 must be at least the steps of an"):
+        run.sweep(experiment, over={"config.gamma": [0.9]}, total_steps=0)

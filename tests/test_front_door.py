@@ -231,7 +231,9 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
         launch.control([*more, env])
     with (files / "mine.py").open("a") as mine:
         mine.write("# another line\n")
-    with pytest.raises(UsageError, match=r"^--deterministic .*; there differ source: \w+ → \w+\. "):
+    with pytest.raises(
+        UsageError, match=r"^--deterministic .* differ env: (\w+:Corridor) → (?!\1)\w+:Corridor\. "
+    ):
         launch.control(more)
     (files / "mine.py").write_text("1 / 0\n")
     with pytest.raises(UsageError, match=r"^--run=\S+run: --env=\S+: ZeroDivisionError"):

@@ -4,15 +4,15 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_569,
-    "shell code": 11_591,
+    "library code": 24_800,
+    "shell code": 11_700,
     "experiments code": 4_758,
-    "shell import pairs": 363,
+    "shell import pairs": 365,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
     "ppo's closure, files": 15,
-    "ppo's closure, code": 1_870,
+    "ppo's closure, code": 1_884,
     "public without a docstring": 0,
     "README lines": 150,
     "docs words (studies aside)": 26_858,

@@ -138,7 +138,7 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
             ["--seeds=3"],
             (
                 r"--seeds=3 must be 2, as in the sweep in \S+ that is resumed; "
-                r"leave the flag out, or choose another --out"
+                r"leave it out, or choose another --out"
             ),
         ),
         (
@@ -273,8 +273,8 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
         (["--total_steps=1"], "--total_steps=1 must be 0 or at least 32"),
         (["--devices=99"], "--devices must be at most"),
         (["--critic=nowhere.py:A"], "there is no file"),
-        (["--draws=3"], "--draws=3 must be left out unless a flag has a distribution"),
-        (["--config.gamma=uniform(0,1)"], "--draws=0 must be at least 1 with a flag that has"),
+        (["--draws=3"], "--draws=3 must be left out without a distribution"),
+        (["--config.gamma=uniform(0,1)"], "--draws=0 must be at least 1 with a distribution"),
         (
             ["--draws=3", "--config.gamma=log_uniform(0,1)"],
             r"--config.gamma=log_uniform\(0,1\) must be log_uniform\(low,high\) with finite 0 <",
@@ -413,7 +413,9 @@ def test_a_sweep_from_python_draws_and_names_the_best(tmp_path, programs_run, ca
     assert swept.best["config.learning_rate"] == best
     assert swept.best["problem.num_envs"] == 2
     assert (swept.folder / "sweep.png").exists()
-    with pytest.raises(ConfigError, match=r"^evaluation is not a flag; did you mean evaluations"):
+    with pytest.raises(
+        ConfigError, match=r"^evaluation is not an argument; did you mean evaluations"
+    ):
         run.sweep(experiment, over=rates, evaluation=3, out=tmp_path / "b")
     with pytest.raises(ConfigError, match=r"^config.learning_rate=uniform\(0,1\) must be log_u"):
         run.sweep(experiment, over={"config.learning_rate": "uniform(0,1)"}, draws=3, resume=True)

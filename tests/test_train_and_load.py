@@ -135,6 +135,16 @@ def test_a_run_is_resumed_with_a_learner_that_is_made_again(stopped, tmp_path):
 
 
 @pytest.mark.usefixtures("trace_only")
+def test_learner_resumes_under_other_versions_with_a_line(stopped, tmp_path, capsys):
+    out = shutil.copytree(stopped, tmp_path / "run")
+    stored = json.loads((out / "config.json").read_text())
+    stored["resolved"]["versions"]["jax"] = "0.0.1"
+    (out / "config.json").write_text(json.dumps(stored))
+    train(3, out=out, resume=True, log_every=2)
+    assert f"may differ: jax: 0.0.1 → {jax.__version__}\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("trace_only")
 def test_without_steps_iterations_are_shown(tmp_path, monkeypatch, capsys):
     drawn = []
 
@@ -351,11 +361,14 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s is not a flag; did you mean seeds\?"),
+        ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s is not an argument; did you mean seeds\?"),
         ({"seeds": object()}, r"^seeds must be a number or text, got object"),
         ({"seeds": 2.5}, r"^seeds must be an integer, got '2.5'"),
         ({"seeds": 0}, r"^seeds must lie in \[1, inf\) seeds, got 0"),
-        ({"over": {"config.lr": 1.0}}, r"^config.lr is not a flag; did you mean config.learning_"),
+        (
+            {"over": {"config.lr": 1.0}},
+            r"^config.lr is not an argument; did you mean config.learning_",
+        ),
         ({"task": "addition", "env": "CartPole-v1"}, r"^env must be left out beside task: "),
     ],
 )

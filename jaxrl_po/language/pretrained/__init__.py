@@ -13,7 +13,7 @@ from jaxrl_po.language.pretrained.architectures import FAMILIES
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import PyTree
+from jaxrl_po.types import PyTree, short_repr
 
 __all__ = ["FAMILIES", "ChatTemplate", "Pretrained", "TextTokenizer", "load", "save"]
 
@@ -32,6 +32,9 @@ class Pretrained(NamedTuple):
     params: PyTree
     tokenizer: TextTokenizer
     chat_template: ChatTemplate | None
+
+
+Pretrained.__repr__ = short_repr  # type: ignore[method-assign]
 
 
 def load(

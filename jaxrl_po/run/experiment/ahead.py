@@ -28,9 +28,15 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
       What each needs of every chip.
 
     Raises:
-      UsageError: a machine that is not known, or whose chips do not divide seeds or rows.
+      ConfigError: a machine that is not known, or whose chips do not divide seeds or rows.
       RunError: after the reports, where no number of microbatches makes it fit.
     """
+    with flags.as_arguments():
+        yield from reports(experiment, machine)
+
+
+def reports(experiment: Experiment, machine: str) -> Iterator[Report]:
+    """Yields the reports of `compile_for`, for a command; raises UsageError, which names flags."""
     script = SCRIPTS[experiment.script]
     options = flags.fill(experiment.settings, {"": script.options})[""]
     if machine.startswith("tpu:"):

@@ -77,6 +77,13 @@ class Experiment:
         object.__setattr__(self, "script", script.name)
         object.__setattr__(self, "settings", MappingProxyType(settings))
 
+    def __getstate__(self) -> Any:
+        return self.script, dict(self.settings)
+
+    def __setstate__(self, state: Any) -> None:
+        object.__setattr__(self, "script", state[0])
+        object.__setattr__(self, "settings", MappingProxyType(state[1]))
+
     def __repr__(self) -> str:
         given = (f"{name}={flags.shown(value)}" for name, value in self.settings.items())
         return f"Experiment({', '.join([repr(self.script), *given])})"

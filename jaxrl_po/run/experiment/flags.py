@@ -350,11 +350,25 @@ def blame(sections: Mapping[str, type]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_arguments() -> Iterator[None]:
-    """Inside, a `UsageError` about flags becomes a `ConfigError` about arguments of those names."""
+    """Context in which errors name arguments of Python; a `UsageError` becomes a `ConfigError`."""
     try:
         yield
     except UsageError as error:
-        raise ConfigError(str(error).replace("--", "")) from None
+        raise ConfigError(_without_dashes(str(error))) from None
+    except (ConfigError, RunError) as error:
+        error.args = tuple(_without_dashes(x) if isinstance(x, str) else x for x in error.args)
+        raise
+
+
+def _without_dashes(message: str) -> str:
+    """Returns a message on flags as one on arguments.
+
+    Example:
+      >>> _without_dashes("--config.lr is not a flag; see --out=runs/a--b (XLA_FLAGS=--xla_a)")
+      'config.lr is not an argument; see out=runs/a--b (XLA_FLAGS=--xla_a)'
+    """
+    text = message.replace("is not a flag", "is not an argument").replace("; see --help", "")
+    return re.sub(r"(?<![^\s('\"])--(?!xla_)(?=[a-z])", "", text)
 
 
 def usage(

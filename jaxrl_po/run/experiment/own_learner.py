@@ -110,7 +110,7 @@ def plan_of(
         placement=placement,
         job=job,
         unit="iterations" if steps_per_iteration == 1 else "steps",
-        notes=_on_one_core(seeds),
+        notes=[*_on_one_core(seeds), *provenance.note(provenance.differences(now, before))],
     )
 
 

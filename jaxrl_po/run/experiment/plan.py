@@ -228,14 +228,12 @@ def _resolve(
     earlier: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[str]]:
     """Values that the flags left open, and what changed since the last start of a resumed run."""
-    origin = provenance.describe(placement.describe(), user_code.files(settings))
+    origin = provenance.describe(placement.describe(), user_code.digests(settings))
     resolved: dict[str, Any] = {
         "iterations": job.iterations,
         "steps_per_iteration": job.steps_per_iteration,
         "log_every": job.log_every,
     }
-    if code := user_code.digests(settings):
-        resolved[user_code.DIGESTS] = code
     now, before = origin, earlier
     if options.reproducible:
         now, before = provenance.without_layout(now), provenance.without_layout(before)
@@ -269,12 +267,7 @@ def _notes(
             notes.append(
                 f"{name}={value} cannot be imported: run.load and run.resume must be given it again"
             )
-    notes += setup.notes
-    if changes:
-        notes.append(
-            f"resumes in a changed environment, so the last digits may differ: {'; '.join(changes)}"
-        )
-    return notes
+    return [*notes, *setup.notes, *provenance.note(changes)]
 
 
 def stored(script: Script, options: Options) -> dict[str, Any]:

@@ -31,11 +31,13 @@ from jaxrl_po.run.experiment.experiment import SCRIPTS, with_names
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.types import ActorCritic, Learner, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState, short_repr
 
 
 class ControlPolicy(NamedTuple):
     """The policy of a run of `jaxrl-po control`.
+
+    It pickles; unpickling needs the files that the settings name, and not the folder of the run.
 
     Attributes:
       settings: flag name to value.
@@ -61,7 +63,7 @@ class ControlPolicy(NamedTuple):
 
 
 class LanguagePolicy(NamedTuple):
-    """The policy of a run of `jaxrl-po language`.
+    """The policy of a run of `jaxrl-po language`; see `ControlPolicy` on pickling.
 
     Attributes:
       settings: flag name to value.
@@ -97,6 +99,9 @@ class LearnerState(NamedTuple):
     iteration: int
     params: ActorCritic
     state: TrainState
+
+
+LearnerState.__repr__ = short_repr  # type: ignore[method-assign]
 
 
 def shown(policy: ControlPolicy | LanguagePolicy) -> str:
@@ -160,8 +165,11 @@ def load(
         _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
     state, settings = of_seed(stacked, seed), flags.flatten(records)
     if script.name == control.SCRIPT.name:
-        return ControlPolicy(settings, iteration, state.params, *_acting(records, state))
-    return LanguagePolicy(settings, iteration, state.params, _generate(records, state))
+        collector = state.collector._replace(sharded={})  # environments, which take no part
+        actor = _Acting(records, state.params, collector)
+        return ControlPolicy(settings, iteration, state.params, actor.act, actor.start, actor.step)
+    generate = _Generating(records, state.params).generate
+    return LanguagePolicy(settings, iteration, state.params, generate)
 
 
 def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerState:
@@ -182,92 +190,118 @@ def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerStat
     return LearnerState(settings, iteration, state.params, state)
 
 
-def _acting(records: dict[str, Any], state: TrainState) -> tuple[Any, Any, Any]:
-    """The fields `act`, `start` and `step` of a `ControlPolicy`."""
-    problem, spaces, *_ = control.build_problem(records, None)
-    actor = actor_of(problem)
-    start = jax.tree.map(lambda x: x[0], actor.start(1))
+class _Rebuilt:
+    """Functions of a policy, which pickle as the arguments that they are built from."""
 
-    @jax.jit
-    def choose(memory: Any, observation: Any, key: jax.Array | None) -> tuple[Any, jax.Array]:
-        row = jax.tree.map(lambda x: x[None], (memory, spaces.observe(observation)))
-        after, distribution = actor.act(state.params, state.collector, *row)
-        action = distribution.mode() if key is None else distribution.sample(key)
-        one = jax.tree.map(lambda x: x[0], (after, play(distribution, action)))
-        return one[0], spaces.to_action(one[1])
+    _arguments: tuple[Any, ...]
 
-    def shapes_of(observation: Any) -> Any:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
+
+
+class _Acting(_Rebuilt):
+    """The fields `act`, `start` and `step` of a `ControlPolicy`.
+
+    Args:
+      records: prefix to record.
+      params: `ActorCritic` of one seed.
+      collector: with the statistics of observations.
+    """
+
+    def __init__(self, records: dict[str, Any], params: ActorCritic, collector: CollectorState):
+        self._arguments = records, params, collector
+        problem, spaces, *_ = control.build_problem(records, None)
+        actor = actor_of(problem)
+
+        @jax.jit
+        def choose(memory: Any, observation: Any, key: jax.Array | None) -> tuple[Any, jax.Array]:
+            row = jax.tree.map(lambda x: x[None], (memory, spaces.observe(observation)))
+            after, distribution = actor.act(params, collector, *row)
+            action = distribution.mode() if key is None else distribution.sample(key)
+            one = jax.tree.map(lambda x: x[0], (after, play(distribution, action)))
+            return one[0], spaces.to_action(one[1])
+
+        self._choose, self._spaces, self._env = choose, spaces, records[""].env
+        self.start = jax.tree.map(lambda x: x[0], actor.start(1))
+
+    def _shapes_of(self, observation: Any) -> Any:
         # A discrete observation is a number, which the policy reads as a one-hot vector.
-        return environment.shapes(jax.eval_shape(spaces.observe, observation))
+        return environment.shapes(jax.eval_shape(self._spaces.observe, observation))
 
-    def step(memory: Any, observation: Any, key: jax.Array | None = None) -> tuple[Any, jax.Array]:
-        seen = shapes_of(observation)
-        expected = environment.shapes(spaces.observation)
+    def step(
+        self, memory: Any, observation: Any, key: jax.Array | None = None
+    ) -> tuple[Any, jax.Array]:
+        seen = self._shapes_of(observation)
+        expected = environment.shapes(self._spaces.observation)
         if seen != expected:
             given = environment.shapes(jax.tree.map(np.asarray, observation))
             if isinstance(expected, list) and isinstance(given, list):
                 expected = expected[: len(expected) - (len(seen) - len(given))]
             raise ConfigError(
                 f"observation must have the shape {expected} of one observation of "
-                f"{records[''].env}, or for act of a batch of them, got {given}"
+                f"{self._env}, or for act of a batch of them, got {given}"
             )
-        return choose(memory, observation, key)
+        return self._choose(memory, observation, key)
 
-    def is_batch(observation: Any) -> bool:
-        if shapes_of(observation) == environment.shapes(spaces.observation):
+    def _is_batch(self, observation: Any) -> bool:
+        if self._shapes_of(observation) == environment.shapes(self._spaces.observation):
             return False
         if not all(map(np.ndim, jax.tree.leaves(observation))):
             return False
         first = jax.eval_shape(lambda each: jax.tree.map(lambda x: x[0], each), observation)
-        return shapes_of(first) == environment.shapes(spaces.observation)
+        return self._shapes_of(first) == environment.shapes(self._spaces.observation)
 
-    def act(observation: Any, key: jax.Array | None = None) -> jax.Array:
-        if jax.tree.leaves(start):
+    def act(self, observation: Any, key: jax.Array | None = None) -> jax.Array:
+        if jax.tree.leaves(self.start):
             raise ConfigError(
                 "act must be replaced by step for a policy with memory: "
                 "memory, action = policy.step(memory, observation), from policy.start"
             )
-        if not is_batch(observation):
-            return step(start, observation, key)[1]
+        if not self._is_batch(observation):
+            return self.step(self.start, observation, key)[1]
         keys = None if key is None else jax.random.split(key, len(jax.tree.leaves(observation)[0]))
         axes = (None, 0, None if key is None else 0)
-        return jax.vmap(choose, in_axes=axes)(start, observation, keys)[1]
-
-    return act, start, step
+        return jax.vmap(self._choose, in_axes=axes)(self.start, observation, keys)[1]
 
 
-def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[str]]:
-    base = models.read_base(records[""].init_from, records["model"])
-    task = models.make_task(records, base, answers=False)
-    model = records["model"].build(task.tokenizer.size) if base is None else base.model
-    if records["lora"].rank:
-        model = model.clone(lora=records["lora"].lora)
-    settings = composition.problem_settings(records, task, base)
-    budget = settings.max_new_tokens or task.answer_length
+class _Generating(_Rebuilt):
+    """The field `generate` of a `LanguagePolicy`; see `_Acting`."""
 
-    @jax.jit
-    def complete(prompt: jax.Array, pad: jax.Array, key: jax.Array | None) -> sampling.Completions:
-        return sampling.generate(
-            lora.over(model, state.params.frozen),
-            state.params.variables("policy"),
-            prompt,
-            pad,
-            jax.random.split(jax.random.key(0) if key is None else key, prompt.shape[0]),
-            group_size=1,
-            decoding=settings.decoding._replace(max_new_tokens=budget),
-            eos=ends_of(task.tokenizer),
-            pad_token=task.tokenizer.pad,
-            greedy=key is None,
-        )
+    def __init__(self, records: dict[str, Any], params: ActorCritic):
+        self._arguments = records, params
+        base = models.read_base(records[""].init_from, records["model"])
+        task = models.make_task(records, base, answers=False)
+        model = records["model"].build(task.tokenizer.size) if base is None else base.model
+        if records["lora"].rank:
+            model = model.clone(lora=records["lora"].lora)
+        settings = composition.problem_settings(records, task, base)
+        budget = settings.max_new_tokens or task.answer_length
 
-    def generate(prompts: Sequence[str], key: jax.Array | None = None) -> list[str]:
-        tokens, pad = _left_padded(prompts, task)
-        completions = complete(jnp.asarray(tokens), jnp.asarray(pad), key)
-        within = np.arange(budget) < np.asarray(completions.length)[:, None]
-        within &= ~np.isin(completions.tokens, task.tokenizer.ends)
-        return task.tokenizer.decode_rows(np.asarray(completions.tokens), within)
+        @jax.jit
+        def complete(
+            prompt: jax.Array, pad: jax.Array, key: jax.Array | None
+        ) -> sampling.Completions:
+            return sampling.generate(
+                lora.over(model, params.frozen),
+                params.variables("policy"),
+                prompt,
+                pad,
+                jax.random.split(jax.random.key(0) if key is None else key, prompt.shape[0]),
+                group_size=1,
+                decoding=settings.decoding._replace(max_new_tokens=budget),
+                eos=ends_of(task.tokenizer),
+                pad_token=task.tokenizer.pad,
+                greedy=key is None,
+            )
 
-    return generate
+        self._complete, self._task, self._budget = complete, task, budget
+
+    def generate(self, prompts: Sequence[str], key: jax.Array | None = None) -> list[str]:
+        tokens, pad = _left_padded(prompts, self._task)
+        completions = self._complete(jnp.asarray(tokens), jnp.asarray(pad), key)
+        within = np.arange(self._budget) < np.asarray(completions.length)[:, None]
+        within &= ~np.isin(completions.tokens, self._task.tokenizer.ends)
+        return self._task.tokenizer.decode_rows(np.asarray(completions.tokens), within)
 
 
 def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:

@@ -31,7 +31,7 @@ from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.loop.interrupts import Interrupted
-from jaxrl_po.run.store import folder, metrics
+from jaxrl_po.run.store import folder, metrics, provenance
 
 PROGRAMS = "programs"  # folder of their runs
 OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every")
@@ -69,6 +69,9 @@ class Swept(NamedTuple):
     rows: list[dict[str, Any]]
     best: dict[str, Any]
     folder: Path
+
+    def __repr__(self) -> str:
+        return f"Swept(rows=<{len(self.rows)} items>, best={self.best!r}, folder={self.folder!r})"
 
 
 def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) -> Swept:
@@ -146,6 +149,8 @@ def carry_out(
         }
         said = {"script": "sweep", **asked._replace(flags=lasting)._asdict()}
         code = {user_code.DIGESTS: user_code.digests(lasting)}
+        for line in provenance.note(provenance.differences(code, stored.get("resolved", {}))):
+            print(line, flush=True)
         folder.write_settings(out, said | {"resolved": code})
         rows = done(out / "sweep.json") if options.resume else []
         total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
@@ -237,7 +242,7 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
             wanted = flags.shown(before[name]) if name in before else "left out"
             raise UsageError(
                 f"--{name}={flags.shown(value)} must be {wanted}, as in the sweep in {out} that is "
-                "resumed; leave the flag out, or choose another --out"
+                "resumed; leave it out, or choose another --out"
             )
     may_differ = {name: x for name, x in again.flags.items() if name in search.MAY_DIFFER}
     return asked._replace(flags=asked.flags | may_differ)
@@ -257,10 +262,10 @@ def refuse(options: Options, asked: Asked) -> None:
                 f"--{name} must be left out: a sweep has --evaluations, and keeps whole runs"
             )
     if asked.drawn and not options.draws:
-        raise UsageError("--draws=0 must be at least 1 with a flag that has a distribution")
+        raise UsageError("--draws=0 must be at least 1 with a distribution")
     if options.draws and not asked.drawn:
         raise UsageError(
-            f"--draws={options.draws} must be left out unless a flag has a distribution: "
+            f"--draws={options.draws} must be left out without a distribution: "
             "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(low,high) or choice(a,b,c)"
         )
     if not options.total_steps:

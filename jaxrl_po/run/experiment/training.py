@@ -22,7 +22,7 @@ from jaxrl_po.run.loop.interrupts import Interrupted, hear_signals
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.types import Learner, Row, TrainState
+from jaxrl_po.types import Learner, Row, TrainState, short_repr
 
 # A run that one of these ends keeps its lines and its last checkpoint.
 FAILURES = runner.FAILURES
@@ -44,6 +44,9 @@ class Trained(NamedTuple):
     folder: Path | None
     interrupted: bool
     stopped: str = ""
+
+
+Trained.__repr__ = short_repr  # type: ignore[method-assign]
 
 
 @overload

@@ -1,9 +1,13 @@
 """An environment, network, task or reward of the user: `file.py:name`, or an object of Python."""
 
+import dis
 import hashlib
+import importlib.util
 import inspect
 import os
 import sys
+import textwrap
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,13 @@ from jaxrl_po.run.experiment.flags import UsageError
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
 OWN = "python:"  # begins the name of an object that no other process can import
 DIGESTS = "code"  # entry of a run: what its files of code hold, by flag
+# Packages that are not the user's code: a run records their versions.
+LIBRARIES = {"jaxrl_po", "jax", "jaxlib", "numpy", "flax", "optax", "gymnax"}
+LIBRARIES |= sys.stdlib_module_names
+PLAIN = (bool, int, float, str)
+# Attributes of methods, properties, partial and jitted functions.
+WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "func", "args", "keywords")
+EMPTY = types.CellType()  # of a closure
 DATA = ("task.train", "task.test", "demonstrations")
 FOLDERS = ("init_from", "teacher", *DATA)  # and files
 
@@ -27,6 +38,10 @@ class Given(str):
     """The text of a flag whose object was given in Python, and that object, its `value`."""
 
     value: Any
+
+    def __reduce__(self) -> Any:
+        # Another process imports the file, whose module may have another name there.
+        return (str, (str(self),)) if in_file(self) else super().__reduce__()
 
 
 def named(flag: str, value: Any) -> str:
@@ -127,19 +142,91 @@ def files(settings: Mapping[str, Any]) -> list[Path]:
 
 
 def digests(settings: Mapping[str, Any]) -> dict[str, str]:
-    """By flag, what is named in files of what content: as it would be if the files were moved."""
+    """Returns by flag `digest:name` of the code that it names, wherever the file lies.
+
+    An object of Python whose source cannot be read keeps the name `python:name`.
+    """
+    named = {name: settings.get(name, "") for name in FLAGS}
     return {
-        name: ",".join(map(_digest, settings[name].split(",")))
-        for name in FLAGS
-        if is_source(settings.get(name, ""))
+        name: ",".join(map(_digest, [source] if isinstance(source, Given) else source.split(",")))
+        for name, source in named.items()
+        if is_source(source) or (name == "reward" and ":" in source)
     }
 
 
 def _digest(source: str) -> str:
     place, _, name = source.rpartition(":")
-    if not in_file(source) or not os.path.isfile(place):
-        return source
-    return f"{digest(place)}:{name}"
+    if isinstance(source, Given) and not in_file(source):
+        try:
+            texts = repr(sorted(_texts(source.value)))
+        except (OSError, TypeError):
+            return source
+        return f"{hashlib.sha256(texts.encode()).hexdigest()[:16]}:{name}"
+    if not in_file(source):  # a reward may name a module
+        try:
+            spec = importlib.util.find_spec(place) if place else None
+        except (ImportError, ValueError):
+            spec = None
+        place = (spec and spec.origin) or ""
+    return f"{digest(place)}:{name}" if os.path.isfile(place) else source
+
+
+def _texts(value: Any) -> set[str]:
+    """Returns the source of the functions that an object consists of, without `LIBRARIES`.
+
+    They are the methods of its class and bases, its attributes, and the functions, classes,
+    numbers and texts that a function refers to by name.
+
+    Raises:
+      OSError, TypeError: the source of a function cannot be read.
+    """
+    texts, seen, pending = set[str](), dict[int, Any](), [value]
+    while pending:
+        each = pending.pop()
+        if id(each) in seen or isinstance(each, types.ModuleType):
+            continue
+        seen[id(each)] = each  # or another object could take its id
+        module = getattr(each, "__module__", None) or type(each).__module__
+        own = str(module).partition(".")[0] not in LIBRARIES
+        members: dict[str, Any] = {}
+        if isinstance(each, types.FunctionType):
+            texts.add(_text(each) if own else "")
+            named = {x: each.__globals__.get(x) for x in _globals(each.__code__) if own}
+            members = {x: y for x, y in named.items() if callable(y) or isinstance(y, PLAIN)}
+            pending += [cell.cell_contents for cell in each.__closure__ or () if cell != EMPTY]
+        elif isinstance(each, type):
+            members = dict(vars(each)) if own else {}
+            pending += each.__bases__
+        elif isinstance(each, Mapping):
+            pending += each.values()
+        elif isinstance(each, list | tuple | set):
+            pending += each
+        else:
+            pending += [type(each), *(getattr(each, name, None) for name in WRAPPED)]
+        attributes = {} if isinstance(each, type) else getattr(each, "__dict__", {})
+        pending += [*members.values(), *attributes.values()]
+        plain = (x for x in members if x[:2] != "__" and isinstance(members[x], PLAIN))
+        texts |= {f"{x}={members[x]!r}" for x in plain}
+    return texts - {""}
+
+
+def _globals(code: types.CodeType) -> set[str]:
+    """Returns the names of globals that the code reads, and the functions inside it."""
+    inside = [_globals(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    read = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return read.union(*inside)
+
+
+def _text(function: types.FunctionType) -> str:
+    """Returns the source of a function; for a lambda, without the rest of its line."""
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+    except OSError:
+        if function.__name__ in vars(object):  # as a dataclass generates it
+            return ""
+        raise
+    _, found, body = text.partition(function.__name__.strip("<>"))
+    return found + body.rstrip("),\n") if found == "lambda" else text
 
 
 def digest(path: str) -> str:

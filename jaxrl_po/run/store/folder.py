@@ -182,7 +182,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
         or_same = ", or the same in a file of the same content" * (name in code)
         raise UsageError(
             f"--{name}={shown(value)} must be {shown(stored[name])}, as in the run in {out} that "
-            f"is resumed{or_same}; leave the flag out, or choose another --out"
+            f"is resumed{or_same}; leave it out, or choose another --out"
         )
     if settings["total_steps"] < stored.get("total_steps", 0):
         least = f"{stored['total_steps']}, as in the run in {out} that is resumed: it may only grow"

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxrl_po import backend
+from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store.metrics import strict
 from jaxrl_po.types import Learner
@@ -49,12 +50,12 @@ DATA = {
 PACKAGE = Path(__file__).parent.parent.parent
 
 
-def describe(placement: str, files: Sequence[Path] = ()) -> dict[str, Any]:
+def describe(placement: str, code: Mapping[str, str] = {}) -> dict[str, Any]:
     """Layout, devices, machine, versions and code of this process, as JSON values by name.
 
     Args:
       placement: the placement on devices, in words.
-      files: code of the user's own.
+      code: the user's, see `user_code.digests`.
     """
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return {
@@ -65,7 +66,8 @@ def describe(placement: str, files: Sequence[Path] = ()) -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "jax_config": {name: getattr(jax.config, name) for name in NUMERICS},
         "versions": versions(),
-        "source": source(PACKAGE, *files),
+        "source": source(PACKAGE),
+        **({user_code.DIGESTS: dict(code)} if code else {}),
         "revision": revision(),
     }
 
@@ -87,11 +89,10 @@ def processor() -> str:
 
 
 def source(*places: Path) -> str:
-    """A digest of the Python code in some folders and files, under version control or not."""
+    """Returns a digest of the Python code in some folders, under version control or not."""
     digest = hashlib.sha256()
-    for place in places:
-        folder = place if place.is_dir() else place.parent
-        for path in sorted(folder.rglob("*.py")) if place.is_dir() else [place]:
+    for folder in places:
+        for path in sorted(folder.rglob("*.py")):
             name = path.relative_to(folder).as_posix().encode()
             digest.update(name + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -145,21 +146,33 @@ def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """The entries of `describe` that changed, as `name: before → now`; new ones are ignored.
+    """Returns the entries of `describe` that changed, as `name: before → now`, without new ones.
+
+    Code whose source could not be read, then or now, is among them.
 
     Example:
       >>> before = {"cores": 2, "versions": {"jax": "1", "numpy": "1"}}
       >>> differences({"cores": 4, "versions": {"jax": "2", "numpy": "1"}}, before)
       ['cores: 2 → 4', 'jax: 1 → 2']
+      >>> differences({"env": "python:Maze"}, {"env": "python:Maze"})
+      ["env may differ from the run's"]
     """
     found = []
     for name, value in now.items():
         was = before.get(name, value)
         if isinstance(value, Mapping) and isinstance(was, Mapping):
             found += differences(value, was)
+        elif name in before and user_code.OWN in f"{was} {value}":  # its source cannot be read
+            found.append(f"{name} may differ from the run's")
         elif strict(value) != was:
             found.append(f"{name}: {was} → {value}")
     return found
+
+
+def note(changes: Sequence[str]) -> list[str]:
+    """Returns the line that a resumed run shows of `differences`, if there are any."""
+    line = f"resumes in a changed environment, so the last digits may differ: {'; '.join(changes)}"
+    return [line] if changes else []
 
 
 def go_on(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

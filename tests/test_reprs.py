@@ -1,0 +1,77 @@
+"""The text of a training state and of what a run returns: shapes in place of arrays."""
+
+import folders
+import gymnax
+import jax
+import jax.numpy as jnp
+import learners
+import pytest
+import shapes
+
+from jaxrl_po import control, run
+from jaxrl_po.algorithms import a2c
+from jaxrl_po.language import pretrained
+from jaxrl_po.types import ActorCritic, CollectorState
+
+CASES = [
+    *(("ppo", "CartPole"), ("trpo", "vine"), ("ppo-reference", "learned"), ("grpo", "groups")),
+    *(("grpo", "addition"), ("dapo-carry", "table"), ("ppo-turn", "dialogue")),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "problem"), CASES)
+def test_training_state_has_a_short_text(algorithm, problem):
+    learner = learners.make(algorithm, problem)
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    for record in (state, jax.eval_shape(learner.sample, state)[1]):
+        assert "ShapeDtypeStruct" not in repr(record)
+        assert len(repr(record)) < 2000
+        again = jax.tree.unflatten(jax.tree.structure(record), jax.tree.leaves(record))
+        assert again == record
+        assert type(again) is type(record)
+
+
+def test_text_of_a_record_shows_dtypes_and_shapes():
+    params = ActorCritic({"w": jnp.zeros((4, 2))}, [jnp.zeros(3)] * 9)
+    assert repr(params) == (
+        "ActorCritic(policy={'w': float32[4, 2]}, value=<9 leaves, 27 numbers>, "
+        "frozen=None, constants=None)"
+    )
+    inside = CollectorState({"row": 1, "key": jax.random.key(0)}, {"model": params})
+    assert "{'row': 1}" in repr(inside.remove("key"))
+    assert "'key': key<fry>[]" in repr(inside)
+    assert hash(ActorCritic(1)) == hash((1, None, None, None))
+    assert jax.jit(lambda x: x)(params)._replace(value=None).policy["w"].shape == (4, 2)
+
+
+def test_results_of_runs_have_a_short_text(tmp_path, monkeypatch):
+    shapes.trace_only(monkeypatch)
+    problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=8)
+    learner = a2c.make(a2c.Config(), problem)
+    trained = run.train(learner, 3, seeds=2, log_every=1, out=tmp_path / "run")
+    assert repr(trained).startswith("Trained(state=TrainState(params=ActorCritic(policy=")
+    assert repr(trained).endswith("interrupted=False, stopped='')")
+    loaded = run.load(tmp_path / "run", learner=learner, checkpoint="latest")
+    assert repr(loaded).startswith("LearnerState(settings=")
+    experiment = run.Experiment(
+        env="CartPole-v1",
+        algorithm="a2c",
+        seeds=2,
+        total_steps=64,
+        eval_episodes=2,
+        out=tmp_path / "sweep",
+        over={"problem.num_envs": 4, "problem.num_steps": 8, "network.width": 8},
+    )
+    rates = {"config.learning_rate": [1e-3, 1e-2, 1e-1]}
+    swept = run.sweep(experiment, over=rates, evaluations=2)
+    assert repr(swept).startswith("Swept(rows=<3 items>, best={")
+    assert "'config.learning_rate': 0." in repr(swept)
+    assert all(len(repr(each)) < 2000 for each in (trained, loaded, swept))
+
+
+def test_pretrained_model_has_a_short_text(tmp_path):
+    folders.write_place(tmp_path)
+    (model,) = {path.parent for path in tmp_path.rglob("model.safetensors")}
+    text = repr(pretrained.load(model))
+    assert "params=<" in text
+    assert "Array(" not in text
