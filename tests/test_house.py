@@ -4,15 +4,15 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_540,
-    "shell code": 11_570,
+    "library code": 24_601,
+    "shell code": 11_590,
     "experiments code": 4_758,
     "shell import pairs": 363,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
     "ppo's closure, files": 15,
-    "ppo's closure, code": 1_870,
+    "ppo's closure, code": 1_887,
     "public without a docstring": 0,
     "README lines": 150,
     "docs words (studies aside)": 26_780,

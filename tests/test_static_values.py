@@ -248,4 +248,6 @@ def test_a_sweep_takes_arrays_and_lists_of_scalars(tmp_path, monkeypatch):
     for name, value in (("learning_rate", "1e-3"), ("num_epochs", "2"), ("early_stop", 1)):
         with pytest.raises(ConfigError, match=f"^config.{name} must be .*, got "):
             run.sweep(experiment, over={f"config.{name}": [value]})
-    run.sweep(experiment, over={"network.activation": ["tanh", "relu"]})
+    with pytest.raises(ConfigError, match=r"^draws must be an integer, got '3'"):
+        run.sweep(experiment, over={}, draws="3")
+    run.sweep(experiment, over={"network.activation": ["tanh", "relu"]}, draws=np.int64(3))

@@ -100,7 +100,11 @@ def test_wrong_parameters_of_gymnax_are_named(env_params, message):
 
 def test_parameters_of_own_environments_are_set(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("from probes import AlwaysTruncated as Mine, MatchCueContinuous\n")
+    file.write_text(
+        "import numpy as np\nfrom probes import AlwaysTruncated, Params\n\n"
+        "class Mine(AlwaysTruncated):\n"
+        "    default_params = Params(max_steps_in_episode=np.int64(5))\n"
+    )
     env = suites.make_env(f"{file}:Mine", '{"max_steps_in_episode": 3}')
     assert env.max_steps == 3
 

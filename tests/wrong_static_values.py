@@ -22,11 +22,11 @@ WRONG = [
         (f"{TESTS}test_text_and_bools_are_no_numbers[ppo]",),
     ),
     Wrong(
-        "True counts as 1 in a whole number",
+        "True counts as 1 among the choices of a number",
         "config",
         "if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):",
         "if not isinstance(value, kind):",
-        (f"{TESTS}test_text_and_bools_are_no_numbers[ppo]",),
+        (f"{TESTS}test_text_and_bools_are_no_numbers[grpo]",),
     ),
     Wrong(
         "a static float32 is widened to a double",

@@ -136,8 +136,8 @@ def with_params(name: str, env: Any, env_params: str) -> Environment:
     defaults: dict[str, Any] = {field.name: getattr(params, field.name) for field in fields}
     changed, flag = dict[str, Any](), f"env_params for {name}"
     for field, value in flags.json_object("env_params", env_params).items():
-        default = flags.lookup(flag, field, defaults)
-        if isinstance(default, jax.Array):
+        default = static_value(flag, flags.lookup(flag, field, defaults))
+        if isinstance(default, jax.Array | np.ndarray):
             check_number(f"{flag}: {field}", np.array(value))
             changed[field] = jnp.asarray(value, default.dtype)
         else:

@@ -102,7 +102,8 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
         given = with_names({**experiment.settings, **options, **over, **searched})
         argv = flags.written(given)
         sections = sections_of(flags.parse(argv, {"": Options}, partial=True)[""])
-        for each in ({name: value} for name, values in listed.items() for value in values):
+        single = [{name: value} for name, values in listed.items() for value in values]
+        for each in (with_names(options), *single):
             flags.require_kinds(each, flags.given(flags.written(each), sections))
         own = {name: value for name, value in given.items() if isinstance(value, Given)}
         return carry_out(argv, own=own)
