@@ -3,6 +3,10 @@
 A number can therefore be vmapped and changed without recompilation; a shape or a switch is part of
 the program. Each field declares its unit and range once, for the check, the command line and the
 documentation.
+
+One rule holds for every record, every factory and `run.Experiment`. A NumPy scalar or a 0-d array
+counts as the Python number that it holds. Text is not a number, a bool is not a number, and 1 is
+not a bool: each is refused by name. So is a traced value of a static field.
 """
 
 import dataclasses
@@ -121,6 +125,7 @@ def record(cls: type[Record]) -> type[Record]:
         num_steps: length of a rollout (steps; in [1, inf); default 8)
     """
     summary = inspect.cleandoc(cls.__doc__ or "")
+    cls.__post_init__ = _convert_statics  # type: ignore[attr-defined]
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     lines = (f"  {each.name}: {describe(each, default=True)}" for each in fields)
@@ -131,6 +136,49 @@ def record(cls: type[Record]) -> type[Record]:
         meta_fields=[f.name for f in fields if f.metadata["static"]],
     )
     return cls
+
+
+def _convert_statics(config: Any) -> None:
+    """Converts the static fields of a new record; see `static_value`."""
+    for field in dataclasses.fields(config):
+        if field.metadata["static"]:
+            kind = object if field.default is None else type(field.default)
+            value = static_value(field.name, getattr(config, field.name), kind)
+            object.__setattr__(config, field.name, value)
+
+
+def static_value(name: str, value: Any, kind: type = object) -> Any:
+    """Returns the Python number in a NumPy scalar or a 0-d array, and any other value as it is.
+
+    Args:
+      name: static field or argument, for the message.
+      value: any value.
+      kind: its type; `float` also takes a whole number.
+
+    Raises:
+      ConfigError: the value is traced, or of another type.
+
+    Example:
+      >>> static_value("width", np.int64(8)), static_value("discount", jnp.float32(0.9))
+      (8, 0.9)
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise ConfigError(f"{name} is static: build one program for each value")
+    if isinstance(value, np.generic | np.ndarray | jax.Array) and not value.ndim:
+        if jnp.issubdtype(value.dtype, np.floating):
+            value = float(str(value))  # 0.9 for a float32, whose double is 0.8999999761581421
+        elif _is_number(value) or value.dtype == bool:
+            value = value.item()
+    value = float(value) if kind is float and type(value) is int else value
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{name} must be of type {kind.__name__}, got {value!r}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is an `int`, a `float`, or an array of such."""
+    kinds, dtype = (np.integer, np.floating), getattr(value, "dtype", bool)
+    return type(value) in (int, float) or any(jnp.issubdtype(dtype, kind) for kind in kinds)
 
 
 def describe(field: dataclasses.Field[Any], *, default: bool = False) -> str:
@@ -149,7 +197,7 @@ def describe(field: dataclasses.Field[Any], *, default: bool = False) -> str:
 
 
 def check(config: Any) -> None:
-    """Checks every field against its range; traced values are skipped (checked before tracing).
+    """Checks every field against its range; traced numbers are skipped (checked before tracing).
 
     Args:
       config: a record; of numeric leaves that are arrays (stacked hyperparameters), every element
@@ -167,29 +215,31 @@ def check(config: Any) -> None:
             raise ConfigError(
                 f"{field.name} must be one of {', '.join(map(str, choices))}, got {value!r}"
             )
-        typed = field.metadata["static"] and field.default is not None
-        if typed and not isinstance(value, type(field.default)):
-            raise ConfigError(
-                f"{field.name} must be of type {type(field.default).__name__}, got {value!r}"
-            )
-        if within is None:
-            continue
-        try:
-            elements = np.asarray(value, dtype=np.float64).ravel().tolist()
-        except (TypeError, ValueError):
-            raise ConfigError(f"{field.name} must be a number, got {value!r}") from None
-        for element in elements:
-            if element not in within:
-                unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
-                raise ConfigError(f"{field.name} must lie in {within}{unit}, got {element:.10g}")
+        if within is not None:
+            check_number(field.name, value, within, field.metadata["unit"])
+
+
+def check_number(name: str, value: Any, within: Interval = Interval(), unit: str = "") -> None:
+    """Checks a number, or every element of an array of numbers.
+
+    Raises:
+      ConfigError: the value is text, a bool or another object, or not in `within`.
+    """
+    if not _is_number(value):
+        raise ConfigError(f"{name} must be a number, got {value!r}")
+    for element in np.asarray(value, np.float64).ravel().tolist():
+        if element not in within:
+            shown = f"{within} {unit}".rstrip()
+            raise ConfigError(f"{name} must lie in {shown}, got {element:.10g}")
 
 
 def check_size(name: str, value: Any, within: Interval = COUNT) -> int:
     """Returns an integer of Python, NumPy or JAX as an `int`.
 
     Raises:
-      ConfigError: the value is not an integer in `within`.
+      ConfigError: the value is traced, or is not an integer in `within`.
     """
+    value = static_value(name, value)
     try:
         size = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked
 from jaxrl_po.advantages import informative
-from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size, static_value
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem
 
@@ -102,7 +102,10 @@ def dynamic_sampling(
       >>> batch.score.shape, bool((batch.score[:, 0] != batch.score[:, 1]).all())
       ((3, 2), True)
     """
-    check_arguments(problem, max_generation_batches, carry_surplus, num_groups)
+    max_generation_batches = check_size("max_generation_batches", max_generation_batches)
+    num_groups = check_size("num_groups", num_groups, NON_NEGATIVE)
+    carry_surplus = static_value("carry_surplus", carry_surplus, bool)
+    require_one_age(problem, carry_surplus)
 
     def generate(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -156,17 +159,13 @@ def dynamic_sampling(
     return problem._replace(init=init, collect=collect, facts=facts)
 
 
-def check_arguments(
-    problem: Problem, max_generation_batches: int, carry_surplus: bool, num_groups: int
-) -> None:
-    """Raises ConfigError for an argument of `dynamic_sampling` that is out of its range."""
-    check_size("max_generation_batches", max_generation_batches)
+def require_one_age(problem: Problem, carry_surplus: bool) -> None:
+    """Raises ConfigError for a surplus that is carried where rows are already of another age."""
     if carry_surplus and problem.facts.staleness:
         raise ConfigError(
             f"carry_surplus must be off with staleness = {problem.facts.staleness}: what is "
             "carried would be of another age"
         )
-    check_size("num_groups", num_groups, NON_NEGATIVE)
 
 
 def require_scored_groups(batch: Batch) -> None:

@@ -180,10 +180,6 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
         (["--env=gymnasium:CartPole-v1", '--env_params={"max_episode_steps": 0}'], "positive"),
         (["--env=gymnasium:CartPole-v1", '--env_params={"render_mode": 5}'], "endswith"),
         (["--env=gymnasium:Endless-v0"], "must bound its episodes"),
-        (
-            ["--env=CartPole-v1", "--env_params={}"],
-            "--env_params is for environments of another suite",
-        ),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_compiles(tmp_path, flags, message):

@@ -12,7 +12,7 @@ LIMITS = {
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
     "ppo's closure, files": 15,
-    "ppo's closure, code": 1_884,
+    "ppo's closure, code": 1_910,
     "public without a docstring": 0,
     "README lines": 150,
     "docs words (studies aside)": 26_858,

@@ -4,9 +4,16 @@ import sys
 import types
 from importlib.metadata import version
 
+import gymnax
+import jax
+import numpy as np
 import pytest
+import tiny
 
-from jaxrl_po.run.experiment import suites
+from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run.experiment import control, earlier, suites
+from jaxrl_po.run.experiment.flags import UsageError
 
 SPARED = """
 import sys
@@ -55,3 +62,56 @@ def test_seaborn_is_imported_when_something_of_it_is_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "seaborn", real)
     suites.import_gymnax()
     assert given[1] is real
+
+
+def test_parameters_of_gymnax_environments_are_set():
+    env = suites.make_env("CartPole-v1", '{"max_steps_in_episode": 7, "gravity": 0}')
+    assert env.max_steps == 7
+    key = jax.random.key(0)
+    state = env.reset(key)[1]
+    plain, default = gymnax.make("CartPole-v1")
+    moved = default.replace(gravity=0.0, max_steps_in_episode=7)
+    expected = plain.step(key, state, 1, moved)[0]
+    np.testing.assert_array_equal(env.step(key, state, 1)[1].observation, expected)
+    assert np.abs(expected - plain.step(key, state, 1, default)[0]).max() > 1e-4
+    torques = '{"available_torque": [-2, 0, 2]}'
+    assert suites.make_env("Acrobot-v1", torques).spaces.num_actions == 3
+    assert suites.make_env("CartPole-v1", "{}").max_steps == 500
+
+
+@pytest.mark.parametrize(
+    ("env_params", "message"),
+    [
+        ('{"gravty": 1}', " for CartPole-v1 has no 'gravty'; did you mean gravity"),
+        ('{"gravity": "9.8"}', " for CartPole-v1: gravity must be of type float, got '9.8'"),
+        ('{"gravity": true}', " for CartPole-v1: gravity must be of type float"),
+        ('{"gravity": [1, [2]]}', " for CartPole-v1: gravity must be of type float"),
+        ('{"max_steps_in_episode": 1.5}', ".*: max_steps_in_episode must be of type int"),
+        ('{"max_steps_in_episode": 0}', ".*: max_steps_in_episode must be a whole number"),
+        ("[1]", " must be a JSON object"),
+    ],
+)
+def test_wrong_parameters_of_gymnax_are_named(env_params, message):
+    with pytest.raises((UsageError, ConfigError), match=f"^(--)?env(_params)?{message}"):
+        suites.make_env("CartPole-v1", env_params)
+    with pytest.raises(ConfigError, match="available_torque must be a number"):
+        suites.make_env("Acrobot-v1", '{"available_torque": ["x"]}')
+
+
+def test_parameters_of_own_environments_are_set(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np\nfrom probes import AlwaysTruncated, Params\n\n"
+        "class Mine(AlwaysTruncated):\n"
+        "    default_params = Params(max_steps_in_episode=np.int64(5))\n"
+    )
+    env = suites.make_env(f"{file}:Mine", '{"max_steps_in_episode": 3}')
+    assert env.max_steps == 3
+
+
+def test_a_command_trains_and_evaluates_with_parameters(tmp_path, written_down):
+    flags = ['--env_params={"max_steps_in_episode": 9}', "--seeds=1", f"--out={tmp_path / 'run'}"]
+    written_down(launch.control, [*tiny.CONTROL, *flags])
+    records = earlier.read(control.SCRIPT, "run", str(tmp_path / "run"))
+    assert records[""].env_params == '{"max_steps_in_episode": 9}'
+    assert control.build_problem(records, None).env.max_steps == 9

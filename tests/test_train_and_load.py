@@ -352,7 +352,7 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
     assert experiment.settings == {"task": "addition", "algorithm": "grpo", "task.num_digits": 1}
     assert run.Experiment(algorithm="trpo").script == "control"
     assert experiment == run.Experiment(
-        over={"task.num_digits": "1"}, algorithm="grpo", task="addition"
+        over={"task.num_digits": 1}, algorithm="grpo", task="addition"
     )
     with pytest.raises(dataclasses.FrozenInstanceError):
         experiment.script = "control"

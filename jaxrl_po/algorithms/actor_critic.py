@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -194,10 +193,12 @@ def choose_advantage(config: Estimation, problem: Problem, given: Advantage | No
 
     def checked(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
         result, shape = given(trajectory), trajectory.reward.shape
-        wanted = f"advantage must return (advantage, target), each {list(shape)}, as its reward"
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise ConfigError(f"{wanted}, got {surrogates.form(result)}")
-        chex.assert_shape(result, shape, custom_message=wanted)
+        pair = isinstance(result, tuple) and len(result) == 2
+        if not pair or any(surrogates.shape_of(x) != shape for x in result):
+            raise ConfigError(
+                f"advantage must return (advantage, target), each {list(shape)}, as its reward, "
+                f"got {surrogates.form(result)}"
+            )
         return result
 
     return checked

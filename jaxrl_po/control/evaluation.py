@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import ConfigError, check_size
+from jaxrl_po.config import ConfigError, check_size, static_value
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.environment import Environment, adapt
@@ -48,6 +48,7 @@ def make_evaluate(
         `max_steps` nor the environment bounds the length of an episode.
     """
     num_episodes = check_size("num_episodes", num_episodes)
+    greedy = static_value("greedy", greedy, bool)
     environment = adapt(env, env_params)
     bound = environment.max_steps if max_steps is None else check_size("max_steps", max_steps)
     if bound is None:

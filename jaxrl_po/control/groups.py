@@ -75,7 +75,9 @@ def make_groups(
       >>> bool((batch.score == batch.mask.sum(1).reshape(2, 3)).all())  # a reward of 1 per step
       True
     """
-    check(GroupSettings(num_prompts=num_prompts, group_size=group_size, num_steps=num_steps))
+    sizes = GroupSettings(num_prompts=num_prompts, group_size=group_size, num_steps=num_steps)
+    check(sizes)
+    num_prompts, group_size, num_steps = sizes.num_prompts, sizes.group_size, sizes.num_steps
     environment = adapt(env, env_params)
     target = target or backend.here()
     policy = policy_module(environment.spaces, network, policy, target=target)

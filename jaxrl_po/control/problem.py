@@ -113,11 +113,18 @@ def make_problem(
       >>> batch.inputs.shape, batch.reward.shape
       ((2, 3, 4), (2, 3))
     """
-    check(Settings(num_envs=num_envs, num_steps=num_steps, reward_discount=reward_discount))
-    target = target or backend.here()
-    statistics = Statistics(
-        normalize_observations, scale_rewards, reward_discount, target, axis_name
+    settings = Settings(
+        num_envs=num_envs,
+        num_steps=num_steps,
+        normalize_observations=normalize_observations,
+        scale_rewards=scale_rewards,
+        reward_discount=reward_discount,
     )
+    check(settings)
+    num_envs, num_steps = settings.num_envs, settings.num_steps
+    target = target or backend.here()
+    kept = settings.normalize_observations, settings.scale_rewards, settings.reward_discount
+    statistics = Statistics(*kept, target, axis_name)
     environment = adapt(env, env_params)
     spaces = environment.spaces
     modules = choose_modules(spaces, policy, critic, actor_critic, network, target=target)

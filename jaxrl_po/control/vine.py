@@ -113,10 +113,11 @@ def make_vine(
         discount=discount,
     )
     check(sizes)
-    if num_states > num_steps:
+    num_envs, num_branches = sizes.num_envs, sizes.num_branches
+    if sizes.num_states > sizes.num_steps:
         raise ConfigError(
-            f"num_states must be at most num_steps = {num_steps}, the states of a trunk, "
-            f"got {num_states}"
+            f"num_states must be at most num_steps = {sizes.num_steps}, the states of a trunk, "
+            f"got {sizes.num_states}"
         )
     environment = adapt(env, env_params)
     branches = count_branches(environment.spaces.num_actions, num_branches)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import variables
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError, check
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, check, check_size
 from jaxrl_po.language import lora, unembedding
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.sampling import Decoding
@@ -20,9 +20,9 @@ def check_budget(task: AnyTask, max_new_tokens: int) -> int:
     """The token budget; 0 takes the length of the task's longest answer.
 
     Raises:
-      ConfigError: a budget below that length.
+      ConfigError: a budget below that length, or one that is no whole number.
     """
-    budget = max_new_tokens or task.answer_length
+    budget = check_size("max_new_tokens", max_new_tokens, NON_NEGATIVE) or task.answer_length
     if budget < task.answer_length:
         raise ConfigError(
             f"max_new_tokens must be at least {task.answer_length}, the longest answer of "
@@ -33,10 +33,12 @@ def check_budget(task: AnyTask, max_new_tokens: int) -> int:
 
 def check_decoding(task: AnyTask, model: Transformer, decoding: Decoding) -> Decoding:
     """The decoding with its budget; raises ConfigError unless it fits the task and the model."""
-    check(Sampling(**decoding._asdict()))
+    settings = Sampling(**decoding._asdict())
+    check(settings)
     check_vocabulary(task, model)
-    check_top_k(decoding.top_k, model)
-    return decoding._replace(max_new_tokens=check_budget(task, decoding.max_new_tokens))
+    check_top_k(settings.top_k, model)
+    budget = check_budget(task, settings.max_new_tokens)
+    return settings.decoding._replace(max_new_tokens=budget)
 
 
 def check_vocabulary(task: AnyTask, model: Transformer, name: str = "") -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import POSITIVE, ConfigError, check_size
+from jaxrl_po.config import POSITIVE, ConfigError, check_number, check_size, static_value
 from jaxrl_po.types import PyTree
 
 ATTENTION = ("query", "key", "value", "out")
@@ -41,8 +41,7 @@ class Lora(NamedTuple):
     def validate(self) -> None:
         """Raises ConfigError for a rank or alpha out of range, or a target that is no matrix."""
         check_size("rank", self.rank)
-        if self.alpha not in POSITIVE:
-            raise ConfigError(f"alpha must lie in {POSITIVE}, got {self.alpha}")
+        check_number("alpha", static_value("alpha", self.alpha), POSITIVE)
         unknown = [name for name in self.targets if name not in EVERY]
         if unknown or not self.targets:
             raise ConfigError(

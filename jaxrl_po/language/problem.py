@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_po import lengths, masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, check, static_value
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import check_budget
 from jaxrl_po.language.mismatch import AUTO, Sampler
@@ -120,12 +120,7 @@ def make_problem(
       ((6, 3), (2, 3))
     """
     check_lengths(task)
-    if process_reward and not verify:
-        raise ConfigError(
-            "process_reward has no effect unless the verifier gives the reward (--reward=verifier, "
-            "or verify): it is its credit for each token"
-        )
-    budget = check_budget(task, max_new_tokens)
+    budget, verify = check_budget(task, max_new_tokens), static_value("verify", verify, bool)
     settings = Settings(
         num_prompts=num_prompts,
         group_size=group_size,
@@ -138,11 +133,17 @@ def make_problem(
         process_reward=process_reward,
         prompt_set=prompt_set,
     )
+    check(settings)
+    if settings.process_reward and not verify:
+        raise ConfigError(
+            "process_reward has no effect unless the verifier gives the reward (--reward=verifier, "
+            "or verify): it is its credit for each token"
+        )
     networks = make_networks(
         task, model, critic, settings, budget, sampler, initial=initial, warm=warm, target=target
     )
     collect = _make_collect(task, networks, settings, sampler, verify=verify)
-    facts = Facts(_drawn_from(task, prompt_set).strata, staleness=sampler.staleness)
+    facts = Facts(_drawn_from(task, settings.prompt_set).strata, staleness=sampler.staleness)
     shorten = shorten_after(task.prompt_length) if budget >= CUT else None
     return problem_of(networks, collect, facts, shorten)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import Interval, check_size
+from jaxrl_po.config import Interval, check_size, static_value
 from jaxrl_po.language.dialogue import Dialogue, Reply
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.types import Prompt
@@ -72,8 +72,9 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
     Raises:
       ConfigError: an argument outside its range.
     """
-    check_size("num_digits", num_digits, Interval(1, MAX_DIGITS))
-    check_size("max_turns", max_turns, Interval(1, 64))
+    num_digits = check_size("num_digits", num_digits, Interval(1, MAX_DIGITS))
+    tool = static_value("tool", tool, bool)
+    max_turns = check_size("max_turns", max_turns, Interval(1, 64))
     tokenizer = make_tokenizer("0123456789+=?!")
     zero, plus, equals, wrong = (tokenizer.ids[c] for c in "0+=!")
     places, size = num_digits + 1, 2 * num_digits + 2

@@ -54,8 +54,8 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
     Raises:
       ConfigError: an argument outside its range.
     """
-    check_size("numbers", numbers, Interval(2, 10**DIGITS))
-    check_size("max_turns", max_turns, Interval(1, 100))
+    numbers = check_size("numbers", numbers, Interval(2, 10**DIGITS))
+    max_turns = check_size("max_turns", max_turns, Interval(1, 100))
     tokenizer = make_tokenizer("0123456789?<>!")
     zero, lower, higher, wrong = (tokenizer.ids[c] for c in "0<>!")
     start = Prompt(jnp.asarray(tokenizer.encode("?"), jnp.int32), jnp.int32(0))

@@ -59,9 +59,9 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
     Raises:
       ConfigError: an argument outside its range.
     """
-    check_size("length", length, Interval(1, 6))
-    check_size("symbols", symbols, Interval(2, 10))
-    check_size("max_turns", max_turns, Interval(1, 64))
+    length = check_size("length", length, Interval(1, 6))
+    symbols = check_size("symbols", symbols, Interval(2, 10))
+    max_turns = check_size("max_turns", max_turns, Interval(1, 64))
     check_size("symbols ** length", symbols**length, Interval(2, MAX_CODES))
     tokenizer = make_tokenizer(ALPHABET + ">!")
     zero, wrong = tokenizer.ids["0"], tokenizer.ids["!"]

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import Interval, check_size
+from jaxrl_po.config import Interval, check_size, static_value
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.text import (
     LOWEST_FIRST,
@@ -45,7 +45,9 @@ def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) ->
       >>> len(text), float(task.score(prompt.problem, task.demonstrate(prompt.problem)))
       (6, 1.0)
     """
-    check_size("num_digits", num_digits, Interval(1, MAX_DIGITS))
+    num_digits = check_size("num_digits", num_digits, Interval(1, MAX_DIGITS))
+    zero_pad = static_value("zero_pad", zero_pad, bool)
+    reverse = static_value("reverse", reverse, bool)
     tokenizer = make_tokenizer("0123456789+=")
     plus, equals = literal("+", tokenizer), literal("=", tokenizer)
     prompt_length, answer_length = 2 * num_digits + 2, num_digits + 2

@@ -65,9 +65,9 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
       >>> float(task.score(prompt.problem, prompt.problem.solution))
       1.0
     """
-    check_size("num_numbers", num_numbers, Interval(2, MAX_NUMBERS))
+    num_numbers = check_size("num_numbers", num_numbers, Interval(2, MAX_NUMBERS))
     largest = max(n for n in range(2, 46_341) if n**num_numbers <= LARGEST)
-    check_size("max_number", max_number, Interval(2, largest))
+    max_number = check_size("max_number", max_number, Interval(2, largest))
     tokenizer = make_tokenizer("0123456789" + OPERATORS + ",>=")
     places = len(str(max_number))
     prompt_length = num_numbers * (places + 1) + places + 2

@@ -38,7 +38,7 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
       >>> len({few.tokenizer.decode(few.sample(key, False).tokens.tolist()) for key in keys})
       3
     """
-    check_size("prompt_set", size, COUNT)
+    size = check_size("prompt_set", size, COUNT)
     row = task.row
 
     def numbered(index: jax.Array, prompt: Prompt) -> Prompt:

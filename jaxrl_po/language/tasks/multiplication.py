@@ -50,7 +50,7 @@ def multiplication(num_digits: int) -> Task:
       >>> task.tokenizer.decode(tokens.tolist())
       '840+0630:8040#8040'
     """
-    check_size("num_digits", num_digits, Interval(1, MAX_FACTOR_DIGITS))
+    num_digits = check_size("num_digits", num_digits, Interval(1, MAX_FACTOR_DIGITS))
     tokenizer = make_tokenizer("0123456789*=+:#")
     draw = make_draw([(0, 10**num_digits)] * 2, canonical=jnp.sort, advice="raise num_digits")
     name = f"{num_digits}-digit multiplication"

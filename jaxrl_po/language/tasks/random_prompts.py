@@ -58,9 +58,9 @@ def random_prompts(vocabulary: int, prompt_tokens: int = 64, answer_tokens: int 
     Raises:
       ConfigError: an argument outside its range.
     """
-    check_size("vocabulary", vocabulary, Interval(10))
-    check_size("prompt_tokens", prompt_tokens, COUNT)
-    check_size("answer_tokens", answer_tokens, COUNT)
+    vocabulary = check_size("vocabulary", vocabulary, Interval(10))
+    prompt_tokens = check_size("prompt_tokens", prompt_tokens, COUNT)
+    answer_tokens = check_size("answer_tokens", answer_tokens, COUNT)
     words = Words(vocabulary)
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:

@@ -45,9 +45,9 @@ def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
       >>> task.tokenizer.decode(task.demonstrate(problem).tolist())
       '..3489#9'
     """
-    check_size("length", length, Interval(2, MAX_LENGTH))
-    check_size("modulus", modulus, Interval(2, 10))
-    check_size("max_filler", max_filler, Interval(0, MAX_FILLER))
+    length = check_size("length", length, Interval(2, MAX_LENGTH))
+    modulus = check_size("modulus", modulus, Interval(2, 10))
+    max_filler = check_size("max_filler", max_filler, Interval(0, MAX_FILLER))
     tokenizer = make_tokenizer("0123456789=#.")
     zero, dots = tokenizer.ids["0"], literal("." * max_filler, tokenizer)
     draw = make_draw([(0, 10)] * length, canonical=jnp.sort, advice="raise length")

@@ -32,8 +32,8 @@ def sorting(length: int, *, symbols: int = 10) -> Task:
       >>> task.tokenizer.decode(task.demonstrate(jnp.array([3, 1, 4, 2], jnp.uint32)).tolist())
       '1234'
     """
-    check_size("length", length, Interval(2, MAX_LENGTH))
-    check_size("symbols", symbols, Interval(2, 10))
+    length = check_size("length", length, Interval(2, MAX_LENGTH))
+    symbols = check_size("symbols", symbols, Interval(2, 10))
     tokenizer = make_tokenizer("0123456789"[:symbols] + "=")
     draw = make_draw([(0, symbols)] * length, canonical=jnp.sort, advice="raise length or symbols")
 

@@ -7,7 +7,6 @@ arguments (prompts, completions, columns of the task) and returns a number per c
 
 import functools
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, check_number
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.problem import give_reward
 from jaxrl_po.language.tasks import Task
@@ -406,10 +405,7 @@ def check(rewards: Sequence[Reward]) -> None:
             )
         if place.endswith(".py") and not Path(place).is_file():
             raise ConfigError(f"reward={reward.source}: there is no file {place}")
-        if not math.isfinite(reward.weight):
-            raise ConfigError(
-                f"reward_weights must be finite, got {reward.weight} for {reward.name}"
-            )
+        check_number("reward_weights", reward.weight)
         if names.count(reward.name) > 1:
             raise ConfigError(
                 f"reward names {reward.name} twice: give the functions different names"

@@ -87,8 +87,9 @@ class Options(RunOptions):
     )
     env_params: str = static(
         "",
-        "arguments of an environment of another suite, a JSON object: for envpool.make or "
-        "gymnasium.make_vec, or those of jaxrl_po.control.adapters",
+        "arguments of the environment, a JSON object: fields of the default parameters of one of "
+        "gymnax or of your own, or arguments of jaxrl_po.control.adapters, envpool.make or "
+        "gymnasium.make_vec",
     )
     policy: str = static(
         "", "a Flax module of your own as file.py:Name, in place of the policy of --network"
@@ -125,11 +126,6 @@ class Options(RunOptions):
             )
         if self.demonstrations and vector_envs.is_host(self.env):
             raise ConfigError(f"demonstrations must be left out with env={self.env}: it is for JAX")
-        if self.env_params and not vector_envs.is_host(self.env) and not suites.is_suite(self.env):
-            raise ConfigError(
-                "env_params is for environments of another suite, such as envpool:Name or "
-                f"{next(iter(suites.SUITES))}:Name, not for env={self.env}"
-            )
         for name in ("distributed", "deterministic", "reproducible"):
             if getattr(self, name) and vector_envs.is_host(self.env):
                 raise ConfigError(

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
-import numpy as np
-
+from jaxrl_po import config
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run.experiment import control, flags, language, models, plan, user_code
@@ -73,6 +72,7 @@ class Experiment:
         if options.resume:  # the method of the run that is resumed decides which flags there are
             options = flags.fill(asked, top, stored=stored)[""]
         settings = flags.given(argv, plan.sections_of(script, options)) | own
+        flags.require_kinds(given, settings)
         plan.fill(script, settings, stored)
         object.__setattr__(self, "script", script.name)
         object.__setattr__(self, "settings", MappingProxyType(settings))
@@ -91,9 +91,12 @@ class Experiment:
 
 def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of flags, with names for objects; raises ConfigError for one that no flag takes."""
-    named = dict(values)
-    for name, value in values.items():
-        plain = isinstance(value, int | float | np.generic | str | list | tuple | os.PathLike)
+    named = {name: config.static_value(name, value) for name, value in values.items()}
+    weights = named.get("reward_weights")
+    for weight in weights if isinstance(weights, list | tuple) else ():
+        config.check_number("reward_weights", weight)
+    for name, value in named.items():
+        plain = isinstance(value, int | float | str | list | tuple | os.PathLike)
         if not plain or isinstance(value, AnyTask):
             if name not in user_code.FLAGS:
                 raise ConfigError(

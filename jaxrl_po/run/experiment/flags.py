@@ -180,6 +180,28 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
     return {name: values[name].value for name in types if values[name].present}
 
 
+def require_kinds(given: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    """Refuses text for a number, and anything but a bool for a switch, among values from Python.
+
+    Args:
+      given: flag name to the value given.
+      read: flag name to the value of the flag.
+
+    Raises:
+      UsageError: names the first flag with a value of another kind.
+
+    Example:
+      >>> require_kinds({"seeds": "4"}, {"seeds": 4})
+      Traceback (most recent call last):
+      jaxrl_po...UsageError: --seeds must be an integer, got '4'
+    """
+    for name, value in given.items():
+        kind = type(read.get(name))
+        text = kind in (int, float) and isinstance(value, str)
+        if text or (kind is bool and not isinstance(value, bool)):
+            raise UsageError(f"--{name} must be {_TYPES[kind][1]}, got {value!r}")
+
+
 def _checked(record: type, fields: Values, assumed: Values) -> Any:
     """The checked record; `assumed` values that `fields` make ineffective are dropped.
 

@@ -64,8 +64,8 @@ def plan_of(
     eval_every: int = 5,
 ) -> Plan:
     """The plan of a user's learner; see `train`."""
-    check_size("iterations", iterations, NON_NEGATIVE)
-    check_size("steps_per_iteration", steps_per_iteration)
+    iterations = check_size("iterations", iterations, NON_NEGATIVE)
+    steps_per_iteration = check_size("steps_per_iteration", steps_per_iteration)
     if score and evaluate is None:
         raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
     total = iterations * steps_per_iteration
@@ -74,16 +74,17 @@ def plan_of(
         **lasting, log_every=log_every, out=str(out), resume=resume, overwrite=overwrite
     )
     config.check(options)
+    lasting = {name: getattr(options, name) for name in lasting}
     stored = _earlier(options, iterations)
     before = stored.get("resolved", {})
     settings: dict[str, Any] = {
         **lasting,
         "steps_per_iteration": steps_per_iteration,
-        "log_every": log_every or stored.get("log_every") or max(1, iterations // LINES),
+        "log_every": options.log_every or stored.get("log_every") or max(1, iterations // LINES),
         "score": score,
     }
     folder.require_same(settings, stored, str(out))
-    placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
+    placement = parallel.choose("auto", num_seeds=options.seeds, num_rows=1)
     setup = assembly.Setup(learner, evaluate, score)
     job = assembly.make_job(
         setup,
@@ -110,7 +111,10 @@ def plan_of(
         placement=placement,
         job=job,
         unit="iterations" if steps_per_iteration == 1 else "steps",
-        notes=[*_on_one_core(seeds), *provenance.note(provenance.differences(now, before))],
+        notes=[
+            *_on_one_core(options.seeds),
+            *provenance.note(provenance.differences(now, before)),
+        ],
     )
 
 

@@ -1,6 +1,7 @@
 """gymnax, and environments of other suites by name: `brax:hopper`, `jumanji:Snake-v1`."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import io
@@ -9,8 +10,12 @@ import types
 import warnings
 from typing import Any
 
-from jaxrl_po.config import ConfigError
-from jaxrl_po.control.environment import Environment
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.config import ConfigError, check_number, static_value
+from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.flags import UsageError
 
@@ -88,7 +93,12 @@ def make(name: str, env_params: str = "") -> Environment:
 
 
 def make_env(name: str, env_params: str = "") -> Any:
-    """A registered environment, or that of `file.py:Name` or `suite:Name`.
+    """Makes a registered environment, or that of `file.py:Name` or `suite:Name`.
+
+    Args:
+      name: value of `--env`.
+      env_params: JSON object with arguments of the suite's adapter, or with fields of the
+        environment's `default_params`; or empty.
 
     Raises:
       UsageError: there is none of that name, or the file or the arguments cannot be used.
@@ -96,12 +106,40 @@ def make_env(name: str, env_params: str = "") -> Any:
     if is_suite(name):
         return make(name, env_params)
     if user_code.is_source(name):
-        return user_code.make("env", name)
-    gymnax = import_gymnax()
-    flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
-    try:
-        return gymnax.make(name)[0]
-    except OSError as error:
-        raise UsageError(
-            f"--env={name} downloads its data, which cannot be had here: {error}"
-        ) from None
+        env = user_code.make("env", name)
+    else:
+        gymnax = import_gymnax()
+        flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
+        try:
+            env = gymnax.make(name)[0]
+        except OSError as error:
+            raise UsageError(
+                f"--env={name} downloads its data, which cannot be had here: {error}"
+            ) from None
+    return with_params(name, env, env_params) if env_params else env
+
+
+def with_params(name: str, env: Any, env_params: str) -> Environment:
+    """Returns the environment with other values in fields of its `default_params`.
+
+    Args:
+      name: value of `--env`, for messages.
+      env: see `control.adapt`.
+      env_params: JSON object, field to value.
+
+    Raises:
+      UsageError: the parameters lack a field.
+      ConfigError: a value is of another type than the field's default.
+    """
+    params: Any = getattr(env, "default_params", None)
+    fields = dataclasses.fields(params) if dataclasses.is_dataclass(params) else ()
+    defaults: dict[str, Any] = {field.name: getattr(params, field.name) for field in fields}
+    changed, flag = dict[str, Any](), f"env_params for {name}"
+    for field, value in flags.json_object("env_params", env_params).items():
+        default = static_value(flag, flags.lookup(flag, field, defaults))
+        if isinstance(default, jax.Array | np.ndarray):
+            check_number(f"{flag}: {field}", np.array(value))
+            changed[field] = jnp.asarray(value, default.dtype)
+        else:
+            changed[field] = static_value(f"{flag}: {field}", value, type(default))
+    return adapt(env, dataclasses.replace(params, **changed) if changed else None)

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
 from jaxrl_po.run.devices import parallel
@@ -95,16 +97,23 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
     if not isinstance(experiment, Experiment) or experiment.script != control.SCRIPT.name:
         raise ConfigError("experiment must be an Experiment in control: run.Experiment(env=…)")
     for name, values in over.items():
-        if not isinstance(values, str | list | tuple):
+        if not isinstance(values, str | list | tuple) and np.ndim(values) != 1:
             raise ConfigError(f"over: {name} must have a list of values or a text, got {values!r}")
-    searched = {
-        name: values if isinstance(values, str) else ",".join(map(flags.shown, values))
+    listed = {
+        name: [config.static_value(name, value) for value in values]
         for name, values in over.items()
+        if not isinstance(values, str)
     }
+    searched = {name: ",".join(map(flags.shown, values)) for name, values in listed.items()}
     with flags.as_arguments():
-        given = with_names({**experiment.settings, **options, **searched})
+        given = with_names({**experiment.settings, **options, **over, **searched})
+        argv = flags.written(given)
+        sections = sections_of(flags.parse(argv, {"": Options}, partial=True)[""])
+        single = [{name: value} for name, values in listed.items() for value in values]
+        for each in (with_names(options), *single):
+            flags.require_kinds(each, flags.given(flags.written(each), sections))
         own = {name: value for name, value in given.items() if isinstance(value, Given)}
-        return carry_out(flags.written(given), own=own)
+        return carry_out(argv, own=own)
 
 
 def carry_out(
