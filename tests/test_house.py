@@ -4,7 +4,7 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_540,
+    "library code": 24_543,
     "shell code": 11_570,
     "experiments code": 4_758,
     "shell import pairs": 363,
@@ -12,10 +12,10 @@ LIMITS = {
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
     "ppo's closure, files": 15,
-    "ppo's closure, code": 1_870,
+    "ppo's closure, code": 1_878,
     "public without a docstring": 0,
     "README lines": 150,
-    "docs words (studies aside)": 26_780,
+    "docs words (studies aside)": 26_818,
 }
 
 
