@@ -62,13 +62,11 @@ def make(
     def init(key: jax.Array) -> TrainState:
         problem_key, key = jax.random.split(key)
         params, collector = problem.init(problem_key)
-        if problem.facts.staleness:
-            earlier = jax.tree.map(
-                lambda x: jnp.repeat(x[None], problem.facts.staleness, axis=0), params.policy
-            )
+        if staleness := problem.facts.staleness:
+            earlier = jax.tree.map(lambda x: jnp.repeat(x[None], staleness, 0), params.policy)
             collector = collector.add(replicated={EARLIER_POLICIES: earlier})
-        return TrainState(
-            params=params,
+        state = TrainState(
+            params=params._replace(frozen=None),
             opt_state=init_optimizer(params.trained()),
             reference_params=init_reference(params),
             kl_coefficient=jnp.asarray(kl_coefficient, jnp.float32),
@@ -76,6 +74,9 @@ def make(
             key=key,
             step=jnp.int32(0),
         )
+        # The state can be donated: its leaves share no buffer with each other, as policy and
+        # reference would, or with arrays of the user. Under `jax.jit` nothing is copied.
+        return jax.tree.map(jnp.copy, state).with_frozen(params.frozen)
 
     def collect(state: TrainState, key: jax.Array) -> tuple[CollectorState, Batch]:
         if not problem.facts.staleness:

@@ -280,7 +280,7 @@ class TrainState(NamedTuple):
       reference_params: frozen policy parameters, or None.
       kl_coefficient: `[]`, float32, β of an adaptive penalty; 0 without one.
       collector: what `collect` carries.
-      key: typed PRNG key, `[]`.
+      key: PRNG key, typed `[]` or raw `uint32`, as `init` got it.
       step: `[]`, int32, completed iterations.
     """
 
@@ -292,6 +292,25 @@ class TrainState(NamedTuple):
     key: jax.Array
     step: jax.Array
 
+    def with_frozen(self, frozen: PyTree) -> "TrainState":
+        """Returns the state with these frozen parameters; None takes them out.
+
+        Raises:
+          ConfigError: a program has deleted them, to which they were donated.
+        """
+        return self._replace(params=self.params._replace(frozen=undonated(frozen)))
+
+
+def undonated(frozen: PyTree) -> PyTree:
+    """Returns its argument; raises ConfigError if a donation has deleted one of the arrays."""
+    arrays = (x for x in jax.tree.leaves(frozen) if isinstance(x, jax.Array))
+    if any(not isinstance(x, jax.core.Tracer) and x.is_deleted() for x in arrays):
+        raise ConfigError(
+            "frozen parameters must stay out of donations, and these were donated: load them "
+            "again, donate state.with_frozen(None), and pass state.params.frozen beside it"
+        )
+    return frozen
+
 
 class Learner(NamedTuple):
     """A method on a problem: three pure functions, to be jitted, vmapped, scanned and sharded.
@@ -302,7 +321,9 @@ class Learner(NamedTuple):
 
     Attributes:
       init: `init(key) -> TrainState`; consumes `key`. It takes a third of the time under `jax.jit`,
-        but where a pretrained model's parameters would be constants of the program.
+        but where a pretrained model's parameters would be constants of the program. The state may
+        be donated: it shares no array with the problem or the user, but for a frozen base or
+        teacher, which is never copied: donate `state.with_frozen(None)`, see `docs/pretrained.md`.
       sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics
         pooled over devices.
       update: `update(state, batch) -> (state, metrics)`: estimate and improve.

@@ -10,10 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import provenance
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 from jaxrl_po.version import __version__
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
@@ -195,3 +197,17 @@ def test_xla_hears_it(tmp_path):
     options = [path.read_text() for path in dump.glob("*debug_options")]
     assert options
     assert all("xla_gpu_deterministic_ops: true" in text for text in options)
+
+
+def test_of_arrays_only_frozen_ones_are_the_program():
+    def program(policy, base):
+        policy, base = jnp.full(2, policy), jnp.full(2, base)
+
+        def init(key):
+            params = ActorCritic(jnp.copy(policy), frozen=base)
+            return TrainState(params, None, None, policy[0], CollectorState({}), key, policy[1])
+
+        return provenance.program(Learner(init, lambda state: (state, None), lambda *pair: pair))
+
+    assert program(0.0, 0.0) == program(1.0, 0.0)
+    assert program(0.0, 0.0) != program(0.0, 1.0)

@@ -13,12 +13,14 @@ import numpy as np
 import optax
 import pytest
 from gymnax.environments import spaces
+from learners import make
 from probes import tabular_problem
 
 from jaxrl_po import control, language, learner, updates
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.control import unroll
 from jaxrl_po.distributions import Categorical
+from jaxrl_po.language import reward_model, sampling
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import Samples
 
@@ -218,3 +220,71 @@ def test_no_two_iterations_sample_the_same():
         state, _ = update(state, batch)
     assert len(seen) == 4
     assert len(np.unique(np.asarray(batch.action), axis=0)) > 16
+
+
+def as_raw(keys):
+    """Keys as `jax.random.PRNGKey` makes them."""
+    return jax.random.key_data(keys)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [
+        *(("ppo", "everything"), ("trpo", "vine"), ("dapo-carry", "groups")),
+        *(("ppo-reference", "learned"), ("dapo", "dialogue")),
+    ],
+)
+def test_a_step_keeps_a_raw_key(algorithm, problem):
+    learner = make(algorithm, problem)
+    keys = as_raw(jax.random.split(jax.random.key(0)))
+    state = jax.eval_shape(jax.vmap(learner.init), keys)
+    assert (state.key.dtype, state.key.shape) == (jnp.uint32, keys.shape)
+    after, _ = jax.eval_shape(jax.vmap(learner.step), state)
+    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
+
+
+def test_raw_keys_draw_the_tokens_of_typed_ones():
+    def drawn(keys):
+        members = sampling.member_keys(keys, 2)
+        return sampling.draw(logits, members, jnp.int32(1), decoding, greedy=False, noise=0.1)[0]
+
+    decoding = sampling.Decoding(2)
+    logits = jnp.zeros((6, 1000))
+    keys = jax.random.split(jax.random.key(0), 3)
+    np.testing.assert_array_equal(drawn(as_raw(keys)), drawn(keys))
+
+
+TASKS = {"task": language.tasks.addition(1), "dialogue": language.dialogues.higher_lower(8)}
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_warm_start_and_evaluation_take_raw_keys(kind):
+    task = TASKS[kind]
+    model = language.Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
+    makers = language if kind == "task" else language.dialogues
+    warm = language.WarmStart(steps=2, accuracy=0.5, batch_size=2)
+    problem = makers.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
+    evaluate = makers.make_evaluate(task, model, num_prompts=2, num_samples=2)
+
+    def run(key):
+        start = problem.init(key)
+        collector, batch = problem.collect(*start, key)
+        return batch.reward, evaluate(start[0], collector, key)
+
+    key = jax.random.key(0)
+    assert jax.eval_shape(run, as_raw(key)) == jax.eval_shape(run, key)
+
+
+def test_a_reward_model_is_fitted_with_raw_keys():
+    task = TASKS["task"]
+    model = language.Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
+    problem = language.make_problem(task, model, num_prompts=2)
+    settings = language.Preferences(comparisons=4, batch_size=2)
+
+    def fit(key):
+        params, _ = problem.init(key)
+        judge = model.clone(outputs=1)
+        return reward_model.fit(judge, task, model, params, key, settings=settings).accuracy
+
+    key = jax.random.key(0)
+    assert jax.eval_shape(fit, as_raw(key)) == jax.eval_shape(fit, key)

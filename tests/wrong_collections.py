@@ -63,9 +63,9 @@ WRONG = [
     ),
     Wrong(
         "checkpoints lack constants",
-        "run.loop.programs",
-        "state._replace(params=state.params._replace(frozen=None))",
-        "state._replace(params=state.params.trained())",
+        "run.loop.runner",
+        "self.latest.save(self.iteration, self.state.with_frozen(None)",
+        "self.latest.save(self.iteration, self.state._replace(params=self.state.params.trained())",
         (SAVED,),
     ),
     Wrong(

@@ -98,4 +98,25 @@ WRONG = [
         "key",
         ("test_dynamic_sampling.py::test_the_first_informative_groups_are_kept_in_order",),
     ),
+    Wrong(
+        "raw keys of prompts lose their axis",
+        "language.sampling",
+        ".reshape(-1, *keys.shape[1:])",
+        ".reshape(-1)",
+        ("test_random_numbers.py::test_raw_keys_draw_the_tokens_of_typed_ones",),
+    ),
+    Wrong(
+        "a token is drawn with typed keys alone",
+        "language.sampling",
+        "jnp.broadcast_to(t, keys.shape[:1])",
+        "jnp.broadcast_to(t, keys.shape)",
+        ("test_random_numbers.py::test_a_step_keeps_a_raw_key[ppo-reference-learned]",),
+    ),
+    Wrong(
+        "a dialogue is held with typed keys alone",
+        "language.conversation",
+        "jnp.zeros((row_keys.shape[0], columns), bool)",
+        "jnp.zeros((*row_keys.shape, columns), bool)",
+        ("test_random_numbers.py::test_warm_start_and_evaluation_take_raw_keys[dialogue]",),
+    ),
 ]

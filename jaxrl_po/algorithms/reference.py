@@ -86,9 +86,9 @@ def with_reference_kl(
                 "be penalised twice"
             )
         if settings.adapt:
-            beta = jnp.asarray(settings.kl_coefficient, jnp.float32)
+            beta = jnp.array(settings.kl_coefficient, jnp.float32)
             state = state._replace(collector=state.collector.add(replicated={COEFFICIENT: beta}))
-        return state._replace(reference_params=state.params.policy)
+        return state._replace(reference_params=jax.tree.map(jnp.copy, state.params.policy))
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         learner.require_reward(batch)

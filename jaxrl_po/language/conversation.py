@@ -66,9 +66,9 @@ def converse(
       dialogue: see `Dialogue`.
       prompt: tokens `[P, L]`, pad `[P]`.
       state: leaves `[P, …]`, as `reset` gave them.
-      keys: `[P]`, typed, consumed; member g draws token t, counted from the end of the prompt with
-        replies, with `fold_in(fold_in(key, g), t)`, and the reply to the message that token t ends
-        with t + N in place of t.
+      keys: keys `[P]`, typed or raw, consumed; member g draws token t, counted from the end of the
+        prompt with replies, with `fold_in(fold_in(key, g), t)`, and the reply to the message that
+        token t ends with t + N in place of t.
       group_size: G.
       decoding: see `Decoding`; its budget, above 0, is that of a message.
       greedy: write the most likely tokens.
@@ -91,7 +91,7 @@ def converse(
         return ~_over(dialogue, rows.own[0])
 
     turn = _begin(dialogue, state, row_keys.shape[0], budget)
-    nothing = jnp.zeros((*row_keys.shape, columns), bool)
+    nothing = jnp.zeros((row_keys.shape[0], columns), bool)
     said = Written(
         tokens=jnp.full(nothing.shape, dialogue.tokenizer.pad, jnp.int32),
         log_prob=nothing.astype(logits.dtype),
@@ -199,7 +199,7 @@ def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Arr
 
     Args:
       dialogue: with `demonstrate`.
-      keys: `[B]`, typed, consumed.
+      keys: keys `[B]`, consumed.
 
     Returns:
       Prompts, and tokens `[B, N]` of messages and replies with the mask `[B, N]` of the messages.

@@ -27,7 +27,7 @@ from jaxrl_po.language.transformer import Transformer, compiled_for, hidden_matr
 from jaxrl_po.language.unembedding import Listed, Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.lengths import Shorten
-from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples
+from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples, undonated
 
 # Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
 PROMPT_NUMBER = "prompt_number"
@@ -227,10 +227,10 @@ def make_init(
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         policy_key, critic_key, warm_key = jax.random.split(key, 3)
         tokens, pad = jnp.zeros((1, source.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
-        policy: PyTree = initial
+        policy = undonated(initial)
         frozen: dict[str, PyTree] = {}
         if isinstance(source, Task) and source.data is not None:
-            frozen[DATA] = jax.tree.map(jnp.asarray, source.data)
+            frozen[DATA] = jax.tree.map(jnp.array, source.data)
         if initial is None or adapters is not None:
             policy = model.init(policy_key, tokens, pad)
         policy, constants = variables.split(model, policy)

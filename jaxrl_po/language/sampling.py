@@ -157,10 +157,12 @@ class Completions(NamedTuple):
 
 
 def member_keys(keys: jax.Array, group_size: int) -> jax.Array:
-    """Keys `[P·G]`, group-major, from those of P prompts: `fold_in(key, g)` for member g."""
-    chex.assert_rank(keys, 1)
+    """Returns keys `[P·G]`, group-major, from those of P prompts: `fold_in(key, g)` for member g.
+
+    Raw keys, as `jax.random.PRNGKey` makes them, have another axis, and stay raw.
+    """
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
-    return fold(keys, jnp.arange(group_size)).reshape(-1)
+    return fold(keys, jnp.arange(group_size)).reshape(-1, *keys.shape[1:])
 
 
 @jax.custom_batching.custom_vmap
@@ -232,7 +234,7 @@ def draw(
     `keys` `[B]` are folded with t, `[]` or `[B]`, and consumed. Without greedy the logits have
     Gaussian noise of std `noise`, before the temperature. Greedy draws nothing and filters nothing.
     """
-    step_keys = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(t, keys.shape))
+    step_keys = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(t, keys.shape[:1]))
     if noise and not greedy:
         step_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(step_keys), 1, 0)
         drawn = jax.vmap(lambda row, key: jax.random.normal(key, row.shape, row.dtype))(
@@ -255,7 +257,7 @@ class Rows(NamedTuple):
     Attributes:
       token: `[B]`, int32, the last one, which is fed next.
       pad: `[B]`, int32, padding tokens on the left of the prompt.
-      keys: `[B]`, typed; token t is drawn with `fold_in(key, t)`.
+      keys: keys `[B]`, typed or raw; token t is drawn with `fold_in(key, t)`.
       cache: keys and values of the tokens before.
       own: of whoever decodes, leaves `[B, …]`; what `decode` returns.
     """
@@ -385,7 +387,7 @@ def generate(
       params: its parameters.
       prompt: `[P, L]`, int32, left-padded.
       pad: `[P]`, int32, padding tokens on the left.
-      keys: `[P]`, typed, consumed; member g of a group samples token t with
+      keys: keys `[P]`, typed or raw, consumed; member g of a group samples token t with
         `fold_in(fold_in(key, g), t)`.
       group_size: G.
       decoding: see `Decoding`; its budget is above 0.

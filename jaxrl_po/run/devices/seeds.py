@@ -112,20 +112,16 @@ def in_groups(
     """
 
     def grouped(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        frozen = state.params.frozen
-
-        def share(state: TrainState, frozen: PyTree) -> TrainState:
-            return state._replace(params=state.params._replace(frozen=frozen))
+        frozen, state = state.params.frozen, state.with_frozen(None)
 
         def of_group(own: tuple[TrainState, Batch]) -> tuple[TrainState, Metrics]:
-            state, metrics = update(share(own[0], frozen), own[1])
-            return share(state, None), metrics
+            state, metrics = update(own[0].with_frozen(frozen), own[1])
+            return state.with_frozen(None), metrics
 
-        own = share(state, None), batch
-        groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), own)
+        groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (state, batch))
         done = jax.lax.map(of_group, groups)
         state, metrics = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), done)
-        return share(state, frozen), metrics
+        return state.with_frozen(frozen), metrics
 
     return grouped
 

@@ -80,9 +80,8 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
         lambda path, leaf: NamedSharding(mesh, partition(path, leaf.shape, mesh, axes, rules)),
         state.params.frozen,
     )
-    placed = placed._replace(params=placed.params._replace(frozen=frozen))
     rows = jax.tree.map(lambda _: NamedSharding(mesh, P("seed", "data")), state.collector.sharded)
-    return placed._replace(collector=placed.collector._replace(sharded=rows))
+    return placed.with_frozen(frozen)._replace(collector=placed.collector._replace(sharded=rows))
 
 
 def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> Any:

@@ -160,7 +160,7 @@ def state_of(
       CheckpointError: it is that of another learner.
     """
     job = assembly.make_job(setup, options, Placement(options.seeds, 1, 1))
-    like = programs.without_frozen(jax.eval_shape(job.learner.init, job.start))
+    like = jax.eval_shape(job.learner.init, job.start).with_frozen(None)
     like, without = (like, "") if optimizer else (like._replace(opt_state=None), ".opt_state")
     found = checkpoint.peek(Path(options.out) / "checkpoints" / kind, like, without=without)
     if found is None:

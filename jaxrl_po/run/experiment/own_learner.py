@@ -140,7 +140,7 @@ def require_same_learner(
     """
     why = ""
     try:
-        like = programs.without_frozen(jax.eval_shape(job.learner.init, job.keys))
+        like = jax.eval_shape(job.learner.init, job.keys).with_frozen(None)
         checkpoint.peek(out / "checkpoints" / "latest", like)
     except CheckpointError as error:
         why = str(error)

@@ -451,11 +451,6 @@ def stacked(rows: Sequence[Metrics]) -> Metrics:
     return jax.tree.map(lambda *each: np.stack(each), *rows)
 
 
-def without_frozen(state: TrainState) -> TrainState:
-    """The part of a state that checkpoints hold: without the frozen parameters."""
-    return state._replace(params=state.params._replace(frozen=None))
-
-
 def with_frozen(state: TrainState, job: Job) -> TrainState:
     """A checkpoint's state with the frozen parameters, which `init` makes again."""
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
@@ -463,4 +458,4 @@ def with_frozen(state: TrainState, job: Job) -> TrainState:
     # Compiled as the init of the run was: other effort may round otherwise.
     light = init_is_light(job)
     frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
-    return state._replace(params=state.params._replace(frozen=frozen(job.start)))
+    return state.with_frozen(frozen(job.start))

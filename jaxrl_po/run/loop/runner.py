@@ -153,7 +153,7 @@ def run(
         placed = jax.tree.leaves(programs.like)[0].sharding
         told = room.describe(programs.largest, len(placed.addressable_devices))
         reporter.report("; ".join(filter(None, [job.where, told])))
-        like = programs_lib.without_frozen(programs.like)
+        like = programs.like.with_frozen(None)
         saved = latest.load(like, report=reporter.report) if resume else None
         run = _Run(job, folder, reporter, programs, wait_for, latest, best)
         run.on_row, run.stop = on_row, stop
@@ -185,7 +185,7 @@ def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> 
     if max(latest.iterations(), default=-1) < job.iterations:
         return None
     like = jax.eval_shape(job.learner.init, job.start)
-    finished = latest.load(programs_lib.without_frozen(like), report=reporter.report)
+    finished = latest.load(like.with_frozen(None), report=reporter.report)
     done = finished[0] if finished is not None else -1
     rows = metrics_lib.read(folder / METRICS)
     again = processes.any_of(bool(log.without_evaluation(job, rows, done)))
@@ -373,7 +373,7 @@ class _Run:
                 self.failure = error
         # Never saved while all updates of some seed are being skipped: it is not a good state.
         if self.log.write(row) and not self.streak.any():
-            self.best.save(iteration, programs_lib.without_frozen(self.state))
+            self.best.save(iteration, self.state.with_frozen(None))
         return row
 
     def evaluation(self, place: Row) -> Row:
@@ -399,7 +399,7 @@ class _Run:
 
     def save(self) -> None:
         """Saves the state as the latest one."""
-        self.latest.save(self.iteration, programs_lib.without_frozen(self.state), after=self.best)
+        self.latest.save(self.iteration, self.state.with_frozen(None), after=self.best)
         self.kept = self.iteration
 
     def require_sound(self, before: int, means: Metrics) -> None:

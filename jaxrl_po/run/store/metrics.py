@@ -184,8 +184,8 @@ def tails(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
     if not known.size:
         return math.nan, math.nan
     # Between −∞ and a number there is nothing to interpolate.
-    method = "linear" if np.isfinite(known).all() else "inverted_cdf"
-    low, high = np.percentile(known, TAILS, method=method)
+    finite = bool(np.isfinite(known).all())
+    low, high = np.percentile(known, TAILS, method="linear" if finite else "inverted_cdf")
     return float(low), float(high)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr_consts
 
 from jaxrl_po import backend
 from jaxrl_po.run.experiment import user_code
@@ -106,7 +107,9 @@ def program(learner: Learner) -> str:
     key = jax.random.key(0)
     state = jax.eval_shape(learner.init, key)
     digest = hashlib.sha256(jax.jit(learner.step).lower(state).as_text().encode())
-    for array in jax.make_jaxpr(lambda key: learner.init(key).params.frozen)(key).consts:
+    made = jax.make_jaxpr(lambda key: learner.init(key).params.frozen)(key)
+    _, read, _ = dce_jaxpr_consts(made.jaxpr, [True] * len(made.jaxpr.outvars))
+    for array in (x for x, used in zip(made.consts, read, strict=True) if used):
         digest.update(np.asarray(array).tobytes())
     return digest.hexdigest()[:16]
 
