@@ -338,9 +338,9 @@ def test_a_file_whose_name_is_too_long_is_not_there():
             launch.control,
             "policy",
             "nothing",
-            r"--policy=\S+ must make a Flax module, got NoneType",
+            r"--policy=\S+ must be an instance of flax.linen.Module, .*, got NoneType",
         ),
-        (launch.control, "critic", "three", r"--critic=\S+ must make a Flax module, got int"),
+        (launch.control, "critic", "three", r"--critic=\S+ must be an instance .*, got int"),
         (launch.control, "env", "three", "--env must have the interface .* int lacks reset"),
         (
             launch.language,

@@ -13,7 +13,7 @@ from jaxrl_po.control import recorded
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.host import rollouts, vector_envs
-from jaxrl_po.run.host.vector_envs import PoolError
+from jaxrl_po.run.host.vector_envs import Pool, PoolError, Stepped, named
 
 
 class Shifted(gymnasium.Env):
@@ -234,3 +234,15 @@ def test_pool_errors_name_the_environment():
     pool = source(fault=fault).open([1])
     with pytest.raises(PoolError, match="env clock: ValueError: no fuel"):
         pool.step(np.zeros((1, 1)))
+
+
+@pytest.mark.parametrize("field", ["observation", "reward", "terminated", "truncated"])
+def test_shapes_of_a_vector_environment_are_named(field):
+    def open_pool(seeds):
+        rows = {each: np.zeros((3, 2) if each == field else 2) for each in Stepped._fields}
+        return Pool(lambda: np.zeros(2), lambda action: Stepped(**rows), lambda: None)
+
+    pool = named("mine", open_pool)([1, 2])
+    message = rf"env mine: ValueError: {field} of step must have the shape \[2\], got \[3, 2\]"
+    with pytest.raises(PoolError, match=message):
+        pool.step(np.zeros((2, 1)))

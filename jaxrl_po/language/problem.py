@@ -24,7 +24,7 @@ from jaxrl_po.language.networks import (
 from jaxrl_po.language.settings import Settings
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task, finite
-from jaxrl_po.language.tasks.types import check_lengths, reading
+from jaxrl_po.language.tasks.types import check_shapes, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.lengths import Shorten
@@ -119,7 +119,7 @@ def make_problem(
       >>> batch.action.shape, batch.score.shape
       ((6, 3), (2, 3))
     """
-    check_lengths(task)
+    check_shapes(task, scored=verify)
     if process_reward and not verify:
         raise ConfigError(
             "process_reward has no effect unless the verifier gives the reward (--reward=verifier, "

@@ -254,7 +254,16 @@ def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[...
     @naming()
     def open_named(seeds: Sequence[int]) -> Pool:
         pool = open_pool(seeds)
-        return Pool(naming()(pool.reset), naming()(pool.step), naming()(pool.close))
+
+        def step(action: Array) -> Stepped:
+            stepped = pool.step(action)
+            for field, x in stepped._asdict().items():
+                if len(x) != len(seeds) or (field != "observation" and np.size(x) != len(x)):
+                    shapes = f"[{len(seeds)}], got {list(np.shape(x))}"
+                    raise ValueError(f"{field} of step must have the shape {shapes}")
+            return stepped
+
+        return Pool(naming()(pool.reset), naming()(step), naming()(pool.close))
 
     return open_named
 
