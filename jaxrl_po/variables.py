@@ -20,10 +20,7 @@ REFUSED = {
     ),
 }
 """Names of Flax's errors, and the condition that each of them breaks."""
-ADVICE = (
-    "a function is wrapped in a flax.linen.Module, an nnx class as flax.nnx.bridge.ToLinen(Class, "
-    "args=(…))"
-)
+ADVICE = "an nnx class is given as flax.nnx.bridge.ToLinen(Class, args=(…))"
 
 
 def is_flax(module: Any, package: str = "flax.") -> bool:

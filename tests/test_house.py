@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_540,
-    "shell code": 11_570,
+    "library code": 24_661,
+    "shell code": 11_571,
     "experiments code": 4_758,
     "shell import pairs": 363,
     "functions above 70 lines of code": 0,

@@ -95,10 +95,7 @@ WRONG = [
         "variables",
         "if is_class or not all(hasattr(module, each) for each in needed):",
         "if not all(hasattr(module, each) for each in needed):",
-        (
-            f"{NETWORKS}test_what_is_no_module_is_named_with_a_remedy[the class Layered]",
-            f"{LANGUAGE}test_what_is_no_model_is_named_with_a_remedy",
-        ),
+        (f"{NETWORKS}test_what_is_no_module_is_named_with_a_remedy[the class Layered]",),
     ),
     Wrong(
         "a part of nnx stays as it was drawn",

@@ -53,8 +53,8 @@ WRONG = [
     Wrong(
         "two rewards of an environment of the host are reshaped",
         "run.host.vector_envs",
-        'field != "observation" and np.size(x) != len(x)',
-        "False",
+        "if np.size(x) != np.prod(valid):",
+        "if len(x) != len(seeds):",
         ("test_pools.py::test_shapes_of_a_vector_environment_are_named",),
     ),
     Wrong(

@@ -225,9 +225,7 @@ def network(flag: str, source: str) -> Any:
     try:
         made = make(flag, source)
         variables.require_module(f"--{flag}={source}", made)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
-    except UserCodeError as error:
+    except (ConfigError, UserCodeError) as error:
         called = isinstance(error.__cause__, TypeError)
-        raise UserCodeError(f"{error}; {variables.ADVICE}" if called else str(error)) from error
+        raise UserCodeError(f"{error}{f'; {variables.ADVICE}' * called}") from error
     return made

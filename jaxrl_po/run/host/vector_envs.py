@@ -258,9 +258,9 @@ def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[...
         def step(action: Array) -> Stepped:
             stepped = pool.step(action)
             for field, x in stepped._asdict().items():
-                if len(x) != len(seeds) or (field != "observation" and np.size(x) != len(x)):
-                    shapes = f"[{len(seeds)}], got {list(np.shape(x))}"
-                    raise ValueError(f"{field} of step must have the shape {shapes}")
+                valid = [len(seeds), *(np.shape(x)[1:] if field == "observation" else ())]
+                if np.size(x) != np.prod(valid):
+                    raise ValueError(f"{field} of step must be {valid}, got {list(np.shape(x))}")
             return stepped
 
         return Pool(naming()(pool.reset), naming()(step), naming()(pool.close))
