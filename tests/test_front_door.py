@@ -409,7 +409,7 @@ class Both(nn.Module):
     [
         (FiveResults(), {}, "step must return .* as in gymnax >= 1.0, got 5 values"),
         (NoFinalObservation(), {}, "info of step must hold final_observation"),
-        (WideFinalObservation(), {}, r"final_observation must be .*\[1\], .* got float32\[3\]"),
+        (WideFinalObservation(), {}, r"final_observation of step must be .*\[1\], .*\[3\]"),
         (NoSpace(), {}, "NoSpace lacks action_space"),
         (gymnax.make("CartPole-v1"), {}, r"pass gymnax.make\(name\)\[0\]"),
         (object(), {}, "env must have the interface of gymnax >= 1.0; object lacks reset, step"),
