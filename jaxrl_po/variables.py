@@ -40,9 +40,9 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
     """Raises ConfigError unless a network is an instance with `init` and `apply`, as Linen's are.
 
     Args:
-      name: of the argument, for messages.
-      module: the network. An nnx module inside of it is refused too: it would not be trained.
-      attributes: further ones that the network must have.
+      name: name of the argument, for messages.
+      module: the network. An nnx module in its fields is refused too: it would not be trained.
+      attributes: names of further attributes that the network must have.
     """
     needed, is_class = ("init", "apply", *attributes), isinstance(module, type)
     if is_class or not all(hasattr(module, each) for each in needed):

@@ -411,7 +411,7 @@ def test_the_task_says_where_a_process_reward_is_due():
         ("Dense", nn.Dense(2)),  # without a vocabulary
     ],
 )
-def test_what_is_no_model_is_named_with_a_remedy(got, model):
+def test_models_that_are_no_modules_are_named(got, model):
     dialogue = dialogues.mastermind(2, symbols=2)
     sound = language.Transformer(dialogue.tokenizer.size, 8, 1, 2)
     makes = {

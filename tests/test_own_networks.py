@@ -236,7 +236,7 @@ MISTAKEN = {
 
 
 @pytest.mark.parametrize("got", MISTAKEN)
-def test_what_is_no_module_is_named_with_a_remedy(got):
+def test_networks_that_are_no_modules_are_named(got):
     sizes = {"num_envs": 2, "num_steps": 2}
     spaces = control.adapt(CART_POLE).spaces
     makes = {
@@ -284,7 +284,7 @@ def test_parts_that_would_not_be_trained_are_named(policy, name):
         lambda *_: nn.GRUCell(4),
     ],
 )
-def test_a_memory_must_be_a_function_that_makes_one(memory):
+def test_memories_must_be_functions_that_make_one(memory):
     policy = networks.Recurrent(TORSO, HEAD, 4, memory=memory)
     with pytest.raises(ConfigError, match=r"memory of a networks.Recurrent must be .*ToLinen"):
         control.make_problem(CART_POLE, policy=policy)
@@ -325,7 +325,7 @@ def made():
 """
 
 
-def test_nnx_in_a_file_or_an_experiment_is_named(tmp_path):
+def test_nnx_in_files_and_experiments_is_named(tmp_path):
     (tmp_path / "own.py").write_text(NETWORKS_OF_NNX)
     for name, got in (("made", "got the nnx module Net"), ("Net", "'size'")):
         for role in ("policy", "critic"):

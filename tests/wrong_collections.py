@@ -95,7 +95,7 @@ WRONG = [
         "variables",
         "if is_class or not all(hasattr(module, each) for each in needed):",
         "if not all(hasattr(module, each) for each in needed):",
-        (f"{NETWORKS}test_what_is_no_module_is_named_with_a_remedy[the class Layered]",),
+        (f"{NETWORKS}test_networks_that_are_no_modules_are_named[the class Layered]",),
     ),
     Wrong(
         "a part of nnx stays as it was drawn",
@@ -116,21 +116,21 @@ WRONG = [
         "control.actor",
         "variables.require_module(name, module)",
         "pass",
-        (f"{NETWORKS}test_what_is_no_module_is_named_with_a_remedy",),
+        (f"{NETWORKS}test_networks_that_are_no_modules_are_named",),
     ),
     Wrong(
         "a model is asked for its vocabulary before it is looked at",
         "language.checks",
         'variables.require_module(name or "model", model, "vocabulary")',
         "pass",
-        (f"{LANGUAGE}test_what_is_no_model_is_named_with_a_remedy",),
+        (f"{LANGUAGE}test_models_that_are_no_modules_are_named",),
     ),
     Wrong(
         "a cell of Flax is called as a memory",
         "control.networks",
         "if callable(make) and not is_flax(make):",
         "if callable(make):",
-        (f"{NETWORKS}test_a_memory_must_be_a_function_that_makes_one",),
+        (f"{NETWORKS}test_memories_must_be_functions_that_make_one",),
     ),
     Wrong(
         "a module may stand for settings of networks",
@@ -144,6 +144,6 @@ WRONG = [
         "run.experiment.user_code",
         "called = isinstance(error.__cause__, TypeError)",
         "called = False",
-        (f"{NETWORKS}test_nnx_in_a_file_or_an_experiment_is_named",),
+        (f"{NETWORKS}test_nnx_in_files_and_experiments_is_named",),
     ),
 ]

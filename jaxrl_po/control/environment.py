@@ -69,8 +69,8 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
       The `Environment`.
 
     Raises:
-      ConfigError: for a space that `read_spaces` refuses, or an environment that does not speak the
-        interface.
+      ConfigError: for a space that `read_spaces` refuses, an environment that does not speak the
+        interface, or a step that changes the structure, shapes or dtypes of state or observation.
 
     Example:
       >>> import gymnax
@@ -201,10 +201,10 @@ def _require_alike(
     """Raises ConfigError if a step changes types, or reward and flags are not scalars.
 
     Args:
-      name: of the environment, for messages.
+      name: name of the environment, for messages.
       before: state and observation before the step.
-      state: after the step.
-      transition: of the step.
+      state: state after the step.
+      transition: result of the step.
     """
 
     def require(field: str, holds: bool, valid: Any, got: Any) -> None:
@@ -233,7 +233,7 @@ def _require_alike(
 
 
 def _describe(tree: Any) -> Any:
-    """The dtype and shape of each array in a tree; of anything else its type."""
+    """Returns the dtype and shape of each array in a tree, and the type of anything else."""
     if tree is None:
         return "nothing"
     return jax.tree.map(

@@ -248,6 +248,7 @@ def choose_modules(
 
 
 def _require_settings(network: Any) -> NetworkSettings:
+    """Returns the settings, or the default for None; raises ConfigError for a module."""
     if network is not None and not isinstance(network, NetworkSettings):
         raise ConfigError(
             f"network must be a control.NetworkSettings, got {describe(network)}: give a module as "

@@ -221,7 +221,11 @@ def require_not_imported() -> None:
 
 
 def network(flag: str, source: str) -> Any:
-    """The Flax module that `--policy` or `--critic` makes."""
+    """Makes the network that `--policy` or `--critic` names.
+
+    Raises:
+      UserCodeError: the network is not a module, see `variables.require_module`.
+    """
     try:
         made = make(flag, source)
         variables.require_module(f"--{flag}={source}", made)
