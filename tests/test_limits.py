@@ -134,9 +134,6 @@ def spaced(action=None, observation=None):
             shapes = control.spaces.example(self.observation_space())
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        def reward(self, state, action):
-            return state.cue
-
     return Spaced()
 
 
