@@ -4,7 +4,7 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_661,
+    "library code": 24_665,
     "shell code": 11_571,
     "experiments code": 4_758,
     "shell import pairs": 363,

@@ -109,10 +109,9 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
 
     try:
         jax.eval_shape(both, jax.random.key(0))
-    except ConfigError:
-        raise
-    except Exception:  # an error of the environment's own, raised again where it is stepped
-        return adapted
+    except Exception as error:  # one of its own is raised again where the environment is stepped
+        if isinstance(error, ConfigError):
+            raise
     return adapted
 
 
