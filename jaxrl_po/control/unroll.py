@@ -135,9 +135,9 @@ def unroll(
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
         memory, distribution = policy(envs.memory, envs.observation)
         action = choose(distribution, step_keys[:, 0], greedy=greedy)
-        before = envs.state, envs.observation
+        played = play(distribution, action)
         state, transition = step_all(
-            environment, step_keys[:, 1], *before, play(distribution, action)
+            environment, step_keys[:, 1], envs.state, envs.observation, played
         )
         episode_return = envs.episode_return + transition.reward
         episode_length = envs.episode_length + 1.0
@@ -256,9 +256,9 @@ def episodes(
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, playing.t)))(keys)
         memory, distribution = policy(playing.memory, playing.observation)
         action = choose(distribution, step_keys[:, 0], greedy=greedy)
-        before = playing.state, playing.observation
+        played = play(distribution, action)
         state, transition = step_all(
-            environment, step_keys[:, 1], *before, play(distribution, action)
+            environment, step_keys[:, 1], playing.state, playing.observation, played
         )
         return Playing(
             t=playing.t + 1,
