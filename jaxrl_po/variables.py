@@ -20,11 +20,42 @@ REFUSED = {
     ),
 }
 """Names of Flax's errors, and the condition that each of them breaks."""
+ADVICE = "an nnx class is given as flax.nnx.bridge.ToLinen(Class, args=(…))"
 
 
-def is_flax(module: Any) -> bool:
-    """Returns whether a network is a Flax module; any other has no collections."""
-    return any(base.__module__.startswith("flax.") for base in type(module).__mro__)
+def is_flax(module: Any, package: str = "flax.") -> bool:
+    """Returns whether a network, or its class, is Flax's; any other has no collections."""
+    kind = module if isinstance(module, type) else type(module)
+    return any(base.__module__.startswith(package) for base in kind.__mro__)
+
+
+def describe(given: Any) -> str:
+    """Returns the name of a class, or of the class of an object, for messages."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    return f"{'the nnx module ' * is_flax(given, 'flax.nnx.')}{type(given).__name__}"
+
+
+def require_module(name: str, module: Any, *attributes: str) -> None:
+    """Raises ConfigError unless a network is an instance with `init` and `apply`, as Linen's are.
+
+    Args:
+      name: name of the argument, for messages.
+      module: the network. An nnx module in its fields is refused too: it would not be trained.
+      attributes: names of further attributes that the network must have.
+    """
+    needed, is_class = ("init", "apply", *attributes), isinstance(module, type)
+    if is_class or not all(hasattr(module, each) for each in needed):
+        raise ConfigError(
+            f"{name} must be an instance of flax.linen.Module, or of a class with its "
+            f"{', '.join(needed)}, got {describe(module)}: {ADVICE}"
+        )
+    ours = type(module).__module__.startswith("jaxrl_po.")  # another's fields may be classes
+    for field, given in vars(module).items() if is_flax(module) else ():
+        for part in given if isinstance(given, tuple | list) else (given,):
+            inner = hasattr(part, "apply") or is_flax(part, "flax.nnx.")
+            if is_flax(part) and (ours if isinstance(part, type) else inner):
+                require_module(f"{name}.{field}", part)
 
 
 def split(module: Any, variables: PyTree) -> tuple[PyTree, PyTree]:

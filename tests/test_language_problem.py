@@ -2,13 +2,16 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language import demonstrations, dialogues, reward_model
 from jaxrl_po.language.warm_start import greedy_accuracy
 from jaxrl_po.types import ActorCritic, CollectorState
 
@@ -308,9 +311,17 @@ def test_warm_start_stops_at_the_accuracy_that_the_verifier_sees():
             r"answer_length, padding included, got \[4\]$",
         ),
         ({"prompt_length": 9}, r"^sample of .* shape \[9\], its prompt_length, .* got \[6\]$"),
+        (
+            {"sample": lambda key, test: TASK.sample(key, test)._replace(pad=jnp.zeros(1, int))},
+            r"^sample of .* must give a pad of the shape \[\], got \[1\]$",
+        ),
+        (
+            {"score": lambda problem, tokens: jnp.ones(tokens.shape)},
+            r"^score of .* must give a number of the shape \[\], got \[4\]$",
+        ),
     ],
 )
-def test_a_task_whose_lengths_disagree_is_named(changes, message):
+def test_a_task_whose_shapes_disagree_is_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         language.make_problem(TASK._replace(**changes), MODEL)
 
@@ -389,3 +400,36 @@ def test_the_task_says_where_a_process_reward_is_due():
         want[:, marks] = True
         np.testing.assert_array_equal(batch.columns["step_end"], want)
         assert not ((batch.reward != 0.0) & ~want).any()  # nothing is paid where nothing is due
+
+
+@pytest.mark.parametrize(
+    ("got", "model"),
+    [
+        ("the class Transformer", language.Transformer),
+        ("the nnx module Linear", nnx.Linear(2, 2, rngs=nnx.Rngs(0))),
+        ("function", lambda tokens, pad: tokens),
+        ("Dense", nn.Dense(2)),  # without a vocabulary
+    ],
+)
+def test_models_that_are_no_modules_are_named(got, model):
+    dialogue = dialogues.mastermind(2, symbols=2)
+    sound = language.Transformer(dialogue.tokenizer.size, 8, 1, 2)
+    makes = {
+        "model": (
+            lambda: language.make_problem(TASK, model),
+            lambda: language.make_evaluate(TASK, model),
+            lambda: demonstrations.make_problem(TASK, model),
+            lambda: dialogues.make_problem(dialogue, model),
+            lambda: dialogues.make_evaluate(dialogue, model),
+        ),
+        "critic": (
+            lambda: language.make_problem(TASK, MODEL, critic=model),
+            lambda: dialogues.make_problem(dialogue, sound, critic=model),
+        ),
+        "reward_model": (lambda: reward_model.learned_reward(None, TASK, model, None),),
+    }
+    for role, factories in makes.items():
+        for make in factories:
+            message = f"^{role} must be an instance of flax.linen.Module.* got {got}: .*ToLinen"
+            with pytest.raises(ConfigError, match=message):
+                make()

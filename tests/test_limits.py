@@ -131,7 +131,7 @@ def spaced(action=None, observation=None):
             return super().observation_space(params) if observation is None else observation
 
         def observation(self, state):
-            shapes = control.spaces._example(self.observation_space())
+            shapes = control.spaces.example(self.observation_space())
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     return Spaced()

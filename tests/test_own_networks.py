@@ -1,11 +1,14 @@
 """Networks by their flags, and Flax modules of one's own: what is made, what is refused."""
 
+import collections
+
 import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from probes import MatchCueContinuous
 from structured import Structured, TwoChoices, problem_of
 
@@ -14,6 +17,7 @@ from jaxrl_po import run as runs
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import networks
+from jaxrl_po.distributions import Categorical
 from jaxrl_po.run.experiment import control as command
 from jaxrl_po.run.experiment.flags import UsageError
 
@@ -185,3 +189,151 @@ def test_a_policy_must_fit_the_actions(env, head, message):
 
     with pytest.raises(ConfigError, match=message):
         control.make_problem(env, policy=Last(head))
+
+
+class Rewritten(nnx.Module):
+    """A policy of nnx."""
+
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return Categorical(self.layer(x))
+
+
+class Wrapper:
+    """A network that is not Flax's."""
+
+    def init(self, key, x):
+        return {"params": {"w": jnp.zeros((x.shape[-1], 2))}}
+
+    def apply(self, variables, x):
+        return Categorical(x @ variables["params"]["w"])
+
+
+class Layered(nn.Module):
+    """A module of which a field is a class, as Flax allows it."""
+
+    layer: type = nn.Dense
+    inner: object = None
+
+    @nn.compact
+    def __call__(self, x):
+        return Categorical(self.layer(2)(x))
+
+
+CART_POLE = gymnax.make("CartPole-v1")[0]
+TORSO, HEAD = networks.Torso((4,)), networks.CategoricalHead(2)
+NNX = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+MISTAKEN = {
+    "the class Layered": Layered,
+    "the class Rewritten": Rewritten,
+    "the class Wrapper": Wrapper,
+    "the nnx module Linear": NNX,
+    "function": lambda x: Categorical(x),
+    "tuple": (Wrapper().init, Wrapper().apply),
+}
+
+
+@pytest.mark.parametrize("got", MISTAKEN)
+def test_networks_that_are_no_modules_are_named(got):
+    sizes = {"num_envs": 2, "num_steps": 2}
+    spaces = control.adapt(CART_POLE).spaces
+    makes = {
+        "policy": (
+            lambda x: control.make_problem(CART_POLE, policy=x),
+            lambda x: control.make_groups(CART_POLE, policy=x),
+            lambda x: control.make_vine(CART_POLE, policy=x),
+            lambda x: control.recorded_from_settings(spaces, control.Settings(**sizes), policy=x),
+        ),
+        "critic": (
+            lambda x: control.make_problem(CART_POLE, critic=x),
+            lambda x: control.make_groups(CART_POLE, critic=x),
+        ),
+        "actor_critic": (lambda x: control.make_problem(CART_POLE, actor_critic=x),),
+    }
+    for role, factories in makes.items():
+        for make in factories:
+            message = f"^{role} must be an instance of flax.linen.Module.* got {got}: .*ToLinen"
+            with pytest.raises(ConfigError, match=message):
+                make(MISTAKEN[got])
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        (networks.Policy(NNX, HEAD), r"policy.torso .* the nnx module Linear"),
+        (networks.Policy(TORSO, networks.CategoricalHead), "policy.head .* the class Categorical"),
+        (networks.Policy(networks.SideBySide([TORSO, NNX], TORSO), HEAD), "policy.torso.parts"),
+        (Layered(inner=[NNX]), "policy.inner .* the nnx module Linear"),
+        (networks.Recurrent(nn.Sequential([NNX]), HEAD, 4), "policy.torso.layers"),
+    ],
+)
+def test_parts_that_would_not_be_trained_are_named(policy, name):
+    with pytest.raises(ConfigError, match=f"^{name}.*ToLinen"):
+        control.make_problem(CART_POLE, policy=policy)
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        nn.GRUCell,
+        nn.GRUCell(4),
+        nnx.GRUCell(4, 4, rngs=nnx.Rngs(0)),
+        networks.gru(4, networks.orthogonal),
+        lambda *_: nn.GRUCell(4),
+    ],
+)
+def test_memories_must_be_functions_that_make_one(memory):
+    policy = networks.Recurrent(TORSO, HEAD, 4, memory=memory)
+    with pytest.raises(ConfigError, match=r"memory of a networks.Recurrent must be .*ToLinen"):
+        control.make_problem(CART_POLE, policy=policy)
+
+
+@pytest.mark.parametrize("network", [control.NetworkSettings, Layered(), {"width": 8}])
+def test_settings_of_networks_are_no_network(network):
+    for make in (control.make_problem, control.make_groups, control.make_vine):
+        with pytest.raises(ConfigError, match=r"network must be a control.NetworkSettings, got"):
+            make(CART_POLE, network=network)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Wrapper(),
+        collections.namedtuple("Pair", "init apply")(Wrapper().init, Wrapper().apply),
+        Layered(inner={"a": nn.Dense(3)}),
+        networks.Policy(lambda x: x, HEAD),
+        nnx.bridge.ToLinen(Rewritten, args=()),
+    ],
+)
+def test_modules_and_wrappers_stay_accepted(policy):
+    problem = control.make_problem(CART_POLE, policy=policy, num_envs=2, num_steps=2)
+    params = jax.eval_shape(lambda: problem.init(jax.random.key(0))[0].policy["params"])
+    assert sum(x.ndim == 2 for x in jax.tree.leaves(params)) == 1
+
+
+NETWORKS_OF_NNX = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, size):
+        self.size = size
+
+def made():
+    return Net(3)
+"""
+
+
+def test_nnx_in_files_and_experiments_is_named(tmp_path):
+    (tmp_path / "own.py").write_text(NETWORKS_OF_NNX)
+    for name, got in (("made", "got the nnx module Net"), ("Net", "'size'")):
+        for role in ("policy", "critic"):
+            message = rf"--{role}=\S+own.py:{name}:? .*{got}.*ToLinen"
+            with pytest.raises(UsageError, match=message):
+                launch.control([f"--{role}={tmp_path}/own.py:{name}", f"--out={tmp_path / 'run'}"])
+    for given in (NNX, Rewritten, lambda x: x):
+        experiment = runs.Experiment(env="CartPole-v1", policy=given, out=str(tmp_path / "run"))
+        with pytest.raises(ConfigError, match=r"^policy\S* .*ToLinen"):
+            runs.train(experiment)
+    assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ from jaxrl_po.control import recorded
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.host import rollouts, vector_envs
-from jaxrl_po.run.host.vector_envs import PoolError
+from jaxrl_po.run.host.vector_envs import Pool, PoolError, Stepped, named
 
 
 class Shifted(gymnasium.Env):
@@ -234,3 +234,27 @@ def test_pool_errors_name_the_environment():
     pool = source(fault=fault).open([1])
     with pytest.raises(PoolError, match="env clock: ValueError: no fuel"):
         pool.step(np.zeros((1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("field", "shape", "valid"),
+    [
+        ("observation", [3, 2], r"\[2, 2\]"),
+        ("reward", [2, 2], r"\[2\]"),
+        ("terminated", [1], r"\[2\]"),
+        ("truncated", [3], r"\[2\]"),
+    ],
+)
+def test_shapes_of_a_vector_environment_are_named(field, shape, valid):
+    shapes = {name: [2] for name in Stepped._fields} | {field: shape}
+    results = Stepped(**{name: np.zeros(each) for name, each in shapes.items()})
+
+    def open_pool(seeds):
+        return Pool(lambda: results.observation, lambda action: results, lambda: None)
+
+    pool = named("mine", open_pool)([1, 2])
+    got = str(shape).replace("[", r"\[")
+    with pytest.raises(
+        PoolError, match=f"^env mine: .* {field} of step must be {valid}, got {got}"
+    ):
+        pool.step(np.zeros((2, 1)))

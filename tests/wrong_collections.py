@@ -1,10 +1,11 @@
-"""Wrong programs of empty minibatches, and of Flax collections beside the parameters."""
+"""Wrong programs of empty minibatches, Flax collections, and what is no network."""
 
 from wrong import Wrong
 
 EMPTY, COLLECTIONS = "test_empty_minibatches.py", "test_collections.py"
 HANDED_ON = f"{COLLECTIONS}::test_constants_are_handed_on_by_every_update"
 SAVED = f"{COLLECTIONS}::test_constants_are_saved_and_differ_by_seed"
+NETWORKS, LANGUAGE = "test_own_networks.py::", "test_language_problem.py::"
 COMMAND = f"{COLLECTIONS}::test_a_run_of_the_command_carries_constants"
 
 WRONG = [
@@ -88,5 +89,61 @@ WRONG = [
         "if type(error).__name__ not in REFUSED:",
         "if True:",
         (f"{COLLECTIONS}::test_modules_that_write_or_draw_are_refused",),
+    ),
+    Wrong(
+        "a class of a network has init and apply",
+        "variables",
+        "if is_class or not all(hasattr(module, each) for each in needed):",
+        "if not all(hasattr(module, each) for each in needed):",
+        (f"{NETWORKS}test_networks_that_are_no_modules_are_named[the class Layered]",),
+    ),
+    Wrong(
+        "a part of nnx stays as it was drawn",
+        "variables",
+        'require_module(f"{name}.{field}", part)',
+        "pass",
+        (f"{NETWORKS}test_parts_that_would_not_be_trained_are_named",),
+    ),
+    Wrong(
+        "fields that are classes are refused in any module",
+        "variables",
+        "(ours if isinstance(part, type) else inner)",
+        "inner",
+        (f"{NETWORKS}test_modules_and_wrappers_stay_accepted",),
+    ),
+    Wrong(
+        "a network is used before it is looked at",
+        "control.actor",
+        "variables.require_module(name, module)",
+        "pass",
+        (f"{NETWORKS}test_networks_that_are_no_modules_are_named",),
+    ),
+    Wrong(
+        "a model is asked for its vocabulary before it is looked at",
+        "language.checks",
+        'variables.require_module(name or "model", model, "vocabulary")',
+        "pass",
+        (f"{LANGUAGE}test_models_that_are_no_modules_are_named",),
+    ),
+    Wrong(
+        "a cell of Flax is called as a memory",
+        "control.networks",
+        "if callable(make) and not is_flax(make):",
+        "if callable(make):",
+        (f"{NETWORKS}test_memories_must_be_functions_that_make_one",),
+    ),
+    Wrong(
+        "a module may stand for settings of networks",
+        "control.modules",
+        "if network is not None and not isinstance(network, NetworkSettings):",
+        "if False:",
+        (f"{NETWORKS}test_settings_of_networks_are_no_network",),
+    ),
+    Wrong(
+        "a class of nnx in a file lacks an argument",
+        "run.experiment.user_code",
+        "called = isinstance(error.__cause__, TypeError)",
+        "called = False",
+        (f"{NETWORKS}test_nnx_in_files_and_experiments_is_named",),
     ),
 ]

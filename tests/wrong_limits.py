@@ -1,9 +1,69 @@
-"""Wrong programs of limits, bounds, and environments that break their contract in silence."""
+"""Wrong programs of limits, bounds, and environments that break their contract."""
 
 from wrong import Wrong
 
 TESTS, BROKEN = "test_limits.py::", "test_broken_environments.py::"
+CONTRACTS = "test_environment_contracts.py::"
 WRONG = [
+    Wrong(
+        "an environment is first seen in the loop",
+        "control.environment",
+        "jax.eval_shape(both, jax.random.key(0))",
+        "pass",
+        (f"{CONTRACTS}test_slips_are_named_before_anything_compiles",),
+    ),
+    Wrong(
+        "functions of one's own may change their types",
+        "control.environment",
+        '_require_alike("Environment", (state, observation), *results)',
+        "pass",
+        (
+            f"{CONTRACTS}test_functions_of_ones_own_are_checked_alike",
+            f"{CONTRACTS}test_every_factory_names_a_slip",
+        ),
+    ),
+    Wrong(
+        "a state may change its dtype",
+        "control.environment",
+        "(x.dtype == y.dtype or x.weak_type)",
+        "True",
+        (f"{CONTRACTS}test_slips_are_named_before_anything_compiles",),
+    ),
+    Wrong(
+        "a weak type is another dtype",
+        "control.environment",
+        "(x.dtype == y.dtype or x.weak_type)",
+        "x.dtype == y.dtype",
+        (f"{CONTRACTS}test_harmless_types_stay_accepted",),
+    ),
+    Wrong(
+        "a reward of one element is refused",
+        "control.environment",
+        "paid.reshape(()) if paid.size == 1 else paid",
+        "paid",
+        (f"{CONTRACTS}test_harmless_types_stay_accepted",),
+    ),
+    Wrong(
+        "a missing part of an observation is a KeyError",
+        "control.environment",
+        "(TypeError, ValueError, LookupError)",
+        "(TypeError, ValueError)",
+        (f"{CONTRACTS}test_slips_are_named_before_anything_compiles",),
+    ),
+    Wrong(
+        "two rewards of an environment of the host are reshaped",
+        "run.host.vector_envs",
+        "if np.size(x) != np.prod(valid):",
+        "if len(x) != len(seeds):",
+        ("test_pools.py::test_shapes_of_a_vector_environment_are_named",),
+    ),
+    Wrong(
+        "a score for each token is read as one",
+        "language.tasks.types",
+        '("score", score, (), "a number of the shape []"),',
+        "",
+        ("test_language_problem.py::test_a_task_whose_shapes_disagree_is_named",),
+    ),
     Wrong(
         "an evaluation of no steps has return 0",
         "control.evaluation",

@@ -177,6 +177,9 @@ def _network(
 ) -> _Network:
     """Returns the module, called `name` in messages, with what `pick` takes of its output."""
     remembers = isinstance(module, Recurrent)
+    if remembers:
+        networks.memory_of(module)
+    variables.require_module(name, module)
 
     def init(key: jax.Array, observation: PyTree) -> tuple[PyTree, PyTree]:
         if not remembers:

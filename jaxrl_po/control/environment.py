@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError, check_size
-from jaxrl_po.control.spaces import Spaces, check_observation, read_spaces
+from jaxrl_po.control.spaces import Spaces, check_observation, example, read_spaces
 from jaxrl_po.types import PyTree
 
 METHODS = ("reset", "step", "action_space", "observation_space")
@@ -69,8 +69,8 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
       The `Environment`.
 
     Raises:
-      ConfigError: for a space that `read_spaces` refuses, or an environment that does not speak the
-        interface.
+      ConfigError: for a space that `read_spaces` refuses, an environment that does not speak the
+        interface, or a step that changes the structure, shapes or dtypes of state or observation.
 
     Example:
       >>> import gymnax
@@ -99,43 +99,150 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         )
     params = env.default_params if env_params is None else env_params
     name = getattr(env, "name", type(env).__name__)
-    spaces = read_spaces(name, env.observation_space(params), env.action_space(params))
+    adapted = _from_gymnax(name, env, params)
 
-    def reset(key: jax.Array) -> tuple[jax.Array, PyTree]:
-        observation, state = env.reset(key, params)
-        return spaces.observe(observation), strong(state)
+    def both(key: jax.Array) -> None:
+        observation, state = adapted.reset(key)
+        action = adapted.spaces.action
+        results = adapted.step(key, state, jnp.zeros(action.shape, action.dtype))
+        _require_alike(name, (state, observation), *results)
+
+    try:
+        jax.eval_shape(both, jax.random.key(0))
+    except Exception as error:  # one of its own is raised again where the environment is stepped
+        if isinstance(error, ConfigError):
+            raise
+    return adapted
+
+
+def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
+    """Builds the `Environment`, whose functions raise ConfigError for results of another form."""
+    space = env.observation_space(params)
+    spaces = read_spaces(name, space, env.action_space(params))
+
+    def unpack(method: str, results: Any, names: str) -> Any:
+        count = len(results) if isinstance(results, tuple | list) else 1
+        if count != len(names.split(", ")):
+            raise ConfigError(
+                f"env {name}: {method} must return ({names}) as in gymnax >= 1.0, got {count} "
+                "values"
+            )
+        return results
+
+    def convert(function: Callable[[Any], PyTree], field: str, given: Any, valid: Any) -> PyTree:
+        try:
+            return function(given)
+        except (TypeError, ValueError, LookupError) as error:
+            got = _describe(given)
+            raise ConfigError(f"env {name}: {field} must be {valid}, got {got}") from error
+
+    def observe(field: str, given: Any) -> PyTree:
+        valid = f"{_describe(example(space))}, see its observation_space"
+        return convert(spaces.observe, field, given, valid)
+
+    def arrays(field: str, given: Any) -> PyTree:
+        return convert(strong, field, given, "a pytree of arrays")
+
+    def scalar(field: str, given: Any, kind: type) -> jax.Array:
+        return convert(lambda x: jnp.asarray(x, kind), field, given, kind.__name__)
+
+    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
+        observation, state = unpack("reset", env.reset(key, params), "observation, state")
+        return observe("observation of reset", observation), arrays("state of reset", state)
 
     def step(key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, Transition]:
         results = env.step(key, state, spaces.to_action(action), params)
-        if len(results) != 6:
-            raise ConfigError(
-                f"env {name}: step must return (observation, state, reward, terminated, truncated, "
-                f"info) as in gymnax >= 1.0, got {len(results)} values"
-            )
-        observation, state, reward, terminated, truncated, info = results
-        if "final_observation" not in info:
+        observation, state, reward, terminated, truncated, info = unpack(
+            "step", results, "observation, state, reward, terminated, truncated, info"
+        )
+        if not hasattr(info, "__contains__") or "final_observation" not in info:
             raise ConfigError(
                 f"env {name}: info of step must hold final_observation, the next observation "
                 "before any reset: the value of a truncated episode's rest is computed from it"
             )
-        final = spaces.observe(info["final_observation"])
-        if shapes(final) != shapes(seen):
-            raise ConfigError(
-                f"env {name}: final_observation must have the shape of an observation, "
-                f"{shapes(seen)}, got {shapes(final)}"
-            )
-        return strong(state), Transition(
-            observation=spaces.observe(observation),
-            reward=jnp.asarray(reward, float).reshape(()),
-            terminated=jnp.asarray(terminated, bool),
-            truncated=jnp.asarray(truncated, bool),
-            final_observation=final,
+        paid = scalar("reward", reward, float)
+        return arrays("state of step", state), Transition(
+            observe("observation of step", observation),
+            paid.reshape(()) if paid.size == 1 else paid,
+            scalar("terminated", terminated, bool),
+            scalar("truncated", truncated, bool),
+            observe("final_observation", info["final_observation"]),
         )
 
     # What `reset` returns counts, and not what the space says.
     seen = jax.eval_shape(reset, jax.random.key(0))[0]
     check_observation(name, seen, spaces)
     return Environment(reset, step, spaces._replace(observation=seen), read_limit(name, params))
+
+
+def step_all(
+    environment: Environment,
+    keys: jax.Array,
+    state: PyTree,
+    observation: PyTree,
+    action: jax.Array,
+) -> tuple[PyTree, Transition]:
+    """Steps B environments, leaves `[B, …]`, each with a key of its own, which is consumed.
+
+    Raises:
+      ConfigError: a result has another structure, shape or dtype than `state`, `observation` or the
+        fields of a `Transition`.
+    """
+
+    def step(
+        key: jax.Array, state: PyTree, observation: PyTree, action: jax.Array
+    ) -> tuple[PyTree, Transition]:
+        results = environment.step(key, state, action)
+        _require_alike("Environment", (state, observation), *results)
+        return results
+
+    return jax.vmap(step)(keys, state, observation, action)
+
+
+def _require_alike(
+    name: str, before: tuple[PyTree, PyTree], state: PyTree, transition: Transition
+) -> None:
+    """Raises ConfigError if a step changes types, or reward and flags are not scalars.
+
+    Args:
+      name: name of the environment, for messages.
+      before: state and observation before the step.
+      state: state after the step.
+      transition: result of the step.
+    """
+
+    def require(field: str, holds: bool, valid: Any, got: Any) -> None:
+        if not holds:
+            raise ConfigError(f"env {name}: {field} of step must be {valid}, got {got}")
+
+    final = "final_observation", transition.final_observation, before[1]
+    seen = "observation", transition.observation, before[1]
+    for field, given, valid in (("state", state, before[0]), seen, final):
+        old, new = (
+            {jax.tree_util.keystr(path): jax.typeof(x) for path, x in leaves}
+            for leaves in map(jax.tree_util.tree_leaves_with_path, (valid, given))
+        )
+        for path in old | new:
+            x: Any = old.get(path)
+            y: Any = new.get(path)
+            alike = x is not None and y is not None and x.shape == y.shape
+            # A loop converts a weak type that it begins with.
+            alike = alike and (x.dtype == y.dtype or x.weak_type)
+            require(field + path, alike, f"{_describe(x)}, as from reset", _describe(y))
+        old, new = jax.tree.structure(valid), jax.tree.structure(given)
+        require(field, old == new, f"{old}, as from reset", new)
+    for field in ("reward", "terminated", "truncated"):
+        shape = list(jnp.shape(getattr(transition, field)))
+        require(field, not shape, "of shape []", shape)
+
+
+def _describe(tree: Any) -> Any:
+    """Returns the dtype and shape of each array in a tree, and the type of anything else."""
+    if tree is None:
+        return "nothing"
+    return jax.tree.map(
+        lambda x: f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__, tree
+    )
 
 
 def read_limit(name: str, params: Any) -> int | None:

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError, check_size, static_value
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import actor_of
-from jaxrl_po.control.environment import Environment, adapt
+from jaxrl_po.control.environment import adapt
 from jaxrl_po.types import ActorCritic, CollectorState, Problem
 
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
@@ -52,7 +51,6 @@ def make_evaluate(
     environment = adapt(env, env_params)
     bound = environment.max_steps if max_steps is None else check_size("max_steps", max_steps)
     if bound is None:
-        reset_and_step(environment)  # what is wrong with these is said first
         raise ConfigError(
             "env must bound its episodes for an evaluation: add max_steps_in_episode to its "
             "default_params, or give max_steps"
@@ -75,18 +73,3 @@ def make_evaluate(
         return {"return": episode_return, "length": length, "ended": ended.astype(float)}
 
     return evaluate
-
-
-def reset_and_step(environment: Environment) -> None:
-    """Traces a reset and a step.
-
-    Raises:
-      ConfigError: the environment breaks its contract, see `environment.adapt`.
-    """
-
-    def both(key: jax.Array) -> Any:
-        _, state = environment.reset(key)
-        action = environment.spaces.action
-        return environment.step(key, state, jnp.zeros(action.shape, action.dtype))
-
-    jax.eval_shape(both, jax.random.key(0))

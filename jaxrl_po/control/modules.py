@@ -25,6 +25,7 @@ from jaxrl_po.control.memory import Memory, gru, transformer
 from jaxrl_po.control.spaces import Observation, Spaces, is_frame
 from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
 from jaxrl_po.types import PyTree
+from jaxrl_po.variables import describe
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
@@ -195,7 +196,7 @@ def policy_module(
     Raises:
       ConfigError: as `default_modules`, or for a setting of the critic.
     """
-    settings = settings or NetworkSettings()
+    settings = _require_settings(settings)
     if policy is not None:
         _require_default(settings)
         return policy
@@ -218,7 +219,7 @@ def choose_modules(
     Raises:
       ConfigError: as `default_modules`, or for a setting or module that another one replaces.
     """
-    settings = settings or NetworkSettings()
+    settings = _require_settings(settings)
     if actor_critic is not None:
         if policy is not None or critic is not None:
             raise ConfigError(
@@ -244,6 +245,16 @@ def choose_modules(
                 "has its memory in it"
             )
     return default_modules(spaces, settings, target) | given
+
+
+def _require_settings(network: Any) -> NetworkSettings:
+    """Returns the settings, or the default for None; raises ConfigError for a module."""
+    if network is not None and not isinstance(network, NetworkSettings):
+        raise ConfigError(
+            f"network must be a control.NetworkSettings, got {describe(network)}: give a module as "
+            "policy, critic or actor_critic"
+        )
+    return network or NetworkSettings()
 
 
 def _require_default(settings: NetworkSettings) -> None:

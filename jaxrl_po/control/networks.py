@@ -11,9 +11,11 @@ import jax.numpy as jnp
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
+from jaxrl_po.config import ConfigError
 from jaxrl_po.control.memory import Initialization, Memory, gru
 from jaxrl_po.distributions import Categorical, DiagonalGaussian, MultiCategorical, TanhGaussian
 from jaxrl_po.types import Distribution, PyTree
+from jaxrl_po.variables import describe, is_flax
 
 Activation = Callable[[jax.Array], jax.Array]
 Initializer = Callable[..., jax.Array]
@@ -353,7 +355,7 @@ class Recurrent(nn.Module):
 
     def start(self, rows: int) -> PyTree:
         """The memory of `rows` rows before an episode, all zero."""
-        return self._over_time().start(rows)
+        return memory_of(self).start(rows)
 
     @nn.compact
     def __call__(
@@ -378,12 +380,23 @@ class Recurrent(nn.Module):
 
         read = features(observation), time_first(begins)
         after = None if final is None else features(final)
-        memory, *outputs = self._over_time().run(memory, *read, after)
+        memory, *outputs = memory_of(self).run(memory, *read, after)
         first, last = (None if x is None else self.head(time_first(x)) for x in outputs)
         return memory, first, last
 
-    def _over_time(self) -> Memory:
-        return self.memory(self.size, self.initialization, self.target)
+
+def memory_of(network: Recurrent) -> Memory:
+    """Returns the memory of a network; raises ConfigError if its `memory` does not make one."""
+    make, made = network.memory, None
+    if callable(make) and not is_flax(make):
+        made = make(network.size, network.initialization, network.target)
+    if not (hasattr(made, "start") and hasattr(made, "run")):
+        raise ConfigError(
+            "memory of a networks.Recurrent must be a function (size, initialization, target) -> "
+            f"memory.Memory, got {describe(make)}: call a cell of Flax in the `run` of a Memory, "
+            "and one of nnx there as flax.nnx.bridge.ToLinen"
+        )
+    return cast(Memory, made)
 
 
 def time_first(x: jax.Array) -> jax.Array:
@@ -443,8 +456,7 @@ def hidden_matrices(network: Any) -> Callable[[PyTree], PyTree] | None:
         return None
     of_memory = None
     if isinstance(network, Recurrent):
-        made = network.memory(network.size, network.initialization, network.target)
-        of_memory = made.hidden_matrices
+        of_memory = memory_of(network).hidden_matrices
         if of_memory is None:
             return None
 

@@ -109,7 +109,7 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
         none is possible, or a mask that does not fit the actions.
     """
     read = _reader(name, observation_space)
-    raw = _example(observation_space)
+    raw = example(observation_space)
     seen = jax.eval_shape(read, raw)
     acts = read_action_space(name, action_space)
     check_observation(name, seen, acts)
@@ -259,13 +259,13 @@ def _leaf_reader(name: str, space: Any) -> Callable[[Any], jax.Array]:
     return read
 
 
-def _example(space: Any) -> PyTree:
-    """Shapes and dtypes of what an environment with this space returns."""
+def example(space: Any) -> PyTree:
+    """Returns the shapes and dtypes of the observations in a space."""
     parts = _parts(space)
     if isinstance(parts, Mapping):
-        return {key: _example(part) for key, part in parts.items()}
+        return {key: example(part) for key, part in parts.items()}
     if parts is not None:
-        return tuple(map(_example, parts))
+        return tuple(map(example, parts))
     if is_discrete(space):
         return jax.ShapeDtypeStruct((), jnp.int32)
     dtype = getattr(space, "dtype", None) or float

@@ -13,7 +13,7 @@ from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import hoisting
 from jaxrl_po.control.actor import play
-from jaxrl_po.control.environment import Environment, Transition, shapes
+from jaxrl_po.control.environment import Environment, Transition, shapes, step_all
 from jaxrl_po.types import Distribution, PyTree
 
 # `policy(memory, observation) -> (memory, distribution)`, of B rows.
@@ -135,8 +135,9 @@ def unroll(
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
         memory, distribution = policy(envs.memory, envs.observation)
         action = choose(distribution, step_keys[:, 0], greedy=greedy)
-        state, transition = jax.vmap(environment.step)(
-            step_keys[:, 1], envs.state, play(distribution, action)
+        played = play(distribution, action)
+        state, transition = step_all(
+            environment, step_keys[:, 1], envs.state, envs.observation, played
         )
         episode_return = envs.episode_return + transition.reward
         episode_length = envs.episode_length + 1.0
@@ -255,8 +256,9 @@ def episodes(
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, playing.t)))(keys)
         memory, distribution = policy(playing.memory, playing.observation)
         action = choose(distribution, step_keys[:, 0], greedy=greedy)
-        state, transition = jax.vmap(environment.step)(
-            step_keys[:, 1], playing.state, play(distribution, action)
+        played = play(distribution, action)
+        state, transition = step_all(
+            environment, step_keys[:, 1], playing.state, playing.observation, played
         )
         return Playing(
             t=playing.t + 1,

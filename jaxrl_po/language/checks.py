@@ -42,7 +42,8 @@ def check_decoding(task: AnyTask, model: Transformer, decoding: Decoding) -> Dec
 
 
 def check_vocabulary(task: AnyTask, model: Transformer, name: str = "") -> None:
-    """Raises ConfigError unless the vocabulary of the model, called `name`, is the tokenizer's."""
+    """Raises ConfigError unless the model, called `name`, has the tokenizer's vocabulary."""
+    variables.require_module(name or "model", model, "vocabulary")
     if model.vocabulary != task.tokenizer.size:
         field = f"{name}: vocabulary" if name else "vocabulary"
         raise ConfigError(

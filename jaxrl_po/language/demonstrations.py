@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import masked, variables
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, ConfigError, record, static
 from jaxrl_po.language import lora, sampling
@@ -120,6 +120,7 @@ def make_evaluate(
       The function; of each answer `held_out_loss`, its cross entropy per token in nats, and
       `held_out_log_prob`, which is minus that.
     """
+    variables.require_module("model", model)
     asked = num_asked(task, num_prompts)
 
     def evaluate(

@@ -141,8 +141,8 @@ def make_networks(
     target, group_size = target or backend.here(), settings.group_size
     check(settings)
     check(sampler)
-    check_top_k(settings.top_k, model)
     check_models(source, model, critic, initial)
+    check_top_k(settings.top_k, model)
     for each, name in ((model, "model"), (critic, "critic")):
         check_attention(each, target)
         check_module(source, each, name)
@@ -264,6 +264,7 @@ def check_models(
     elif getattr(model, "lora", None) is not None:
         raise ConfigError("initial must be given where the model has adapters: it is their base")
     if critic is not None:
+        variables.require_module("critic", critic, "vocabulary", "outputs")
         check_vocabulary(source, critic)
         if critic.outputs != 1:
             raise ConfigError(f"critic must have outputs = 1, got {critic.outputs}")

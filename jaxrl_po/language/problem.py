@@ -24,7 +24,7 @@ from jaxrl_po.language.networks import (
 from jaxrl_po.language.settings import Settings
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task, finite
-from jaxrl_po.language.tasks.types import check_lengths, reading
+from jaxrl_po.language.tasks.types import check_shapes, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.lengths import Shorten
@@ -119,8 +119,8 @@ def make_problem(
       >>> batch.action.shape, batch.score.shape
       ((6, 3), (2, 3))
     """
-    check_lengths(task)
     budget, verify = check_budget(task, max_new_tokens), static_value("verify", verify, bool)
+    check_shapes(task, scored=verify)
     settings = Settings(
         num_prompts=num_prompts,
         group_size=group_size,

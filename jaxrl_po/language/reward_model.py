@@ -126,6 +126,7 @@ def compare(
     Returns:
       The comparisons.
     """
+    variables.require_module("policy", policy)
     budget = check_budget(task, max_new_tokens)
     pad_token, ends = task.tokenizer.pad, ends_of(task.tokenizer)
     prompt_key, sample_key, demonstration_key, flip_key = jax.random.split(key, 4)
@@ -215,6 +216,7 @@ def fit(
     """
     settings.validate()
     check_model(task, model)
+    variables.require_module("policy", policy)
     task = reading(task, params.frozen)
     init_key, pairs_key = jax.random.split(key)
     steps, fresh = settings.comparisons // settings.batch_size, -(-FRESH // settings.batch_size)
@@ -324,6 +326,7 @@ def learned_reward(
 
 def check_model(task: Task, model: Transformer) -> None:
     """Raises ConfigError unless the model has the task's vocabulary and one output."""
+    variables.require_module("reward_model", model, "vocabulary", "outputs")
     check_vocabulary(task, model, name="reward_model")
     if model.outputs != 1:
         raise ConfigError(f"reward_model must have outputs = 1, got {model.outputs}")

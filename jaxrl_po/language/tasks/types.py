@@ -148,16 +148,23 @@ def reading(task: Task, frozen: PyTree) -> Task:
     return task._replace(data=data, **readers)
 
 
-def check_lengths(task: Task) -> None:
-    """Raises ConfigError unless prompts and demonstrations have the lengths that the task gives."""
+def check_shapes(task: Task, *, scored: bool) -> None:
+    """Raises ConfigError if a prompt, demonstration or, if `scored`, score has another shape."""
     prompt = jax.eval_shape(lambda key: task.sample(key, False), jax.random.key(0))
+    answer = jax.ShapeDtypeStruct((task.answer_length,), jnp.int32)
     demonstration = jax.eval_shape(task.demonstrate, prompt.problem)
-    for name, tokens, length, field in (
-        ("sample", prompt.tokens, task.prompt_length, "prompt_length"),
-        ("demonstrate", demonstration, task.answer_length, "answer_length"),
+    score = jax.eval_shape(task.score, prompt.problem, answer) if scored else prompt.pad
+
+    def tokens(field: str) -> str:
+        return f"tokens of the shape [{getattr(task, field)}], its {field}, padding included"
+
+    for name, given, shape, valid in (
+        ("sample", prompt.tokens, (task.prompt_length,), tokens("prompt_length")),
+        ("sample", prompt.pad, (), "a pad of the shape []"),
+        ("demonstrate", demonstration, answer.shape, tokens("answer_length")),
+        ("score", score, (), "a number of the shape []"),
     ):
-        if tokens.shape != (length,):
+        if given.shape != shape:
             raise ConfigError(
-                f"{name} of task {task.name} must give tokens of the shape [{length}], its "
-                f"{field}, padding included, got {list(tokens.shape)}"
+                f"{name} of task {task.name} must give {valid}, got {list(given.shape)}"
             )

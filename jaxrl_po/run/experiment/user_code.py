@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.experiment.flags import UsageError
@@ -307,8 +308,15 @@ def require_not_imported() -> None:
 
 
 def network(flag: str, source: str) -> Any:
-    """The Flax module that `--policy` or `--critic` makes."""
-    made = make(flag, source)
-    if not (hasattr(made, "init") and hasattr(made, "apply")):
-        raise UsageError(f"--{flag}={source} must make a Flax module, got {type(made).__name__}")
+    """Makes the network that `--policy` or `--critic` names.
+
+    Raises:
+      UserCodeError: the network is not a module, see `variables.require_module`.
+    """
+    try:
+        made = make(flag, source)
+        variables.require_module(f"--{flag}={source}", made)
+    except (ConfigError, UserCodeError) as error:
+        called = isinstance(error.__cause__, TypeError)
+        raise UserCodeError(f"{error}{f'; {variables.ADVICE}' * called}") from error
     return made

@@ -254,7 +254,16 @@ def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[...
     @naming()
     def open_named(seeds: Sequence[int]) -> Pool:
         pool = open_pool(seeds)
-        return Pool(naming()(pool.reset), naming()(pool.step), naming()(pool.close))
+
+        def step(action: Array) -> Stepped:
+            stepped = pool.step(action)
+            for field, x in stepped._asdict().items():
+                valid = [len(seeds), *(np.shape(x)[1:] if field == "observation" else ())]
+                if np.size(x) != np.prod(valid):
+                    raise ValueError(f"{field} of step must be {valid}, got {list(np.shape(x))}")
+            return stepped
+
+        return Pool(naming()(pool.reset), naming()(step), naming()(pool.close))
 
     return open_named
 

@@ -1,0 +1,210 @@
+"""Results of a user's environment: what is accepted, and which slips are named as its own."""
+
+from typing import ClassVar
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from gymnax.environments import spaces
+from probes import Params
+
+from jaxrl_po import control
+from jaxrl_po.config import ConfigError
+
+FIELDS = ("observation", "state", "reward", "terminated", "truncated", "info")
+
+
+@struct.dataclass
+class State:
+    time: jax.Array
+    kind: str = struct.field(pytree_node=False, default="start")
+
+
+class Plain:
+    """Two discrete actions, a vector as observation; `changes` are of the results of `step`."""
+
+    default_params = Params()
+    seen = np.zeros(3, np.float32)
+    space = spaces.Box(0.0, 1.0, (3,))
+
+    def __init__(self, **changes):
+        self.changes = changes
+
+    def reset(self, key, params=None):
+        results = self.seen, State(jnp.int32(0))
+        return self.changes["reset"](*results) if "reset" in self.changes else results
+
+    def step(self, key, state, action, params=None):
+        state = state.replace(time=state.time + 1)
+        info = {"final_observation": self.seen}
+        results = (self.seen, state, 1.0, state.time >= 4, jnp.bool_(False), info)
+        return tuple(
+            self.changes.get(field, lambda x: x)(x)
+            for field, x in zip(FIELDS, results, strict=True)
+        )
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params=None):
+        return self.space
+
+
+class Parts(Plain):
+    seen: ClassVar = {"a": np.zeros(3, np.float32), "b": np.int32(1)}
+    space = spaces.Dict({"a": spaces.Box(0.0, 1.0, (3,)), "b": spaces.Discrete(4)})
+
+
+class Image(Plain):
+    seen = np.zeros((4, 4, 1), np.uint8)
+    space = gymnasium.spaces.Box(0, 255, (4, 4, 1), np.uint8)
+
+
+def without_b(seen):
+    return {"a": seen["a"]}
+
+
+def final(change):
+    return lambda info: {"final_observation": change(info["final_observation"])}
+
+
+BROKEN = [
+    (Plain(terminated=lambda x: x[None]), r"terminated of step must be of shape \[\], got \[1\]"),
+    (Plain(truncated=lambda x: x[None]), r"truncated of step must be of shape \[\], got \[1\]"),
+    (Plain(terminated=lambda _: None), "terminated must be bool, got nothing"),
+    (Plain(reward=lambda _: jnp.ones(2)), r"reward of step must be of shape \[\], got \[2\]"),
+    (Plain(reward=lambda _: {"paid": 1.0}), r"reward must be float, got {'paid': 'float'}"),
+    (
+        Plain(state=lambda x: State(x.time * 1.0)),
+        r"state.time of step must be int32\[\], as from reset, got float32\[\]",
+    ),
+    (Plain(state=lambda x: State(x.time[None])), r"state.time .* int32\[\], .* got int32\[1\]"),
+    (Plain(state=lambda x: x.replace(kind="end")), r"state of step must be .*start.*got .*end"),
+    (Plain(state=lambda x: (x.time,)), r"state.time of step must be int32\[\], .* got nothing"),
+    (Plain(state=lambda _: "over"), "state of step must be a pytree of arrays, got str"),
+    (
+        Parts(observation=without_b),
+        r"observation of step must be .*'b': .* got {'a': 'float32\[3\]'}",
+    ),
+    (
+        Parts(info=final(without_b)),
+        r"final_observation must be .*'b': .* got {'a': 'float32\[3\]'}",
+    ),
+    (Parts(reset=lambda x, s: (without_b(x), s)), "observation of reset must be .*'b': "),
+    (Parts(observation=lambda x: x["a"]), r"observation of step must be .*got float32\[3\]"),
+    (Plain(observation=lambda x: {"a": x}), r"observation of step must be float32\[3\], .*'a'"),
+    (
+        Parts(observation=lambda x: x | {"a": jnp.zeros(4)}),
+        r"observation\['a'\] of step must be float32\[3\], as from reset, got float32\[4\]",
+    ),
+    (
+        Image(observation=lambda x: x / 255),
+        r"observation of step must be uint8\[4, 4, 1\], as from reset, got float32\[4, 4, 1\]",
+    ),
+    (Image(info=final(lambda x: x / 255)), r"final_observation of step must be uint8"),
+    (Plain(info=lambda _: None), "info of step must hold final_observation"),
+    (Plain(reset=lambda x, s: (x, s, {})), r"reset must return \(observation, state\) .*got 3"),
+    (Plain(reset=lambda x, s: x), r"reset must return \(observation, state\) .*got 1 values"),
+]
+
+
+@pytest.mark.parametrize(("env", "message"), BROKEN)
+def test_slips_are_named_before_anything_compiles(env, message):
+    with pytest.raises(ConfigError, match=f"^env {type(env).__name__}: {message}"):
+        control.make_problem(env, num_envs=2, num_steps=2)
+
+
+def collected(make):
+    """Shapes of a batch."""
+    problem = make()
+    return jax.eval_shape(lambda key: problem.collect(*problem.init(key), key), jax.random.key(0))
+
+
+def factories(env):
+    """Programs that step the environment, traced."""
+    vine = {"num_states": 2, "horizon": 2}
+    sizes = {"num_envs": 2, "num_steps": 2}
+    start = control.make_problem(Plain(), **sizes)
+
+    def played(make, **options):
+        play = make(env, start, num_episodes=2, max_steps=3, **options)
+        return jax.eval_shape(lambda key: play(*start.init(key), key), jax.random.key(0))
+
+    return {
+        "problem": lambda: collected(lambda: control.make_problem(env, **sizes)),
+        "groups": lambda: collected(
+            lambda: control.make_groups(env, num_prompts=2, group_size=2, num_steps=2)
+        ),
+        "vine": lambda: collected(lambda: control.make_vine(env, **sizes, **vine)),
+        "evaluate": lambda: played(control.make_evaluate),
+        "record": lambda: played(control.make_record),
+    }
+
+
+@pytest.mark.parametrize("factory", ["problem", "groups", "vine", "evaluate", "record"])
+def test_every_factory_names_a_slip(factory):
+    for env in (Plain(terminated=lambda x: x[None]), spoilt(terminated=jnp.zeros(1, bool))):
+        with pytest.raises(ConfigError, match=r"^env \w+: terminated of step .* got \[1\]"):
+            factories(env)[factory]()
+
+
+def spoilt(after=lambda state: state, **changes):
+    """An `Environment` whose step returns something else."""
+    sound = control.adapt(Plain())
+
+    def step(key, state, action):
+        state, transition = sound.step(key, state, action)
+        return after(state), transition._replace(**changes)
+
+    return sound._replace(step=step)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            spoilt(lambda x: State(x.time * 1.0)),
+            r"state.time of step must be int32\[\], .* float32",
+        ),
+        (spoilt(observation=jnp.zeros(4)), r"observation of step must be float32\[3\], .*\[4\]"),
+        (
+            spoilt(final_observation={}),
+            r"final_observation of step must be float32\[3\], .* nothing",
+        ),
+        (spoilt(reward=jnp.zeros(1)), r"reward of step must be of shape \[\], got \[1\]"),
+    ],
+)
+def test_functions_of_ones_own_are_checked_alike(env, message):
+    with pytest.raises(ConfigError, match=f"^env Environment: {message}"):
+        factories(env)["problem"]()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        Plain(reward=lambda _: True),
+        Plain(reward=lambda _: 1),
+        Plain(reward=lambda _: jnp.ones(1, jnp.int32)),
+        Plain(terminated=lambda x: x.astype(jnp.int32), truncated=lambda _: False),
+        Plain(state=lambda x: x, reset=lambda x, s: (x, State(0))),
+        Plain(info=lambda x: x | {"name": "plain", "text": object()}),
+        Plain(observation=lambda x: x.astype(np.float16)),
+        Parts(observation=lambda x: x | {"c": jnp.zeros(2)}),
+        Image(),
+        spoilt(reward=1),
+        control.adapt(Plain())._replace(  # a weak type that the loop converts
+            reset=lambda key: (jnp.zeros(3), 0),
+            step=lambda key, state, action: (
+                state + jnp.float32(1.0),
+                control.Transition(jnp.zeros(3), 1, False, False, jnp.zeros(3)),
+            ),
+        ),
+    ],
+)
+def test_harmless_types_stay_accepted(env):
+    _, batch = factories(env)["problem"]()
+    assert batch.reward.dtype == jnp.float32 or isinstance(env, control.Environment)
+    assert batch.terminated.shape == (2, 2)
