@@ -4,18 +4,18 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_800,
-    "shell code": 11_700,
+    "library code": 24_983,
+    "shell code": 11_779,
     "experiments code": 4_758,
     "shell import pairs": 365,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
     "ppo's closure, files": 15,
-    "ppo's closure, code": 1_910,
+    "ppo's closure, code": 1_911,
     "public without a docstring": 0,
     "README lines": 150,
-    "docs words (studies aside)": 26_858,
+    "docs words (studies aside)": 27_096,
 }
 
 
