@@ -12,6 +12,7 @@ not a bool: each is refused by name. So is a traced value of a static field.
 import dataclasses
 import inspect
 import math
+import numbers
 import operator
 from typing import Any, TypeVar, dataclass_transform
 
@@ -125,7 +126,13 @@ def record(cls: type[Record]) -> type[Record]:
         num_steps: length of a rollout (steps; in [1, inf); default 8)
     """
     summary = inspect.cleandoc(cls.__doc__ or "")
-    cls.__post_init__ = _convert_statics  # type: ignore[attr-defined]
+    own = cls.__dict__.get("__post_init__", lambda config: None)
+
+    def convert(config: Record) -> None:
+        _convert_statics(config)
+        own(config)
+
+    cls.__post_init__ = convert  # type: ignore[attr-defined]
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     lines = (f"  {each.name}: {describe(each, default=True)}" for each in fields)
@@ -153,7 +160,7 @@ def static_value(name: str, value: Any, kind: type = object) -> Any:
     Args:
       name: static field or argument, for the message.
       value: any value.
-      kind: its type; `float` also takes a whole number.
+      kind: its type; `float` also takes a whole number, and a traced one.
 
     Raises:
       ConfigError: the value is traced, or of another type.
@@ -163,22 +170,27 @@ def static_value(name: str, value: Any, kind: type = object) -> Any:
       (8, 0.9)
     """
     if isinstance(value, jax.core.Tracer):
+        if kind is float:  # as a temperature that is vmapped over whole problems
+            return value
         raise ConfigError(f"{name} is static: build one program for each value")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and not value.ndim:
         if jnp.issubdtype(value.dtype, np.floating):
             value = float(str(value))  # 0.9 for a float32, whose double is 0.8999999761581421
         elif _is_number(value) or value.dtype == bool:
             value = value.item()
-    value = float(value) if kind is float and type(value) is int else value
+    value = float(value) if kind is float and _is_number(value) and not np.ndim(value) else value
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{name} must be of type {kind.__name__}, got {value!r}")
     return value
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is an `int`, a `float`, or an array of such."""
-    kinds, dtype = (np.integer, np.floating), getattr(value, "dtype", bool)
-    return type(value) in (int, float) or any(jnp.issubdtype(dtype, kind) for kind in kinds)
+    """Whether a value is a real number, but not a bool, or an array of such."""
+    if isinstance(value, numbers.Real):
+        return not isinstance(value, bool)
+    if not isinstance(value, jax.Array):
+        value = np.asarray(value) if hasattr(value, "__array__") else np.bool_()
+    return any(jnp.issubdtype(value.dtype, kind) for kind in (np.integer, np.floating))
 
 
 def describe(field: dataclasses.Field[Any], *, default: bool = False) -> str:

@@ -20,6 +20,7 @@ from jaxrl_po.types import (
     PyTree,
     Samples,
     TrainState,
+    undonated,
 )
 
 # Replicated entry of the collector's state: policies of the last k iterations, `[k, …]`, the oldest
@@ -28,6 +29,15 @@ EARLIER_POLICIES = "earlier_policies"
 
 Estimate = Callable[[TrainState, Batch], Samples]
 Improve = Callable[[TrainState, Samples, jax.Array], tuple[TrainState, Metrics]]
+
+
+def unshared(tree: PyTree) -> PyTree:
+    """Returns copies of the arrays in a tree; an original is freed as soon as it is copied."""
+    leaves, structure = jax.tree.flatten(tree)
+    del tree
+    for i, leaf in enumerate(leaves):
+        leaves[i] = jnp.copy(leaf) if hasattr(leaf, "dtype") else leaf
+    return jax.tree.unflatten(structure, leaves)
 
 
 def make(
@@ -65,18 +75,17 @@ def make(
         if staleness := problem.facts.staleness:
             earlier = jax.tree.map(lambda x: jnp.repeat(x[None], staleness, 0), params.policy)
             collector = collector.add(replicated={EARLIER_POLICIES: earlier})
-        state = TrainState(
-            params=params._replace(frozen=None),
-            opt_state=init_optimizer(params.trained()),
-            reference_params=init_reference(params),
-            kl_coefficient=jnp.asarray(kl_coefficient, jnp.float32),
-            collector=collector,
-            key=key,
-            step=jnp.int32(0),
-        )
         # The state can be donated: its leaves share no buffer with each other, as policy and
         # reference would, or with arrays of the user. Under `jax.jit` nothing is copied.
-        return jax.tree.map(jnp.copy, state).with_frozen(params.frozen)
+        return TrainState(
+            params=unshared(params._replace(frozen=None))._replace(frozen=undonated(params.frozen)),
+            opt_state=unshared(init_optimizer(params.trained())),
+            reference_params=unshared(init_reference(params)),
+            kl_coefficient=unshared(jnp.asarray(kl_coefficient, jnp.float32)),
+            collector=unshared(collector),
+            key=key,
+            step=unshared(jnp.int32(0)),
+        )
 
     def collect(state: TrainState, key: jax.Array) -> tuple[CollectorState, Batch]:
         if not problem.facts.staleness:

@@ -5,12 +5,14 @@ Axes, in both domains: B rows (environments, or P prompts × G completions, grou
 tree equality and cause recompilation.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl_po import backend
@@ -67,9 +69,10 @@ def short_repr(tree: PyTree) -> str:
         fields = (f"{name}={short_repr(value)}" for name, value in tree._asdict().items())
         return f"{type(tree).__name__}({', '.join(fields)})"
     leaves = jax.tree.leaves(tree)
-    if len(leaves) > 8:
-        return f"<{len(leaves)} leaves, {sum(getattr(x, 'size', 1) for x in leaves):,} numbers>"
-    return repr(jax.tree.map(_text_of, tree))
+    if len(leaves) <= 8:
+        with contextlib.suppress(Exception):  # of a node that checks its leaves
+            return repr(jax.tree.map(_text_of, tree))
+    return f"<{len(leaves)} leaves, {sum(map(np.size, leaves)):,} numbers>"
 
 
 def _text_of(leaf: Any) -> Any:

@@ -1,6 +1,7 @@
 """Variables of a Flax module: the collection that is trained, and the constants beside it."""
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,11 +30,19 @@ def is_flax(module: Any, package: str = "flax.") -> bool:
     return any(base.__module__.startswith(package) for base in kind.__mro__)
 
 
+def is_nnx(given: Any) -> bool:
+    """Returns whether a value is an nnx module, and not a graph definition, state or variable."""
+    return any(
+        base.__module__.startswith("flax.nnx.") and base.__name__ == "Module"
+        for base in type(given).__mro__
+    )
+
+
 def describe(given: Any) -> str:
     """Returns the name of a class, or of the class of an object, for messages."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
-    return f"{'the nnx module ' * is_flax(given, 'flax.nnx.')}{type(given).__name__}"
+    return f"{'the nnx module ' * is_nnx(given)}{type(given).__name__}"
 
 
 def require_module(name: str, module: Any, *attributes: str) -> None:
@@ -44,17 +53,22 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
       module: the network. An nnx module in its fields is refused too: it would not be trained.
       attributes: names of further attributes that the network must have.
     """
-    needed, is_class = ("init", "apply", *attributes), isinstance(module, type)
-    if is_class or not all(hasattr(module, each) for each in needed):
+    needed = ("init", "apply", *attributes)
+    static = (inspect.getattr_static(module, each, None) for each in needed)
+    bound = not isinstance(module, type) or all(
+        isinstance(each, staticmethod | classmethod) for each in static
+    )
+    if not bound or not all(hasattr(module, each) for each in needed):
         raise ConfigError(
             f"{name} must be an instance of flax.linen.Module, or of a class with its "
             f"{', '.join(needed)}, got {describe(module)}: {ADVICE}"
         )
-    ours = type(module).__module__.startswith("jaxrl_po.")  # another's fields may be classes
+    if not type(module).__module__.startswith(("jaxrl_po.", "flax.linen")):
+        return  # the fields of a user's module are its own affair
     for field, given in vars(module).items() if is_flax(module) else ():
         for part in given if isinstance(given, tuple | list) else (given,):
-            inner = hasattr(part, "apply") or is_flax(part, "flax.nnx.")
-            if is_flax(part) and (ours if isinstance(part, type) else inner):
+            is_module = isinstance(part, type) or hasattr(part, "apply") or is_nnx(part)
+            if is_flax(part) and is_module:
                 require_module(f"{name}.{field}", part)
 
 

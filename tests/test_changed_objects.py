@@ -5,6 +5,7 @@ import json
 import linecache
 import re
 import shutil
+import typing
 
 import jax
 import pytest
@@ -189,6 +190,43 @@ def test_reward_of_a_package_is_known_by_its_file(tmp_path, monkeypatch):
     (package / "rewards.py").write_text("def score(completions): return [2.0]\n")
     assert user_code.digests(reward) != before
     assert user_code.digests({"reward": r"regex:^(\d+)$"}) == {"reward": r"regex:^(\d+)$"}
+
+
+def test_the_package_of_a_reward_is_not_imported(tmp_path, monkeypatch):
+    package = tmp_path / "loud_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "rewards.py").write_text("def score(completions): return [1.0]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert re.fullmatch(
+        r"\w{16}:score", user_code.digests({"reward": "loud_package.rewards:score"})["reward"]
+    )
+
+
+class Loud:
+    """An object whose attributes raise."""
+
+    @property
+    def args(self):
+        raise RuntimeError("reset first")
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+class Pair(typing.NamedTuple):
+    first: int
+
+    def step(self):
+        return self.first
+
+
+def test_any_object_has_a_digest():
+    assert re.fullmatch(r"\w{16}:it", digest("env", Loud()))
+    assert "def step" in "".join(user_code._texts(Pair(1)))
+    assert user_code._texts({"data": [[1, 2, 3]] * 10}) == set()
+    one, two = (lambda: 1), (lambda: 2)
+    assert digest("reward", one) != digest("reward", two)
 
 
 def test_sweep_names_a_changed_object(tmp_path, monkeypatch, capsys):

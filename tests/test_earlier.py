@@ -137,7 +137,7 @@ def fake_run(folder, scores, score="greedy_return", **settings):
 
 
 def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
-    """4 and 5 always beat 1, 2 and 3; 3 and NaN have 2 wins and a tie of 3: (2 + ½) / 3."""
+    """4 and 5 always beat 1, 2 and 3; 3 and NaN, which is the worst, have (2 + ½) of 6."""
     paths = [
         fake_run(tmp_path / name, x)
         for name, x in (("a", [1.0, 2.0, 3.0]), ("b", [4.0, 5.0]), ("c", [3.0, None]))
@@ -146,8 +146,8 @@ def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
     a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:]
     assert a.split()[:3] == ["a", "3", "2"]
     assert b.split()[-3:] == ["1.00", "[1.00,", "1.00]"]
-    assert c.split()[:3] == ["c", "2", "3"]
-    assert " 0.83 [" in c
+    assert c.split()[:5] == ["c", "1", "of", "2", "-inf"]
+    assert " 0.42 [" in c
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -208,3 +208,48 @@ def test_harmless_types_stay_accepted(env):
     _, batch = factories(env)["problem"]()
     assert batch.reward.dtype == jnp.float32 or isinstance(env, control.Environment)
     assert batch.terminated.shape == (2, 2)
+
+
+def test_a_state_may_hold_a_raw_key():
+    """As in PureJaxRL: a run with raw keys hands raw keys on."""
+
+    class Keyed(Plain):
+        def reset(self, key, params=None):
+            return self.seen, jax.random.PRNGKey(0)
+
+        def step(self, key, state, action, params=None):
+            info = {"final_observation": self.seen}
+            return self.seen, key, 1.0, jnp.bool_(False), jnp.bool_(False), info
+
+    problem = control.make_problem(Keyed(), num_envs=2, num_steps=2)
+
+    def collect(key):
+        return problem.collect(*problem.init(key), key)[1]
+
+    assert jax.eval_shape(collect, jax.random.PRNGKey(0)).reward.shape == (2, 2)
+    with pytest.raises(ConfigError, match=r"state of step must be uint32\[2\], as from reset"):
+        jax.eval_shape(collect, jax.random.key(0))
+
+
+def test_the_final_observation_may_have_another_dtype():
+    own = control.adapt(Plain())
+
+    def step(key, state, action):
+        state, transition = own.step(key, state, action)
+        final = transition.final_observation.astype(jnp.int32)
+        return state, transition._replace(final_observation=final)
+
+    problem = control.make_problem(own._replace(step=step), num_envs=2, num_steps=2)
+    key = jax.random.key(0)
+    assert jax.eval_shape(lambda: problem.collect(*problem.init(key), key)[1]).reward.shape == (
+        2,
+        2,
+    )
+
+
+def test_results_of_a_step_may_be_any_sequence():
+    class Listed(Plain):
+        def step(self, *given):
+            return iter(super().step(*given))
+
+    assert control.adapt(Listed()).spaces.num_actions == 2

@@ -3,7 +3,7 @@
 import functools
 import os
 import signal
-import time
+import threading
 from pathlib import Path
 
 import jax
@@ -18,7 +18,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.seeds import over_seeds
-from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop import programs, runner, streams
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
@@ -122,11 +122,13 @@ def test_both_routes_come_to_the_same_parameters(tmp_path, scored):
 def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored, monkeypatch):
     """A signal comes in the first of the two iterations of the first line."""
 
+    heard = threading.Event()
+    monkeypatch.setattr(streams, "say", lambda text: heard.set())
+
     def interrupted(self, *given, **named):
         if named["first"]:
             os.kill(os.getpid(), signal.SIGTERM)
-            while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-                time.sleep(0.001)
+            assert heard.wait(60)
         return score(self, *given, **named)
 
     score = HostScore.__call__

@@ -4,15 +4,15 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_983,
-    "shell code": 11_779,
+    "library code": 25_090,
+    "shell code": 11_845,
     "experiments code": 4_758,
     "shell import pairs": 365,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
     "ppo's closure, files": 15,
-    "ppo's closure, code": 1_911,
+    "ppo's closure, code": 1_930,
     "public without a docstring": 0,
     "README lines": 150,
     "docs words (studies aside)": 27_096,

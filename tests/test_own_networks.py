@@ -222,6 +222,18 @@ class Layered(nn.Module):
         return Categorical(self.layer(2)(x))
 
 
+class Static:
+    """A namespace, whose functions are static."""
+
+    @staticmethod
+    def init(key, x):
+        return Wrapper().init(key, x)
+
+    @staticmethod
+    def apply(params, x):
+        return Wrapper().apply(params, x)
+
+
 CART_POLE = gymnax.make("CartPole-v1")[0]
 TORSO, HEAD = networks.Torso((4,)), networks.CategoricalHead(2)
 NNX = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
@@ -265,7 +277,6 @@ def test_networks_that_are_no_modules_are_named(got):
         (networks.Policy(NNX, HEAD), r"policy.torso .* the nnx module Linear"),
         (networks.Policy(TORSO, networks.CategoricalHead), "policy.head .* the class Categorical"),
         (networks.Policy(networks.SideBySide([TORSO, NNX], TORSO), HEAD), "policy.torso.parts"),
-        (Layered(inner=[NNX]), "policy.inner .* the nnx module Linear"),
         (networks.Recurrent(nn.Sequential([NNX]), HEAD, 4), "policy.torso.layers"),
     ],
 )
@@ -305,6 +316,8 @@ def test_settings_of_networks_are_no_network(network):
         Layered(inner={"a": nn.Dense(3)}),
         networks.Policy(lambda x: x, HEAD),
         nnx.bridge.ToLinen(Rewritten, args=()),
+        Layered(inner=[NNX]),  # a user's module may hold a frozen part
+        Static,
     ],
 )
 def test_modules_and_wrappers_stay_accepted(policy):

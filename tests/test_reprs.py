@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import learners
 import pytest
 import shapes
+from flax import struct
 
 from jaxrl_po import control, run
 from jaxrl_po.algorithms import a2c
@@ -42,6 +43,18 @@ def test_text_of_a_record_shows_dtypes_and_shapes():
     assert "'key': key<fry>[]" in repr(inside)
     assert hash(ActorCritic(1)) == hash((1, None, None, None))
     assert jax.jit(lambda x: x)(params)._replace(value=None).policy["w"].shape == (4, 2)
+
+
+def test_text_of_a_node_that_checks_its_leaves():
+    @struct.dataclass
+    class Checked:
+        x: jax.Array
+
+        def __post_init__(self):
+            assert self.x.shape == (3,)
+
+    state = CollectorState(sharded={"env": Checked(jnp.zeros(3))}, replicated={})
+    assert repr(state) == "CollectorState(sharded=<1 leaves, 3 numbers>, replicated={})"
 
 
 def test_results_of_runs_have_a_short_text(tmp_path, monkeypatch):

@@ -1,6 +1,9 @@
 """Values of settings in every record and factory: traced ones, text, bools and NumPy numbers."""
 
 import dataclasses
+import enum
+import fractions
+import functools
 import json
 
 import gymnax
@@ -9,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import control, language, run
+from jaxrl_po import config, control, language, run
 from jaxrl_po.algorithms import a2c
-from jaxrl_po.config import ConfigError, check
+from jaxrl_po.config import ConfigError, as_arrays, check
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import demonstrations, lora
 from jaxrl_po.language.tasks import finite
@@ -52,11 +55,35 @@ def numbers(record):
 
 @of_each_record
 def test_traced_static_fields_are_named(record):
-    for name, default in fields(record, int, float, bool).items():
+    for name, default in fields(record, int, bool).items():
         with pytest.raises(ConfigError, match=f"^{name} is static: build one program for each"):
             jax.eval_shape(lambda value, name=name: check(record(**{name: value})), default)
-    for name, default in numbers(record).items():
+    for name, default in (numbers(record) | fields(record, float)).items():
         jax.eval_shape(lambda value, name=name: check(record(**{name: value})), float(default))
+
+
+def test_every_real_number_is_a_number():
+    class YamlFloat(float):
+        pass
+
+    three = enum.IntEnum("Size", {"THREE": 3}).THREE
+    for rate in (YamlFloat(1e-3), fractions.Fraction(1, 1000), jnp.bfloat16(0.5)):
+        check(a2c.Config(learning_rate=rate))
+    assert a2c.Config(n=three).n == 3
+    assert language.Settings(temperature=fractions.Fraction(1, 2)).temperature == 0.5
+    shape = jax.eval_shape(lambda: as_arrays(a2c.Config()))
+    with pytest.raises(ConfigError, match=r"^learning_rate must be a number, got Shape"):
+        check(shape)
+
+
+def test_a_record_keeps_its_own_check():
+    @config.record
+    class Refused(a2c.Config):
+        def __post_init__(self):
+            raise RuntimeError("of its own")
+
+    with pytest.raises(RuntimeError, match="of its own"):
+        Refused()
 
 
 @of_each_record
@@ -165,8 +192,10 @@ FACTORIES = {
 @pytest.mark.parametrize(("make", "values"), FACTORIES.values(), ids=FACTORIES)
 def test_factories_follow_the_rule_of_records(make, values):
     for name, value in values.items():
-        with pytest.raises(ConfigError, match=f"^{name} is static: build one program for each"):
-            jax.eval_shape(lambda value, name=name: make(**{name: value}) and None, value)
+        traced = functools.partial(lambda value, name: make(**{name: value}) and None, name=name)
+        if not isinstance(value, float):  # a temperature or a discount may be vmapped
+            with pytest.raises(ConfigError, match=f"^{name} is static: build one program for each"):
+                jax.eval_shape(traced, value)
         for wrong in ("1", 1 if isinstance(value, bool) else np.bool_(True)):
             with pytest.raises(ConfigError, match=f"^{name} must be .*, got "):
                 make(**{name: wrong})

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import gymnax
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -79,6 +80,21 @@ def test_parameters_of_gymnax_environments_are_set():
     assert suites.make_env("CartPole-v1", "{}").max_steps == 500
 
 
+def test_parameters_keep_the_type_of_their_default():
+    convert = suites._converted
+    assert convert("size", (4, 4), [5, 6]) == (5, 6)
+    assert convert("seed", None, 3) == 3
+    assert convert("mask", np.array([True, False]), [False, True]).tolist() == [False, True]
+    assert convert("rates", jnp.array([0.5, 1.0]), [1, 2]).dtype == jnp.float32
+    for default, value in (
+        (jnp.arange(2), [0.5, 1.5]),
+        (jnp.arange(2), 3),
+        (np.ones(2), ["x", "y"]),
+    ):
+        with pytest.raises(ConfigError, match=r"^counts must be \w+\[2\], got"):
+            convert("counts", default, value)
+
+
 @pytest.mark.parametrize(
     ("env_params", "message"),
     [
@@ -94,7 +110,7 @@ def test_parameters_of_gymnax_environments_are_set():
 def test_wrong_parameters_of_gymnax_are_named(env_params, message):
     with pytest.raises((UsageError, ConfigError), match=f"^(--)?env(_params)?{message}"):
         suites.make_env("CartPole-v1", env_params)
-    with pytest.raises(ConfigError, match="available_torque must be a number"):
+    with pytest.raises(ConfigError, match=r"available_torque must be float32\[3\], got \['x'\]"):
         suites.make_env("Acrobot-v1", '{"available_torque": ["x"]}')
 
 

@@ -296,7 +296,8 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
             )
             for wrong, right in (
                 ("loguniform", "log_uniform"),
-                ("int_uniform", "uniform"),
+                ("int_uniform", "choice"),
+                ("randint", "choice"),
                 ("Choices ", "choice"),
                 ("beta", "log_uniform, uniform, choice"),
             )
@@ -392,6 +393,16 @@ def test_draws_keep_all_their_digits():
     values = [float(each["config.gamma"]) for each in search.combinations(narrow, 64, 0)]
     assert len(set(values)) == 64
     assert 0.9995 <= min(values) <= max(values) <= 0.99999
+
+
+def test_a_sweep_of_earlier_keeps_its_draws():
+    asked = search.Asked({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
+    exact, rounded = (search.combinations(asked, 3, 0, rounded=x) for x in (False, True))
+    assert [f"{float(x['config.gamma']):.4g}" for x in exact] == [
+        x["config.gamma"] for x in rounded
+    ]
+    coin = search.Asked({}, {}, {"network.width": "choice(4,8)"}, {})
+    assert len(search.combinations(coin, 6, 0, rounded=True)) == 6
 
 
 def test_equal_combinations_are_searched_once():

@@ -49,14 +49,14 @@ WRONG = [
     Wrong(
         "an interrupt in the last row is lost",
         "run.loop.runner",
-        "interrupted = cut or stop.is_set()",
+        "interrupted = cut or processes.any_of(stop.is_set())",
         "interrupted = cut",
         (CALLS + "test_an_interrupt_counts_in_the_first_and_last_row",),
     ),
     Wrong(
         "an interrupt while curves are drawn is lost",
         "run.experiment.training",
-        "outcome.interrupted or stop.is_set()",
+        "outcome.interrupted or processes.any_of(stop.is_set())",
         "outcome.interrupted",
         (CALLS + "test_interrupt_while_curves_are_drawn_loses_nothing",),
     ),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError, check_size
-from jaxrl_po.control.spaces import Spaces, check_observation, example, read_spaces
+from jaxrl_po.control.spaces import Observation, Spaces, check_observation, example, read_spaces
 from jaxrl_po.types import PyTree
 
 METHODS = ("reset", "step", "action_space", "observation_space")
@@ -107,12 +107,16 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         results = adapted.step(key, state, jnp.zeros(action.shape, action.dtype))
         _require_alike(name, (state, observation), *results)
 
-    try:
-        jax.eval_shape(both, jax.random.key(0))
-    except Exception as error:  # one of its own is raised again where the environment is stepped
-        if isinstance(error, ConfigError):
-            raise
-    return adapted
+    errors: list[ConfigError] = []
+    for make_key in (jax.random.key, jax.random.PRNGKey):  # a state may hold a key of either kind
+        try:
+            jax.eval_shape(both, make_key(0))
+            return adapted
+        except ConfigError as error:
+            errors.append(error)
+        except Exception:  # its own error is raised again where the environment is stepped
+            return adapted
+    raise errors[0]
 
 
 def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
@@ -121,7 +125,9 @@ def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
     spaces = read_spaces(name, space, env.action_space(params))
 
     def unpack(method: str, results: Any, names: str) -> Any:
-        count = len(results) if isinstance(results, tuple | list) else 1
+        if hasattr(results, "__iter__") and not hasattr(results, "dtype"):
+            results = tuple(results)
+        count = len(results) if isinstance(results, tuple) else 1
         if count != len(names.split(", ")):
             raise ConfigError(
                 f"env {name}: {method} must return ({names}) as in gymnax >= 1.0, got {count} "
@@ -215,7 +221,12 @@ def _require_alike(
         if not holds:
             raise ConfigError(f"env {name}: {field} of step must be {valid}, got {got}")
 
-    final = "final_observation", transition.final_observation, before[1]
+    # Only the critic reads the final observation, which may lack the mask of legal actions.
+    last, first = (
+        x.seen_by_critic() if isinstance(x, Observation) else x
+        for x in (transition.final_observation, before[1])
+    )
+    final = "final_observation", last, first
     seen = "observation", transition.observation, before[1]
     for field, given, valid in (("state", state, before[0]), seen, final):
         old, new = (
@@ -227,13 +238,18 @@ def _require_alike(
             y: Any = new.get(path)
             alike = x is not None and y is not None and x.shape == y.shape
             # A loop converts a weak type that it begins with.
-            alike = alike and (x.dtype == y.dtype or x.weak_type)
+            alike = alike and (x.dtype == y.dtype or x.weak_type or _may_convert(field, x, y))
             require(field + path, alike, f"{_describe(x)}, as from reset", _describe(y))
         old, new = jax.tree.structure(valid), jax.tree.structure(given)
         require(field, old == new, f"{old}, as from reset", new)
     for field in ("reward", "terminated", "truncated"):
         shape = list(jnp.shape(getattr(transition, field)))
         require(field, not shape, "of shape []", shape)
+
+
+def _may_convert(field: str, x: Any, y: Any) -> bool:
+    """Returns whether another dtype is only converted; an image of bytes would be scaled anew."""
+    return field == "final_observation" and jnp.uint8 not in (x.dtype, y.dtype)
 
 
 def _describe(tree: Any) -> Any:

@@ -164,7 +164,6 @@ def check_shapes(task: Task, *, scored: bool) -> None:
         ("demonstrate", demonstration, answer.shape, tokens("answer_length")),
         ("score", score, (), "a number of the shape []"),
     ):
-        if given.shape != shape:
-            raise ConfigError(
-                f"{name} of task {task.name} must give {valid}, got {list(given.shape)}"
-            )
+        if getattr(given, "shape", None) != shape:
+            got = list(given.shape) if hasattr(given, "shape") else given
+            raise ConfigError(f"{name} of task {task.name} must give {valid}, got {got}")

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 # A minus between numbers or words belongs to neither; 1,500 is one number, and 1e3 is a thousand.
-NUMBER = re.compile(
-    r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][+-]?\d{1,3}(?!\w))?"
-)
-# Unicode's hyphens, dashes and minus signs, small and full-width ones too, where a digit follows.
-MINUS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d](?=\.?\d)")
+DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?"
+NUMBER = re.compile(rf"(?:(?<![\w.)])-)?(?:(?<!\w){DIGITS}[eE][+-]?\d{{1,6}}(?!\w)|{DIGITS})")
+# Unicode's minus signs, and its hyphens and dashes where no range or compound can end.
+MINUS = re.compile(r"[\u2212\ufe63\uff0d](?=\.?\d)|(?<![^\s(=\[{])[\u2010-\u2015](?=\.?\d)")
 
 
 def plain(text: str) -> str:
@@ -65,11 +64,20 @@ def contains(completions: Sequence[str], answer: Sequence[str], **columns: Any) 
     """
     scores = []
     for text, right in zip(map(plain, completions), map(plain, answer), strict=True):
-        word = re.escape(right.strip())
-        # Not inside a word or a number: 500 is no part of 1,500, but 4 stands in "3,4".
-        begin, end = r"(?<![\w.-])(?!(?<=\d,)\d{3}(?!\d))", r"(?!\w|\.\d|,\d{3}(?!\d))"
-        scores.append(float(bool(word and re.search(begin + word + end, text))))
+        word = right.strip()
+        if NUMBER.fullmatch(word):  # 500 is no part of 1,500
+            places = (found.span() for found in NUMBER.finditer(text) if found[0] == word)
+        else:
+            places = (found.span() for found in re.finditer(re.escape(word), text) if word)
+        scores.append(float(any(_stands_alone(text, *place) for place in places)))
     return scores
+
+
+def _stands_alone(text: str, start: int, end: int) -> bool:
+    """Returns whether a part of a text is no part of a longer word or number."""
+    before, after = text[max(start - 1, 0) : start], text[end : end + 2]
+    joined = re.match(r"\w|\.\d", after)
+    return not (re.match(r"[\w.-]", before) or joined)
 
 
 def regex(

@@ -13,7 +13,9 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-BOXED, HASHES = re.compile(r"\\boxed\s*(?=[^\s])"), "####"
+BOXED, HASHES = re.compile(r"\\boxed\s*(?=\{)"), "####"
+# A number alone, where the text has no braces: \boxed 1/2 would be a box of 1.
+BARE = re.compile(r"\\boxed\s*(-?(?:\d[\d,]*\d|\d)?(?:\.\d+)?)(?=[$\s)]|[.,;!?](?!\d)|$)")
 # Without the extraction of expressions outside LaTeX, which sympy reads by `eval`.
 LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 # Longer ones are no answers; neither are towers of powers, which take for ever.
@@ -89,15 +91,13 @@ def final(text: str) -> str:
       >>> final(r"so \boxed{\frac{1}{2}}."), final("2 + 2 = 4\n#### 4"), final(r"\boxed 4")
       ('\\frac{1}{2}', '4', '4')
     """
+    text = MINUS.sub("-", text)
     boxes = list(BOXED.finditer(text))
     start, hashes = boxes[-1].end() if boxes else -1, text.rfind(HASHES)
     if hashes > start:
         return text[hashes + len(HASHES) :].strip().partition("\n")[0].strip()
     if start < 0:
-        return ""
-    if text[start] != "{":  # TeX takes one token; a number is meant as a whole
-        found = re.match(r"-?[\d.,]*\d|\\?\w", text[start:])
-        return found[0] if found else ""
+        return (BARE.findall(text) or [""])[-1]
     depth = 0
     for end in range(start, len(text)):
         depth += (text[end] == "{") - (text[end] == "}")

@@ -20,6 +20,7 @@ OF_A_START = ("resume", "overwrite")
 SWEPT = ("config.", "problem.", "network.")  # flags that may have several values
 DRAW = re.compile(r"(\w+) *\((.*)\)")
 DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
+EXACT = "exact_draws"  # entry of the folder of a sweep whose draws have all digits
 MAY_DIFFER = ("out", "devices", "mesh", "compilation_cache", *OF_A_START)
 
 
@@ -70,6 +71,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[st
         if name.startswith(SWEPT) and found:
             if found[1] not in DISTRIBUTIONS:
                 close = flags.suggest(found[1], DISTRIBUTIONS)
+                close = "; did you mean choice?" if "int" in found[1] else close
                 raise UsageError(f"--{name}={value} must be a distribution of a sweep{close}")
             drawn[name] = value.replace(" ", "")
         elif name.startswith(SWEPT) and "," in value:
@@ -79,13 +81,16 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[st
     return kept, swept, drawn
 
 
-def combinations(asked: Asked, draws: int, seed: int) -> list[Combination]:
+def combinations(
+    asked: Asked, draws: int, seed: int, *, rounded: bool = False
+) -> list[Combination]:
     """Returns the distinct combinations of the values of the grid with the draws.
 
     Args:
       asked: `Asked`, the grid and the distributions.
       draws: number of joint draws of all flags that have a distribution.
       seed: seed of the draws.
+      rounded: whether draws have four digits and equal ones repeat, as in folders without `EXACT`.
 
     Raises:
       UsageError: the bounds of a distribution are invalid.
@@ -99,16 +104,21 @@ def combinations(asked: Asked, draws: int, seed: int) -> list[Combination]:
         for values in itertools.product(*asked.swept.values())
     ]
     generator = np.random.default_rng(seed)
-    columns = {name: draw(name, written, draws, generator) for name, written in asked.drawn.items()}
+    columns = {
+        name: draw(name, written, draws, generator, rounded=rounded)
+        for name, written in asked.drawn.items()
+    }
     rows: list[Combination] = [{}]
     if columns:
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    every = (each | row for each in grid for row in rows)
-    return list({tuple(each.items()): each for each in every}.values())
+    every = [each | row for each in grid for row in rows]
+    return every if rounded else list({tuple(each.items()): each for each in every}.values())
 
 
-def draw(name: str, written: str, count: int, generator: np.random.Generator) -> list[str]:
-    """Values from `uniform(a,b)`, `log_uniform(a,b)` with 0 < a < b, or `choice(a,b,…)`."""
+def draw(
+    name: str, written: str, count: int, generator: np.random.Generator, *, rounded: bool = False
+) -> list[str]:
+    """Draws values from `uniform(a,b)`, `log_uniform(a,b)` with 0 < a < b, or `choice(a,b,…)`."""
     found = DRAW.fullmatch(written)
     assert found is not None
     kind, values = found[1], found[2].split(",")
@@ -127,7 +137,7 @@ def draw(name: str, written: str, count: int, generator: np.random.Generator) ->
         drawn = generator.uniform(low, high, count)
     else:
         drawn = np.exp(generator.uniform(np.log(low), np.log(high), count))
-    return [repr(float(value)) for value in drawn]
+    return [f"{value:.4g}" if rounded else repr(float(value)) for value in drawn]
 
 
 def static_part(records: Mapping[str, Any]) -> str:

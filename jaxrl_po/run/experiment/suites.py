@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import ConfigError, check_number, static_value
+from jaxrl_po.config import ConfigError, static_value
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.flags import UsageError
@@ -132,14 +132,28 @@ def with_params(name: str, env: Any, env_params: str) -> Environment:
       ConfigError: a value is of another type than the field's default.
     """
     params: Any = getattr(env, "default_params", None)
-    fields = dataclasses.fields(params) if dataclasses.is_dataclass(params) else ()
-    defaults: dict[str, Any] = {field.name: getattr(params, field.name) for field in fields}
-    changed, flag = dict[str, Any](), f"env_params for {name}"
-    for field, value in flags.json_object("env_params", env_params).items():
-        default = static_value(flag, flags.lookup(flag, field, defaults))
-        if isinstance(default, jax.Array | np.ndarray):
-            check_number(f"{flag}: {field}", np.array(value))
-            changed[field] = jnp.asarray(value, default.dtype)
-        else:
-            changed[field] = static_value(f"{flag}: {field}", value, type(default))
-    return adapt(env, dataclasses.replace(params, **changed) if changed else None)
+    is_tuple = hasattr(params, "_asdict")
+    names = [field.name for field in dataclasses.fields(params)] if not is_tuple else params._fields
+    defaults: dict[str, Any] = {name: getattr(params, name) for name in names}
+    flag = f"env_params for {name}"
+    given = flags.json_object("env_params", env_params)
+    changed = {
+        field: _converted(f"{flag}: {field}", flags.lookup(flag, field, defaults), value)
+        for field, value in given.items()
+    }
+    return adapt(
+        env, params._replace(**changed) if is_tuple else dataclasses.replace(params, **changed)
+    )
+
+
+def _converted(field: str, default: Any, value: Any) -> Any:
+    """Returns a value of JSON as the type of a default; raises ConfigError if it would change."""
+    default = static_value(field, default)
+    if isinstance(default, jax.Array | np.ndarray):
+        found = np.array(value)
+        if found.shape != default.shape or not np.can_cast(found.dtype, default.dtype, "same_kind"):
+            raise ConfigError(f"{field} must be {default.dtype}{[*default.shape]}, got {value!r}")
+        return jnp.asarray(found, default.dtype)
+    if isinstance(default, tuple) and isinstance(value, list):
+        value = tuple(value)
+    return static_value(field, value, object if default is None else type(default))

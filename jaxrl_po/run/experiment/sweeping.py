@@ -139,15 +139,12 @@ def carry_out(
     refuse(options, asked)
     keep_programs(options.compilation_cache)
     sections = sections_of(options)
-    groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
-    combinations = search.combinations(asked, options.draws, options.seed)
-    for combination in combinations:
-        records = asked.records(combination, sections)
-        groups.setdefault(search.static_part(records), []).append((combination, records))
+    rounded = bool(stored) and not stored.get(search.EXACT)
+    groups = group(asked, options, sections, rounded=rounded)
     given = frozenset([*asked.flags, *asked.swept, *asked.drawn])
     with flags.blame(sections):
-        for group in groups.values():
-            check([records for _, records in group], options, given)
+        for each in groups:
+            check([records for _, records in each], options, given)
     with (
         folder.claim(options.out, overwrite=options.overwrite) as out,
         interrupts.kept(out, leave_early=leave_early),
@@ -156,28 +153,29 @@ def carry_out(
         lasting = {
             name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
         }
-        said = {"script": "sweep", **asked._replace(flags=lasting)._asdict()}
+        said = {
+            "script": "sweep",
+            search.EXACT: not rounded,
+            **asked._replace(flags=lasting)._asdict(),
+        }
         code = {user_code.DIGESTS: user_code.digests(lasting)}
         for line in provenance.note(provenance.differences(code, stored.get("resolved", {}))):
             print(line, flush=True)
         folder.write_settings(out, said | {"resolved": code})
         rows = done(out / "sweep.json") if options.resume else []
-        total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
-        if len(combinations) < total:
-            print(f"{len(combinations)} of {total} combinations are distinct; each trains once")
         try:
-            for number, group in enumerate(groups.values(), 1):
-                if all(combination in [row["flags"] for row in rows] for combination, _ in group):
+            for number, each in enumerate(groups, 1):
+                if all(combination in [row["flags"] for row in rows] for combination, _ in each):
                     continue
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
-                of_group = [records for _, records in group], options, given, place, title
+                of_group = [records for _, records in each], options, given, place, title
                 result, interrupted = (
                     interrupts.in_thread(run, *of_group) if leave_early else run(*of_group)
                 )
                 scored = [
                     {"flags": combination, **result, "scores": scores}
-                    for (combination, _), scores in zip(group, result["scores"], strict=True)
+                    for (combination, _), scores in zip(each, result["scores"], strict=True)
                 ]
                 rows = sorted([*rows, *scored], key=lambda row: -search.final(row["scores"]).mean())
                 if interrupted:
@@ -185,7 +183,7 @@ def carry_out(
                 folder.write_json(out / "sweep.json", rows)
                 shutil.rmtree(place / "checkpoints", ignore_errors=True)
                 print(
-                    f"{title}: {metrics.counted(len(group), 'settings')} × "
+                    f"{title}: {metrics.counted(len(each), 'settings')} × "
                     f"{metrics.counted(options.seeds, 'seeds')}, {result['steps'][-1]:,} steps "
                     f"each, {result['seconds']:.0f} s",
                     flush=True,
@@ -198,6 +196,28 @@ def carry_out(
         except KeyboardInterrupt:
             raise Interrupted(swept=Swept(rows, best(asked, rows, sections, given), out)) from None
     return Swept(rows, best(asked, rows, sections, given), out)
+
+
+def group(
+    asked: Asked, options: Options, sections: dict[str, type], *, rounded: bool
+) -> list[list[tuple[Combination, dict[str, Any]]]]:
+    """Groups the combinations, with their records, by the program that they share.
+
+    Args:
+      asked: the sweep.
+      options: options of the sweep as a whole.
+      sections: prefix to record class.
+      rounded: whether the draws are those of an earlier version; see `search.combinations`.
+    """
+    combinations = search.combinations(asked, options.draws, options.seed, rounded=rounded)
+    total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
+    if len(combinations) < total:
+        print(f"{len(combinations)} of {total} combinations are distinct; each trains once")
+    groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
+    for combination in combinations:
+        records = asked.records(combination, sections)
+        groups.setdefault(search.static_part(records), []).append((combination, records))
+    return list(groups.values())
 
 
 def best(

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -213,12 +214,10 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
             quiet=not processes.is_writer(),
         )
         try:
-            outcome = _train(plan, out, progress, leave_early, on_row)
+            outcome, stop = _train(plan, out, progress, leave_early, on_row, hearing)
         except FAILURES:
             draw(plan, out)
             raise
-        # Without a folder, the state is in memory only: a signal must not lose it.
-        stop = hearing.enter_context(hear_signals(None, leave_early=leave_early))
         rows = draw(plan, out)
         if processes.is_writer() and plan.options.out:
             # An interrupted run's last line may lack an evaluation.
@@ -234,7 +233,7 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
                 folder.write_json(out / "summary.json", content)
             progress.report(ending(plan, outcome, rows))
     where = Path(plan.options.out) if plan.options.out else None
-    interrupted = outcome.interrupted or stop.is_set()
+    interrupted = outcome.interrupted or processes.any_of(stop.is_set())
     trained = Trained(outcome.state, rows, where, interrupted, outcome.stopped)
     if interrupted and not leave_early:
         raise Interrupted(trained=trained)
@@ -253,16 +252,23 @@ def _place(plan: Plan) -> Iterator[Path]:
 
 
 def _train(
-    plan: Plan, out: Path, progress: Progress, leave_early: bool, on_row: OnRow | None
-) -> runner.Outcome:
+    plan: Plan,
+    out: Path,
+    progress: Progress,
+    leave_early: bool,
+    on_row: OnRow | None,
+    hearing: contextlib.ExitStack,
+) -> tuple[runner.Outcome, threading.Event]:
     with progress, exporters.Exporting(progress, plan.exporters(out)) as reporter:
         for note in plan.notes:
             progress.report(f"{plan.title}: {note}")
         job, resume = plan.job_in(out, progress.report), plan.options.resume
         try:
-            return runner.run(
+            outcome = runner.run(
                 job, out, reporter, resume=resume, leave_early=leave_early, on_row=on_row
             )
+            # Without a folder, the state is in memory only: a signal must not lose it.
+            return outcome, hearing.enter_context(hear_signals(None, leave_early=leave_early))
         except CheckpointError as error:
             raise UsageError(
                 f"--resume: {error}; put back what was there, or choose another --out"

@@ -1,6 +1,7 @@
 """An environment, network, task or reward of the user: `file.py:name`, or an object of Python."""
 
 import dis
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -8,9 +9,9 @@ import os
 import sys
 import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
@@ -24,8 +25,7 @@ DIGESTS = "code"  # entry of a run: what its files of code hold, by flag
 LIBRARIES = {"jaxrl_po", "jax", "jaxlib", "numpy", "flax", "optax", "gymnax"}
 LIBRARIES |= sys.stdlib_module_names
 PLAIN = (bool, int, float, str)
-# Attributes of methods, properties, partial and jitted functions.
-WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "func", "args", "keywords")
+MOST = 200_000  # objects of which one may consist
 EMPTY = types.CellType()  # of a closure
 DATA = ("task.train", "task.test", "demonstrations")
 FOLDERS = ("init_from", "teacher", *DATA)  # and files
@@ -43,6 +43,9 @@ class Given(str):
     def __reduce__(self) -> Any:
         # Another process imports the file, whose module may have another name there.
         return (str, (str(self),)) if in_file(self) else super().__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
 
 
 def named(flag: str, value: Any) -> str:
@@ -160,15 +163,14 @@ def _digest(source: str) -> str:
     if isinstance(source, Given) and not in_file(source):
         try:
             texts = repr(sorted(_texts(source.value)))
-        except (OSError, TypeError):
+        except Exception:  # of code that cannot be read, or that raises when its attributes are
             return source
         return f"{hashlib.sha256(texts.encode()).hexdigest()[:16]}:{name}"
-    if not in_file(source):  # a reward may name a module
-        try:
-            spec = importlib.util.find_spec(place) if place else None
-        except (ImportError, ValueError):
-            spec = None
-        place = (spec and spec.origin) or ""
+    if not in_file(source):  # a reward may name a module, which only its own process imports
+        package, *inner = place.split(".")
+        spec = importlib.util.find_spec(package) if package else None
+        folders = (spec and spec.submodule_search_locations) or [""]
+        place = os.path.join(folders[0], *inner) + ".py" if inner else (spec and spec.origin) or ""
     return f"{digest(place)}:{name}" if os.path.isfile(place) else source
 
 
@@ -184,11 +186,12 @@ def _texts(value: Any) -> set[str]:
     texts, seen, pending = set[str](), dict[int, Any](), [value]
     while pending:
         each = pending.pop()
-        if id(each) in seen or isinstance(each, types.ModuleType):
+        if id(each) in seen or each is None or isinstance(each, (types.ModuleType, *PLAIN)):
             continue
+        if len(seen) == MOST:
+            raise TypeError("too many objects")
         seen[id(each)] = each  # or another object could take its id
-        module = getattr(each, "__module__", None) or type(each).__module__
-        own = str(module).partition(".")[0] not in LIBRARIES
+        own = not _is_library(getattr(each, "__module__", None) or type(each).__module__)
         members: dict[str, Any] = {}
         if isinstance(each, types.FunctionType):
             texts.add(_text(each) if own else "")
@@ -198,17 +201,40 @@ def _texts(value: Any) -> set[str]:
         elif isinstance(each, type):
             members = dict(vars(each)) if own else {}
             pending += each.__bases__
-        elif isinstance(each, Mapping):
-            pending += each.values()
-        elif isinstance(each, list | tuple | set):
-            pending += each
         else:
-            pending += [type(each), *(getattr(each, name, None) for name in WRAPPED)]
+            pending += [type(each), *_inside(each)]
         attributes = {} if isinstance(each, type) else getattr(each, "__dict__", {})
         pending += [*members.values(), *attributes.values()]
         plain = (x for x in members if x[:2] != "__" and isinstance(members[x], PLAIN))
         texts |= {f"{x}={members[x]!r}" for x in plain}
     return texts - {""}
+
+
+@functools.cache
+def _is_library(module: str) -> bool:
+    """Returns whether a module is the library's, of `LIBRARIES`, or an installed package's."""
+    package = module.partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return package in LIBRARIES or "site-packages" in file or "dist-packages" in file
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """Returns the parts of a container, method, property, partial or wrapped function."""
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if isinstance(value, functools.partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if isinstance(value, property):
+        return (value.fget,)
+    return (inspect.getattr_static(value, "__wrapped__", None),)
 
 
 def _globals(code: types.CodeType) -> set[str]:
@@ -227,7 +253,11 @@ def _text(function: types.FunctionType) -> str:
             return ""
         raise
     _, found, body = text.partition(function.__name__.strip("<>"))
-    return found + body.rstrip("),\n") if found == "lambda" else text
+    if found != "lambda":
+        return text
+    code = function.__code__  # two lambdas may stand in one line
+    constants = [x for x in code.co_consts if not isinstance(x, types.CodeType)]
+    return f"{found}{body.rstrip('),' + chr(10))} {constants} {code.co_code.hex()}"
 
 
 def digest(path: str) -> str:

@@ -18,6 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 IGNORED = signal.SIGHUP, signal.SIG_IGN  # as `nohup` has it
 NOTHING_NEW = "\ninterrupted before the first iteration: nothing new to save\n"
 SHOW_CURSOR = b"\x1b[?25h"
+FINISHING = "\nfinishing the files of this run; all iterations are saved\n"
 SAVING = "\nfinishing this iteration, then saving; interrupt again to quit without saving\n"
 
 
@@ -77,7 +78,7 @@ def hear_signals(started: threading.Event | None, leave_early: bool) -> Iterator
         stop.set()
         for each in SIGNALS if leave_early else ():
             signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
-        streams.say(NOTHING_NEW if early else SAVING)
+        streams.say(NOTHING_NEW if early else SAVING if started is not None else FINISHING)
 
     with _handled(hear), streams.outlived():
         yield stop

@@ -170,7 +170,7 @@ def run(
         run.train()
     # A process is also ended by a signal to another one.
     cut = run.iteration < job.iterations and not (run.idle or run.stopped)
-    interrupted = cut or stop.is_set()
+    interrupted = cut or processes.any_of(stop.is_set())
     return Outcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
 
 
