@@ -467,11 +467,27 @@ def test_a_bad_index_is_named(tmp_path):
 
 def test_templates_cannot_reach_out_and_their_errors_are_named(loaded):
     template = loaded("llama").chat_template
-    with pytest.raises(ConfigError, match="chat template: role tool is unknown"):
+    with pytest.raises(ConfigError, match=r"^chat template line \d+: role tool is unknown$"):
         template.render([{"role": "tool", "content": ""}])
     for source in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% if %}"):
-        with pytest.raises(ConfigError, match="chat template: "):
-            template._replace(source=source).render(MESSAGES)
+        with pytest.raises(ConfigError, match=r"^chat template line 2: "):
+            template._replace(source=f"\n{source}").render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ 1 // 0 }}", "ZeroDivisionError: "),
+        ("{{ [1][messages[0].content] + 1 }}", "TypeError|'list object' has no"),
+        ("{{ 'a' | int + 'b' }}", "TypeError: "),
+        ("{{ messages[0].content.index('?') }}", "ValueError: substring not found"),
+        ("{{ strftime_now(5) }}", "TypeError: "),
+    ],
+)
+def test_any_error_inside_a_template_is_named(loaded, source, reason):
+    template = loaded("llama").chat_template._replace(source=f"\n\n{source}")
+    with pytest.raises(ConfigError, match=rf"^chat template line 3: .*({reason})"):
+        template.render(MESSAGES)
 
 
 def test_a_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):

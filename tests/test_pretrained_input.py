@@ -278,16 +278,34 @@ def test_targets_that_the_model_lacks_are_named(tmp_path):
 
 BAD_ROWS = {
     "both": ({"prompt": "w4", **CHAT[0]}, "line 21 must have prompt or messages, not both"),
-    "no list": ({"messages": "w4", "answer": "w5"}, "messages must be a list of objects with role"),
+    "no list": ({"messages": "w4", "answer": "w5"}, "messages must be a list of messages, got str"),
     "no content": (
-        {"messages": [{"role": "user"}], "answer": "w5"},
-        "messages must be a list of objects with role",
+        {"messages": [*CHAT[0]["messages"], {"role": "user"}], "answer": "w5"},
+        r"line 21: message \d of \d: content must be text, got null$",
     ),
-    "empty": ({"messages": [], "answer": "w5"}, "messages must be a list of objects with role"),
+    "a call": (
+        {
+            "messages": [{"role": "user", "content": None, "tool_calls": [{"name": "f"}]}],
+            "answer": "w5",
+        },
+        "line 21: message 1 of 1: content must be text, got null; tool calls are not read$",
+    ),
+    "parts": (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}], "answer": "w5"},
+        "line 21: message 1 of 1: content must be text, got a list$",
+    ),
+    "no object": (
+        {"messages": ["w4"], "answer": "w5"},
+        "message 1 of 1 must be an object with role and content, got str",
+    ),
+    "empty": (
+        {"messages": [], "answer": "w5"},
+        "messages must be a list of messages, got an empty list",
+    ),
     "answer": ({**CHAT[0], "answer": 0.5}, "answer must be text or a whole number, got 0.5"),
     "refused": (
         {"messages": [{"role": "tool", "content": "w4"}], "answer": "w5"},
-        "line 21: chat template: role tool is unknown",
+        r"line 21: chat template line \d: role tool is unknown",
     ),
 }
 

@@ -133,7 +133,8 @@ def test_other_bad_input(tmp_path):
     with pytest.raises(ConfigError, match="holds no prompts"):
         prompts.read_jsonl(write(tmp_path / "empty.jsonl", [""]))
     rows = prompts.read_jsonl(write(tmp_path / "rows.jsonl"))
-    with pytest.raises(ConfigError, match=r"test_fraction=0.1 of 2 prompts leaves none to train"):
+    advice = "leaves none to train on; give at least 3 different prompts"
+    with pytest.raises(ConfigError, match=rf"fraction=0.1 of 2 prompts {advice}$"):
         prompts.split(rows[:2], 0.1, 2)
     other = prompts.read_jsonl(write(tmp_path / "other.jsonl", [{**ROWS[7], "answer": "15"}]))
     with pytest.raises(

@@ -4,6 +4,7 @@ import datetime
 import functools
 import json
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,8 +46,6 @@ class ChatTemplate(NamedTuple):
           ConfigError: the template is not valid, refuses the messages, writes a special token
             that the tokenizer does not have, or does not show a last message to continue.
         """
-        import jinja2
-
         given: dict[str, Any] = {"tools": None, "documents": None, **self.special, **arguments}
         last = messages[-1]["content"] if continue_final_message else ""
         if continue_final_message:
@@ -56,14 +55,30 @@ class ChatTemplate(NamedTuple):
             text: str = _compiled(self.source).render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **given
             )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise ConfigError(f"chat template: {error}") from None
+        except Exception as error:  # a template is a program, which may raise anything
+            raise ConfigError(f"chat template{_line(error)}: {_reason(error)}") from None
         if not continue_final_message:
             return text
         shown, tag, rest = text.rpartition(CUT.strip())
         if not tag or last.strip() not in text:
             raise ConfigError("chat template: it does not show the last message as it stands")
         return shown if rest.startswith(" ") else shown.rstrip()
+
+
+def _line(error: Exception) -> str:
+    """Returns the line of the template at which an error was raised, in words; empty if unknown."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
+    number = getattr(error, "lineno", lines[-1] if lines else None)
+    return f" line {number}" if number else ""
+
+
+def _reason(error: Exception) -> str:
+    """Returns the message of an error, after its type unless the template raised it by name."""
+    import jinja2
+
+    named = isinstance(error, jinja2.TemplateError)
+    return str(error) if named and str(error) else f"{type(error).__name__}: {error}"
 
 
 @functools.lru_cache(maxsize=8)

@@ -203,11 +203,8 @@ def _parse(line: str, place: str, answers: bool, texts: bool) -> Row:
             f"{place}: the column {clash[0]!r} must have another name, by which reward "
             "functions get nothing else"
         )
-    if chat and not _is_chat(columns[MESSAGES]):
-        raise ConfigError(
-            f"{place}: {MESSAGES} must be a list of objects with role and content, got "
-            f"{columns[MESSAGES]!r}"
-        )
+    if chat:
+        _check_chat(columns[MESSAGES], place)
     if not chat and not isinstance(columns[PROMPT], str):
         raise ConfigError(f"{place}: {PROMPT} must be text, got {columns[PROMPT]!r}")
     if not chat and not columns[PROMPT]:
@@ -215,16 +212,23 @@ def _parse(line: str, place: str, answers: bool, texts: bool) -> Row:
     return Row(columns, place)
 
 
-def _is_chat(messages: Any) -> bool:
-    return (
-        bool(messages)
-        and isinstance(messages, list)
-        and all(
-            isinstance(message, dict)
-            and all(isinstance(message.get(name), str) for name in ("role", "content"))
-            for message in messages
-        )
-    )
+def _check_chat(messages: Any, place: str) -> None:
+    """Raises ConfigError, with message and field, unless each message has a text."""
+    if not messages or not isinstance(messages, list):
+        got = "an empty list" if messages == [] else type(messages).__name__
+        raise ConfigError(f"{place}: {MESSAGES} must be a list of messages, got {got}")
+    for number, message in enumerate(messages, 1):
+        where = f"{place}: message {number} of {len(messages)}"
+        if not isinstance(message, dict):
+            raise ConfigError(
+                f"{where} must be an object with role and content, got {type(message).__name__}"
+            )
+        for name in ("role", "content"):
+            value = message.get(name)
+            if not isinstance(value, str):
+                got = "null" if value is None else f"a {type(value).__name__}"
+                calls = "; tool calls are not read" * bool(message.get("tool_calls"))
+                raise ConfigError(f"{where}: {name} must be text, got {got}{calls}")
 
 
 def split(
@@ -255,9 +259,10 @@ def split(
     distinct = sorted(set(words))
     held_out = max(parts, bisect.bisect_left(distinct, fraction * 2**64))
     if held_out >= len(distinct):
+        another = " or another fraction" * (len(distinct) > parts)
         raise ConfigError(
             f"test_fraction={fraction:g} of {len(distinct)} prompts leaves none to train on; give "
-            "more prompts or another fraction"
+            f"at least {parts + 1} different prompts{another}"
         )
     ends = [distinct[held_out * part // parts] for part in range(1, parts + 1)]
     places = [bisect.bisect(ends, word) for word in words]
