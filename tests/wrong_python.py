@@ -279,9 +279,9 @@ WRONG = [
     ),
     Wrong(
         "a state begins with frozen parameters that were donated",
-        "types",
-        "frozen=undonated(frozen)",
-        "frozen=frozen",
+        "learner",
+        "(frozen=undonated(params.frozen))",
+        "(frozen=params.frozen)",
         ("test_donation.py::test_frozen_parameters_stay_out_of_donations[teacher]",),
     ),
     Wrong(
