@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 25_090,
-    "shell code": 11_845,
+    "library code": 25_103,
+    "shell code": 11_849,
     "experiments code": 4_758,
     "shell import pairs": 365,
     "functions above 70 lines of code": 0,
