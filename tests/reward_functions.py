@@ -3,6 +3,7 @@
 They run in a worker; no test imports them.
 """
 
+import asyncio
 import time
 
 
@@ -137,3 +138,8 @@ def forgets(prompts, completions, **columns):
     if len(CALLS) > 2:
         raise KeyError("forgotten")
     return exact(prompts, completions)
+
+
+async def awaiting(completions, **columns):
+    await asyncio.sleep(0)
+    return [float(len(text)) for text in completions]

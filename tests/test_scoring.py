@@ -1,6 +1,9 @@
 """Rewards from Python functions, and every way in which one can fail."""
 
+import asyncio
+import re
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -12,6 +15,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run.data import rewarding, scoring_worker, workers
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError, Worker
+from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.experiment.experiment import with_names
 from jaxrl_po.types import Batch
 
 HERE = Path(__file__).parent / "reward_functions.py"
@@ -300,3 +305,41 @@ def test_what_cannot_be_loaded_is_named(tmp_path, source, match):
 def test_bad_functions_are_named(rewards, match):
     with pytest.raises(ConfigError, match=match):
         HostScore(rewards, TASK)
+
+
+def test_async_functions_are_awaited():
+    with HostScore([of("awaiting")], TASK) as scorer:
+        given, _ = scorer(batch_of(["1+2=", "1+2="], ["3", "33"]), first=True, report=print)
+    assert given.score.reshape(-1).tolist() == [1.0, 2.0]
+
+    async def notebook():  # whose thread runs a loop already
+        return scoring_worker.awaited(asyncio.sleep(0, "slept"))
+
+    assert asyncio.run(notebook()) == "slept"
+
+
+def test_functions_names_and_objects_may_be_listed():
+    """A list of Python functions, names of ours and `file.py:name`, each with its weight."""
+
+    def long(completions, **columns):
+        return [float(len(text)) for text in completions]
+
+    rewards = [long, "last_number", f"{HERE}:digits", r"regex:(\d),?"]
+    named = with_names({"reward": rewards, "reward_weights": [1.0, 2.0, 0.5, 0.25]})
+    options = types.SimpleNamespace(
+        task="file", reward=named["reward"], reward_weights="1,2,0.5,0.25", reward_timeout=60
+    )
+    found = rewarding.functions(options)
+    assert found[0].value is long
+    finder = rewarding.FINDERS["last_number"]
+    assert found[1:] == [finder, f"{HERE}:digits", rewarding.BY_PATTERN]
+    assert rewarding.finds_answers(options)
+    assert rewarding.pattern(options) == {"pattern": r"(\d),?"}
+    assert with_names({"reward": ["math", f"{HERE}:digits"]})["reward"] == f"math,{HERE}:digits"
+    digests = user_code.digests({"reward": named["reward"]})["reward"].split(",")
+    assert [re.fullmatch(r"\w{16}:\w+", each) is not None for each in digests[:3]] == [
+        True,
+        False,
+        True,
+    ]
+    assert with_names({"reward": [of, "math"]})["reward"] == f"{__file__}:of,math"

@@ -633,6 +633,20 @@ WRONG = [
         ("test_answers.py::test_answers_are_found_in_texts",),
     ),
     Wrong(
+        "a coroutine is no score",
+        "run.data.scoring_worker",
+        "if not inspect.isawaitable(result):",
+        "if True:",
+        ("test_scoring.py::test_async_functions_are_awaited",),
+    ),
+    Wrong(
+        "a list of rewards holds texts alone",
+        "run.experiment.user_code",
+        "return source.value if isinstance(source.value, list) else [source]",
+        "return [source]",
+        ("test_scoring.py::test_functions_names_and_objects_may_be_listed",),
+    ),
+    Wrong(
         "a mixed number is a product",
         "run.data.mathematics",
         r"{mixed[2]}+\frac",

@@ -14,13 +14,13 @@ from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import flags, tasks
+from jaxrl_po.run.experiment import flags, tasks, user_code
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.types import Problem
 
 VERIFIER, MODEL = "verifier", "model"
-REGEX = "regex:"
+REGEX, BY_PATTERN = "regex:", "jaxrl_po.run.data.answers:regex"
 # What finds an answer in a text.
 FINDERS = {
     "math": "jaxrl_po.run.data.mathematics:correct",
@@ -41,20 +41,30 @@ class Settings:
     )
 
 
+def parts(options: Any) -> list[str]:
+    """Returns the names in `--reward`; a pattern alone may hold a comma."""
+    reward = options.reward
+    return [reward] if str.startswith(reward, REGEX) else user_code.parts(reward)
+
+
 def functions(options: Any) -> list[str]:
-    """Sources of the reward functions on the host: from `--reward`, or those of the task."""
-    if options.reward.startswith(REGEX):
-        return ["jaxrl_po.run.data.answers:regex"]
-    own = {VERIFIER: tasks.entry(options.task).reward, MODEL: ""}
-    sources = (own | FINDERS).get(options.reward, options.reward)
-    if isinstance(sources, Given):
-        return [sources]
-    return [source for source in sources.split(",") if source]
+    """Returns the sources of the reward functions on the host: from `--reward`, or the task's."""
+    named = parts(options)
+    alone = {VERIFIER: tasks.entry(options.task).reward, MODEL: ""} if len(named) == 1 else {}
+    found = list[str]()
+    for name in named:
+        if isinstance(name, Given):
+            found.append(name)
+        elif name.startswith(REGEX):
+            found.append(BY_PATTERN)
+        else:
+            found += [source for source in (alone | FINDERS).get(name, name).split(",") if source]
+    return found
 
 
 def finds_answers(options: Any) -> bool:
-    """Whether the reward finds the answer of a row in a text."""
-    return options.reward in FINDERS or options.reward.startswith(REGEX)
+    """Returns whether a function of the reward finds the answer of a row in a text."""
+    return any(name in FINDERS or name.startswith(REGEX) for name in parts(options))
 
 
 def needs_answers(options: Any) -> bool:
@@ -64,9 +74,10 @@ def needs_answers(options: Any) -> bool:
 
 def pattern(options: Any) -> dict[str, str]:
     """The pattern of `--reward=regex:…`, as an argument; raises UsageError where it is none."""
-    if not options.reward.startswith(REGEX):
+    found = [name.removeprefix(REGEX) for name in parts(options) if name.startswith(REGEX)]
+    if not found:
         return {}
-    written = options.reward.removeprefix(REGEX)
+    written = found[0]
     try:
         if not written:
             raise re.error("it is empty")
@@ -110,7 +121,7 @@ def host_score(
             f"--reward={options.reward} must be {', '.join(NAMED)}, {REGEX}PATTERN, or functions "
             f"such as rewards.py:nearly{near}"
         )
-    if options.reward == "math":
+    if FINDERS["math"] in sources:
         flags.require("reward=math", "math_verify", "math")
     if options.distributed:
         raise UsageError(
@@ -124,7 +135,7 @@ def host_score(
     weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)
     try:
         rewards = [
-            scoring.Reward(source, float(weight), arguments)
+            scoring.Reward(source, float(weight), arguments if source == BY_PATTERN else {})
             for source, weight in zip(sources, weights, strict=True)
         ]
     except ValueError:

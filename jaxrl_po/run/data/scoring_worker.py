@@ -1,7 +1,9 @@
 """The process of one reward function, a worker: it refuses to run text as code."""
 
+import concurrent.futures
 import faulthandler
 import functools
+import inspect
 import math
 import os
 import re
@@ -167,6 +169,20 @@ def number(value: Any) -> float | None:
         raise ResultError(f"returned {type(value).__name__} where a number is wanted") from None
 
 
+def awaited(result: Any) -> Any:
+    """Returns the result of a coroutine, as an `async def` makes it, and any other as it is."""
+    if not inspect.isawaitable(result):
+        return result
+    import asyncio  # which few rewards need
+
+    async def wait() -> Any:
+        return await result
+
+    # In a thread: that of a notebook runs a loop of its own.
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, wait()).result()
+
+
 def answer(
     function: Callable[..., Any], guard: Guard | None, request: dict[str, Any]
 ) -> dict[str, Any]:
@@ -179,7 +195,7 @@ def answer(
     try:
         # Within the guard, since a generator runs when it is read.
         def call() -> list[float | None]:
-            return numbers(function(**request), count)
+            return numbers(awaited(function(**request)), count)
 
         scores = call() if guard is None else guard.call(call, given, written)
         reply = {"scores": scores}

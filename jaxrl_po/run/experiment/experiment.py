@@ -96,7 +96,8 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
     for weight in weights if isinstance(weights, list | tuple) else ():
         config.check_number("reward_weights", weight)
     for name, value in named.items():
-        plain = isinstance(value, int | float | str | list | tuple | os.PathLike)
+        listed = name == "reward" and isinstance(value, list | tuple)  # functions, perhaps
+        plain = isinstance(value, int | float | str | list | tuple | os.PathLike) and not listed
         if not plain or isinstance(value, AnyTask):
             if name not in user_code.FLAGS:
                 raise ConfigError(

@@ -61,6 +61,10 @@ def named(flag: str, value: Any) -> str:
       >>> named("env", lambda: None), named("env", lambda: None).value is None
       ('python:lambda', False)
     """
+    if isinstance(value, list | tuple):
+        each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
+        text = ",".join(each)
+        return given(text, each) if any(isinstance(x, Given) for x in each) else text
     name = getattr(value, "__name__", type(value).__name__)
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     file = getattr(module, "__file__", None) or ""
@@ -72,9 +76,21 @@ def named(flag: str, value: Any) -> str:
         return f"{value.__module__}:{name}" if inside and flag == "reward" else text
     if flag == "environment" or (flag == "reward" and not callable(value)):
         raise ConfigError(f"{flag} must be a function or class that can be imported, got {value!r}")
+    return given(text, value)
+
+
+def given(text: str, value: Any) -> Given:
+    """Makes the text of a flag that carries an object, or the list of names and objects."""
     held = Given(text)
     held.value = value
     return held
+
+
+def parts(source: str) -> list[str]:
+    """Returns the names, and objects as `Given`, of a flag that takes several."""
+    if isinstance(source, Given):
+        return source.value if isinstance(source.value, list) else [source]
+    return source.split(",")
 
 
 def missing(flag: str, source: str) -> str:
@@ -152,7 +168,7 @@ def digests(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     named = {name: settings.get(name, "") for name in FLAGS}
     return {
-        name: ",".join(map(_digest, [source] if isinstance(source, Given) else source.split(",")))
+        name: ",".join(map(_digest, parts(source)))
         for name, source in named.items()
         if is_source(source) or (name == "reward" and ":" in source)
     }
