@@ -230,11 +230,11 @@ def test_what_no_function_judges_takes_no_part():
     assert float(means["reward/abstains"].value()[0]) == 1.0
 
 
-def test_an_evaluation_is_of_what_is_judged():
-    """The first prompt is right, the second wrong, and nobody judges the others."""
+def answered():
+    """Answers of two seeds to four prompts."""
     batch = batch_of(PROMPTS, ["30", "3", "81", "81"], seeds=2)
     length = batch.mask.sum(axis=2)[..., None]
-    answers = Answers(
+    return Answers(
         prompt=batch.inputs.tokens[..., :4],
         pad=batch.inputs.pad,
         problem=batch.inputs.problem,
@@ -244,6 +244,11 @@ def test_an_evaluation_is_of_what_is_judged():
         score=np.zeros(length.shape, np.float32),
         expected=batch.action,
     )
+
+
+def test_an_evaluation_is_of_what_is_judged():
+    """The first prompt is right, the second wrong, and nobody judges the others."""
+    answers = answered()
     with HostScore([of("abstains"), of("exact")], TASK) as give:
         both = rewarding.judged(give, {"greedy": jax.tree.map(lambda x: x[0], answers)})
     assert both["greedy"].score.tolist() == [[1.0], [1.0], [1.0], [1.0]]
@@ -251,6 +256,18 @@ def test_an_evaluation_is_of_what_is_judged():
         found = rewarding.measure(give, {"greedy": answers, "sampled": answers})
     for name in ("greedy_accuracy", "avg@1", "pass@1"):
         assert np.asarray(found[name]).mean(axis=1).tolist() == [0.5, 0.5], name
+
+
+def test_rows_on_which_a_reward_fails_leave_the_mean(tmp_path, capsys):
+    """The first two of four rows fail, and the others are right; the line counts the two."""
+    answers = answered()
+    with HostScore([of("nan")], TASK) as give:
+        found = rewarding.measure(give, {"greedy": answers})
+        rewarding.measure(give, {"greedy": answers})
+    assert np.asarray(found["greedy_accuracy"]).mean(axis=1).tolist() == [1.0, 1.0]
+    assert found["evaluation_failures"].mean(axis=1).tolist() == [0.5, 0.5]
+    said = capsys.readouterr().out
+    assert said.count("reward_functions.py:nan returned nan for 2 of 4 completions in an eval") == 1
 
 
 def test_a_worker_that_was_ended_works_again():

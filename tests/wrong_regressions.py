@@ -633,6 +633,30 @@ WRONG = [
         ("test_answers.py::test_answers_are_found_in_texts",),
     ),
     Wrong(
+        "a row on which a reward fails scores 0",
+        "run.data.scoring",
+        "np.where(pending & ~scores.failed, scores.values, values)",
+        "np.where(pending, scores.values, values)",
+        ("test_scoring.py::test_rows_on_which_a_reward_fails_leave_the_mean",),
+    ),
+    Wrong(
+        "a part of the rows selects a checkpoint",
+        "run.loop.log",
+        "whole = whole and not np.any(row.get(FAILED, 0.0))",
+        "pass",
+        ("test_runner.py::test_a_mean_over_a_part_of_the_rows_selects_no_checkpoint",),
+    ),
+    Wrong(
+        "a failing evaluation ends the run",
+        "run.loop.runner",
+        'isinstance(error, RewardError) and 0 < place["iteration"] < self.job.iterations',
+        "False",
+        (
+            "test_rewarded_runs.py::"
+            "test_a_function_that_fails_on_a_later_evaluation_loses_nothing[2-0]",
+        ),
+    ),
+    Wrong(
         "a coroutine is no score",
         "run.data.scoring_worker",
         "if not inspect.isawaitable(result):",

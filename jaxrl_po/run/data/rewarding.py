@@ -208,25 +208,31 @@ def unanswered(options: Any, task: AnyTask) -> bool:
 
 def judged(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Answers]:
     """Answers of one seed with the scores of the functions."""
-    return {name: rewarded.judge(each) for name, each in answers.items()}
+    return {name: rewarded.judge(each)[0] for name, each in answers.items()}
 
 
 def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Any]:
     """The metrics of an evaluation, `[S, P]`, from answers with the leading axis `[S]`.
 
-    A prompt whose answers no function judges has the mean of the others.
+    A prompt whose answers no function judges, or on which one fails, has the mean of the others;
+    the share of failures is `evaluation_failures`, if there are any.
     """
     seeds = range(len(next(iter(answers.values())).length))
-    scored = [judged(rewarded, jax.tree.map(lambda x, i=i: x[i], dict(answers))) for i in seeds]
-    stacked = jax.tree.map(lambda *each: np.stack(each), *scored)
+    of_seed = (jax.tree.map(lambda x, i=i: x[i], dict(answers)) for i in seeds)
+    scored = [{name: rewarded.judge(x) for name, x in each.items()} for each in of_seed]
+    pairs = jax.tree.map(lambda *each: np.stack(each), *scored)
+    stacked = {name: pair[0] for name, pair in pairs.items()}
+    failed = np.any([pair[1].any(axis=-1) for pair in pairs.values()], axis=0)
     absent = np.any([np.isnan(each.score).any(axis=-1) for each in stacked.values()], axis=0)
 
     def filled(value: Any) -> Any:
         judged = np.ma.array(value, mask=absent).mean(axis=1, keepdims=True)
         return np.where(absent, np.ma.filled(judged, np.nan), value)
 
-    measured = language.evaluation.measure(stacked)
-    return {name: filled(value) for name, value in measured.items()} if absent.any() else measured
+    measured: dict[str, Any] = language.evaluation.measure(stacked)
+    if absent.any():
+        measured = {name: filled(value) for name, value in measured.items()}
+    return measured | ({scoring.FAILED: failed.astype(np.float32)} if failed.any() else {})
 
 
 def with_reward_model(

@@ -25,7 +25,8 @@ from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.types import Batch, Metrics, PyTree
 
-FAILURES, ABSENT = "reward_failures", ""  # the second is a key of what was reported
+FAILURES, FAILED = "reward_failures", "evaluation_failures"  # of training, of evaluations
+ABSENT = ""  # key of a report
 
 Columns = Mapping[str, Sequence[Any]]
 """Name to a list with one JSON value per completion."""
@@ -217,7 +218,8 @@ class HostScore:
         self._columns = task.columns or demonstrations(task)
         self._require_end = require_end
         self._workers = [Worker(each.source, timeout, each.arguments) for each in rewards]
-        self._reported: set[str] = set()
+        self._reported: set[str | tuple[str, str]] = set()
+        self._say: Callable[[str], None] = functools.partial(print, flush=True)
 
     def __enter__(self) -> "HostScore":
         """Loads the functions; raises ConfigError where one cannot be loaded."""
@@ -247,6 +249,7 @@ class HostScore:
         Raises:
           RewardError: a function fails on the first batch.
         """
+        self._say = report
         tokens, pad, action, mask = (
             np.asarray(x) for x in (batch.inputs.tokens, batch.inputs.pad, batch.action, batch.mask)
         )
@@ -323,10 +326,14 @@ class HostScore:
         """Names of what `score` measures."""
         return ("reward", FAILURES, *(f"reward/{reward.name}" for reward in self._rewards))
 
-    def judge(self, answers: Answers) -> Answers:
-        """The answers of one seed, scored by the function of the raw score; 0 where that fails.
+    def judge(self, answers: Answers) -> tuple[Answers, npt.NDArray[np.bool_]]:
+        """Scores the answers of one seed by the function of the raw score.
 
-        Those that it does not judge are scored by the other functions, in order; NaN by none.
+        Those that it does not judge are scored by the other functions, in order.
+
+        Returns:
+          The answers, whose score is NaN where no function judges or one failed; and where one
+          failed, `[n, samples]`.
 
         Raises:
           RewardError: a function failed for all of them.
@@ -342,18 +349,26 @@ class HostScore:
             repeated.problem,
         )
         values = np.full(count * samples, np.nan, np.float32)
+        failed = np.zeros(count * samples, bool)
         for reward, worker in zip(self._rewards, self._workers, strict=True):
-            if np.isnan(values).any():
+            if (pending := np.isnan(values) & ~failed).any():
                 worker.ask(columns, count * samples)
                 scores = worker.take()
                 if scores.failed.all():
                     raise RewardError(f"reward={reward.name} {scores.why} in an evaluation")
-                values = np.where(np.isnan(values), scores.values, values)
+                if scores.why and (reward.name, FAILED) not in self._reported:
+                    self._reported.add((reward.name, FAILED))
+                    self._say(
+                        f"reward function {reward.source} {scores.why} in an evaluation; such rows "
+                        f"are left out of its mean and counted in {FAILED}"
+                    )
+                failed |= pending & scores.failed
+                values = np.where(pending & ~scores.failed, scores.values, values)
         score = values.reshape(count, samples)
         if self._require_end:
             score = np.where(host.ended, score, np.float32(0.0))
         scored: Answers = host._replace(score=score)
-        return scored
+        return scored, failed.reshape(count, samples)
 
     def _read(
         self,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.data.scoring import FAILED
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.run.store import metrics as metrics_lib
@@ -86,8 +87,9 @@ class Log:
 
     def _follow(self, row: Row) -> bool:
         score = row.get(f"{self._score}/mean")
-        # Not where a seed has no number, which the mean over seeds leaves out.
+        # Not where a seed has no number, or rows failed: a mean over the others would select.
         whole = np.isfinite(np.asarray(row.get(self._score, ()), np.float64)).all()
+        whole = whole and not np.any(row.get(FAILED, 0.0))
         improved = bool(score is not None and whole and score >= self._best)
         if score is not None and improved:
             self._best = float(score)

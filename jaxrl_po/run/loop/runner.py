@@ -379,7 +379,8 @@ class _Run:
     def evaluation(self, place: Row) -> Row:
         """The fields of an evaluation; writes its examples, unless either of them fails.
 
-        A failure on the host is kept for the end of the run, and the fields are then none.
+        A failure on the host leaves no fields. It is kept for the end of the run, but for one of a
+        reward function between the first and the last evaluation, after which training continues.
         """
         fields: Row = {}
         try:
@@ -394,7 +395,11 @@ class _Run:
                         self.folder / EXAMPLES, *({**place, **example} for example in self.shown)
                     )
         except (PoolError, RewardError) as error:
-            self.failure, fields = error, {}
+            fields = {}
+            if isinstance(error, RewardError) and 0 < place["iteration"] < self.job.iterations:
+                self.reporter.report(f"{error}; training continues without this evaluation")
+            else:
+                self.failure = error
         return fields
 
     def save(self) -> None:
