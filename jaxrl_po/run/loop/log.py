@@ -88,8 +88,8 @@ class Log:
     def _follow(self, row: Row) -> bool:
         score = row.get(f"{self._score}/mean")
         # Not where a seed has no number, or rows failed: a mean over the others would select.
-        whole = np.isfinite(np.asarray(row.get(self._score, ()), np.float64)).all()
-        whole = whole and not np.any(row.get(FAILED, 0.0))
+        scores = np.asarray(row.get(self._score, ()), np.float64)
+        whole = bool(np.isfinite(scores).all() and not np.any(row.get(FAILED, 0.0)))
         improved = bool(score is not None and whole and score >= self._best)
         if score is not None and improved:
             self._best = float(score)
