@@ -173,6 +173,46 @@ def test_what_is_saved_is_loaded_again(loaded, name, tmp_path):
         pretrained.save(tmp_path / "again", *first)
 
 
+NAMED = [
+    {"name": "default", "template": "{{ bos_token }}" + families.TEMPLATE},
+    {"name": "tool_use", "template": "{{ tools }}"},
+]
+
+
+@pytest.mark.parametrize("where", ["list", "files"])
+def test_special_tokens_generation_and_named_templates_are_written(tmp_path, where):
+    """BOS stands in the map alone: without it, the template of our own folder would be refused."""
+    folder = families.write(tmp_path / "first", "llama")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    named = {"bos_token": "<bos>", "additional_special_tokens": ["<unk>"]}
+    generation = {"eos_token_id": [1, 2], "temperature": 0.6, "do_sample": True}
+    if where == "list":
+        settings["chat_template"] = NAMED
+        (folder / "chat_template.jinja").unlink()
+    else:
+        (folder / "chat_template.jinja").write_text(NAMED[0]["template"])
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    for name, content in (
+        ("tokenizer_config.json", settings),
+        ("special_tokens_map.json", named),
+        ("generation_config.json", generation),
+    ):
+        (folder / name).write_text(json.dumps(content))
+    first = pretrained.load(folder)
+    assert first.chat_template.render(MESSAGES).startswith("<bos>")
+    pretrained.save(tmp_path / "again", *first)
+    again = pretrained.load(tmp_path / "again")
+    assert again.chat_template == first.chat_template
+    assert again.tokenizer._replace(rules=None) == first.tokenizer._replace(rules=None)
+    for path in [*folder.glob("*token*.json"), *folder.glob("gen*.json"), *folder.rglob("*.jinja")]:
+        written = (tmp_path / "again" / path.relative_to(folder)).read_text()
+        if path.suffix == ".jinja":
+            assert written == path.read_text()
+        elif path.name != "tokenizer.json":
+            assert json.loads(written) == json.loads(path.read_text()), path.name
+
+
 def test_a_completion_ends_at_any_of_the_ends(loaded):
     tokenizer = loaded("llama").tokenizer
     assert tokenizer.decode([4, 5, 2, 6]) == tokenizer.decode([4, 5, 1, 6]) == "w4 w5"

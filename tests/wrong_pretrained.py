@@ -336,6 +336,20 @@ WRONG = [
         (f"{RUNS}::test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text",),
     ),
     Wrong(
+        "special tokens of the map are not exported",
+        "language.pretrained.text",
+        "if others.get(SPECIAL_MAP):",
+        "if False:",
+        ("test_pretrained.py::test_special_tokens_generation_and_named_templates_are_written",),
+    ),
+    Wrong(
+        "an export keeps the ends of generation alone",
+        "language.pretrained.text",
+        "dict(others.get(GENERATION, {})) | ends",
+        "ends",
+        ("test_pretrained.py::test_special_tokens_generation_and_named_templates_are_written",),
+    ),
+    Wrong(
         "an old index comes before the one file",
         "language.pretrained.weights",
         "if (folder / FILE).exists():",

@@ -17,7 +17,7 @@ from jaxrl_po.language.stopping import Stops, make_stops
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 CONTEXT = "max_position_embeddings"  # in config.json: the longest text, tokens
 GENERATION, CONFIG = "generation_config.json", "config.json"
-SPECIAL_MAP = "special_tokens_map.json"
+SPECIAL_MAP, TEMPLATES = "special_tokens_map.json", "additional_chat_templates"
 # Classes of tokenizers, or families where none is named, that follow `add_bos_token`.
 FLAGGED = re.compile("(code_?)?llama|gemma", re.IGNORECASE)
 
@@ -33,6 +33,8 @@ class TextTokenizer(NamedTuple):
       ends: ids of which each ends a completion.
       settings: the content of `tokenizer_config.json`.
       stops: strings of which each ends a completion too; None for none.
+      others: contents of `special_tokens_map.json` and `generation_config.json`, and the templates
+        in `additional_chat_templates` by file name, which `write_tokenizer` writes again.
     """
 
     rules: Any
@@ -41,6 +43,7 @@ class TextTokenizer(NamedTuple):
     ends: tuple[int, ...]
     settings: Mapping[str, Any]
     stops: Stops | None = None
+    others: Mapping[str, Mapping[str, Any]] = {}
 
     @property
     def eos(self) -> int:
@@ -133,10 +136,11 @@ def read_tokenizer(
     # A demonstration ends with the first end, from which PAD must be told.
     pads = (rules.token_to_id(special.get("pad_token", "")), *ends, *range(len(ends) + 1))
     pad = next(i for i in pads if i not in (None, ends[0]) and i < vocabulary)
-    tokenizer = TextTokenizer(
-        rules, vocabulary, pad, ends, settings, _stops(folder, rules, vocabulary)
-    )
-    return tokenizer, template
+    stops = _stops(folder, rules, vocabulary)
+    others = {name: read_json(folder / name, optional=True) for name in (SPECIAL_MAP, GENERATION)}
+    if isinstance(folder, Path):
+        others[TEMPLATES] = {x.name: _read(x) for x in (folder / TEMPLATES).glob("*.jinja")}
+    return TextTokenizer(rules, vocabulary, pad, ends, settings, stops, others), template
 
 
 def _follow_flags(
@@ -268,14 +272,23 @@ def _template(folder: Path | gguf.Folder, settings: Mapping[str, Any]) -> str | 
 def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate | None) -> None:
     """Writes what `read_tokenizer` and `transformers` read."""
     tokenizer.rules.save(str(folder / TOKENIZER))
-    settings = {
-        name: value for name, value in tokenizer.settings.items() if name != "chat_template"
-    }
+    settings, others = dict(tokenizer.settings), tokenizer.others
+    named = settings.pop("chat_template", None)
+    if isinstance(named, list):  # beside `chat_template.jinja`, none of them would be read
+        kept = [each for each in named if each["name"] != "default"]
+        default = [] if template is None else [{"name": "default", "template": template.source}]
+        settings["chat_template"] = default + kept
+    elif template is not None:
+        (folder / TEMPLATE).write_text(template.source, encoding="utf-8")
     write_json(folder / SETTINGS, settings)
     stops = {} if tokenizer.stops is None else {"stop_strings": list(tokenizer.stops.strings)}
-    write_json(folder / GENERATION, {"eos_token_id": list(tokenizer.ends)} | stops)
-    if template is not None:
-        (folder / TEMPLATE).write_text(template.source, encoding="utf-8")
+    ends = {"eos_token_id": list(tokenizer.ends)} | stops
+    write_json(folder / GENERATION, dict(others.get(GENERATION, {})) | ends)
+    if others.get(SPECIAL_MAP):
+        write_json(folder / SPECIAL_MAP, others[SPECIAL_MAP])
+    for name, source in others.get(TEMPLATES, {}).items():
+        (folder / TEMPLATES).mkdir(exist_ok=True)
+        (folder / TEMPLATES / name).write_text(source, encoding="utf-8")
 
 
 def _read(path: Path | gguf.File) -> str:
