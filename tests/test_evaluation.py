@@ -103,6 +103,7 @@ def test_evaluation_summarises_the_samples():
         "pass@1",
         "pass@2",
         "pass@4",
+        "pass@6",
     }
     assert all(value.shape == (PROMPTS,) for value in values.values())
     np.testing.assert_allclose(values["avg@6"], score.mean(1), rtol=1e-6)

@@ -1,10 +1,12 @@
 """Runs that begin with a pretrained folder: adapters, seeds that share a base, and export."""
 
+import functools
 import json
 import re
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import shapes
@@ -191,18 +193,44 @@ def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_pat
     assert max(jax.tree.leaves(jax.tree.map(np.max, first))) > 0.0
 
 
-def test_adapters_are_merged_in_float32(place, tmp_path, begun):
-    """Over a base in bfloat16, most of what they change would be rounded away."""
+def test_an_export_narrows_what_training_did_not_change():
+    base = {"kept": np.array([1.5, 0.1], jnp.bfloat16), "moved": np.array([1.5], jnp.bfloat16)}
+    params = {name: x.astype(np.float32) for name, x in base.items()}
+    params["moved"] += 1e-4
+    found = export.as_base(params, base)
+    assert {name: str(x.dtype) for name, x in found.items()} == {
+        **{"kept": "bfloat16", "moved": "float32"}
+    }
+    np.testing.assert_array_equal(found["kept"], base["kept"])
+    assert export.rounded_away(params, base, "bfloat16") == (1, 1)
+    assert export.rounded_away(params, base, "float32") == (1, 0)
+
+
+def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
+    """Over a base in bfloat16, most of what they change would be rounded away.
+
+    What they do not change is exported as it was.
+    """
     half = ["--seeds=1", "--model.dtype=bfloat16", *ADAPTED, *begun]
     base = pretrained.load(place / "model", param_dtype="bfloat16")
     stored = tmp_path / "half"
     pretrained.save(stored, base.model, base.params, base.tokenizer, base.chat_template)
     flags = arguments(place, tmp_path / "a", *half)
     assert launch.language(over(stored, *flags)) == 0
-    merged = pretrained.load(
-        export_of(tmp_path / "a", tmp_path / "b", "--checkpoint=latest"), param_dtype=None
+    latest = "--checkpoint=latest"
+    merged = pretrained.load(export_of(tmp_path / "a", tmp_path / "b", latest), param_dtype=None)
+    kept = pretrained.load(stored, param_dtype=None).params["params"]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(merged.params["params"]):
+        before = functools.reduce(lambda tree, key: tree[key.key], path, kept)
+        same = np.array_equal(leaf, before.astype(leaf.dtype))
+        assert str(leaf.dtype) == ("bfloat16" if same else "float32"), path
+    capsys.readouterr()
+    rounded = pretrained.load(
+        export_of(tmp_path / "a", tmp_path / "b", latest, "--dtype=bfloat16"), param_dtype=None
     )
-    assert {str(leaf.dtype) for leaf in jax.tree.leaves(merged.params)} == {"float32"}
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(rounded.params)} == {"bfloat16"}
+    (share,) = re.findall(r"([\d.]+)% of the changed numbers round back", capsys.readouterr().out)
+    assert 0.0 <= float(share) < 100.0
     settings = plan.parse(script.SCRIPT, over(tmp_path / "a", *flags), {})
     found = models.start(script.SCRIPT, settings)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(found.params)} == {"float32"}

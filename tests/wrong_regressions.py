@@ -633,6 +633,20 @@ WRONG = [
         ("test_answers.py::test_answers_are_found_in_texts",),
     ),
     Wrong(
+        "an export has float32 where training changed nothing",
+        "cli.export",
+        "return before if np.array_equal(x, before.astype(x.dtype)) else x",
+        "return x",
+        ("test_pretrained_runs.py::test_an_export_narrows_what_training_did_not_change",),
+    ),
+    Wrong(
+        "pass@n is given for powers of two alone",
+        "language.evaluation",
+        "dict.fromkeys([*powers, n])",
+        "powers",
+        ("test_evaluation.py::test_evaluation_summarises_the_samples",),
+    ),
+    Wrong(
         "a row on which a reward fails scores 0",
         "run.data.scoring",
         "np.where(pending & ~scores.failed, scores.values, values)",

@@ -1,18 +1,27 @@
 """Writes the model that a run trained: `jaxrl-po export --run=runs/first --out=trained`.
 
 The folder is one that `transformers` and `--init_from` read; adapters are merged into the matrices.
+A parameter that training did not change keeps the type of the base; any other is float32, in which
+nothing of the training is lost.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, static
 from jaxrl_po.language import pretrained
+from jaxrl_po.language.pretrained import weights
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.experiment import earlier, flags, language, models
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import folder
+from jaxrl_po.types import PyTree
 
 
 @config.record
@@ -25,6 +34,38 @@ class Options:
         "best", f"whose parameters are written; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     seed: int = static(0, "which of the run's seeds", within=NON_NEGATIVE)
+    dtype: str = static(
+        "",
+        "type of all parameters; empty keeps the base's type where training changed nothing",
+        choices=("", "float32", "bfloat16", "float16"),
+    )
+
+
+def as_base(params: PyTree, base: PyTree) -> PyTree:
+    """Returns the parameters; those equal to the base's have its type."""
+
+    def kept(x: Any, before: Any) -> Any:
+        return before if np.array_equal(x, before.astype(x.dtype)) else x
+
+    return jax.tree.map(kept, params, base)
+
+
+def rounded_away(params: PyTree, base: PyTree, dtype: str) -> tuple[int, int]:
+    """Counts the numbers that training changed, and those of them that a type rounds to the base's.
+
+    Example:
+      >>> base, params = np.array([1.0, 1.0]), np.array([1.0, 1.0001])
+      >>> rounded_away(params, base, "bfloat16")
+      (1, 1)
+    """
+    changed = lost = 0
+    for x, before in zip(jax.tree.leaves(params), jax.tree.leaves(base), strict=True):
+        x, before = np.asarray(x), np.asarray(before)
+        differs = x != before.astype(x.dtype)
+        changed += int(differs.sum())
+        same = x.astype(jnp.dtype(dtype)) == before.astype(jnp.dtype(dtype))
+        lost += int((differs & same).sum())
+    return changed, lost
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,13 +90,29 @@ def main(argv: Sequence[str]) -> int:
     _, iteration, state = earlier.state(script, records, "run", options.run, options.checkpoint)
     model = base.model.clone(lora=records["lora"].lora) if records["lora"].rank else base.model
     params = models.trained(model, of_seed(state, options.seed).params)
-    text, context = base.text, base.text.context
+    text, context, dtype = base.text, base.text.context, options.dtype or None
+    with earlier.blame("run", options.run):
+        before = weights.read(base.folder, base.model, dtype=None)
+    if dtype is None:
+        params = as_base(params, before)
+    else:
+        changed, lost = rounded_away(params, before, dtype)
     try:
         with folder.writing(out / "config.json"):
-            pretrained.save(out, base.model, params, text.tokenizer, text.template, context=context)
+            pretrained.save(
+                out,
+                base.model,
+                params,
+                text.tokenizer,
+                text.template,
+                dtype=dtype and jnp.dtype(dtype),
+                context=context,
+            )
     except ConfigError as error:
         raise UsageError(f"--run={options.run}: {error}") from None
     which = f"{options.checkpoint} checkpoint (iteration {iteration})"
     print(f"{script.title(records)}, seed {options.seed}, {which}")
+    if dtype is not None and changed:
+        print(f"{lost / changed:.1%} of the changed numbers round back to the base's in {dtype}")
     print(f"see {out}")
     return 0

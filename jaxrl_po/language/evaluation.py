@@ -155,10 +155,11 @@ def make_evaluate(
 
 
 def samples_metrics(score: jax.Array) -> dict[str, jax.Array]:
-    """`avg@n` and `pass@k`, k = 1, 2, 4, … ≤ n, from scores `[…, n]`, of which 1 is correct."""
+    """Computes `avg@n` and `pass@k`, k = 1, 2, 4, … and n, from scores `[…, n]`; 1 is correct."""
     n = score.shape[-1]
     correct = jnp.sum(score >= 1.0, axis=-1)
-    passed = {f"pass@{k}": pass_at_k(correct, n, k) for k in (2**i for i in range(n.bit_length()))}
+    powers = [2**i for i in range(n.bit_length())]
+    passed = {f"pass@{k}": pass_at_k(correct, n, k) for k in dict.fromkeys([*powers, n])}
     return {f"avg@{n}": jnp.mean(score, axis=-1), **passed}
 
 
