@@ -1,6 +1,7 @@
 """Prompts from files, and an error for every line that cannot be used."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.data import prompts
+from jaxrl_po.run.data import prompts, rewarding
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i % 3} for i in range(40)]
 
@@ -155,3 +156,16 @@ def test_other_bad_input(tmp_path):
     pair = [language.tasks.Example("a", "b")]
     with pytest.raises(ConfigError, match="must share no prompt, but both hold 'a'"):
         language.tasks.table("pairs", language.make_tokenizer("ab"), pair, pair)
+
+
+def test_an_answer_may_be_null_where_functions_reward(tmp_path):
+    rows = [*ROWS[:3], {**ROWS[3], "answer": None}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(ConfigError, match=r"line 4: answer must be text .* got None"):
+        prompts.read_jsonl(path)
+    read = prompts.read_jsonl(path, answers=False)
+    task = prompts.make_task("file", read[:2], read[2:])
+    assert task.columns(np.arange(4))["answer"] == ["0", "2", "4", None]
+    options = types.SimpleNamespace(task="file")
+    assert rewarding.unanswered(options, task)
+    assert not rewarding.unanswered(options, prompts.make_task("file", read[:2], read[2:3]))

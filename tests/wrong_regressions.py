@@ -647,6 +647,13 @@ WRONG = [
         ("test_evaluation.py::test_evaluation_summarises_the_samples",),
     ),
     Wrong(
+        "one row with an answer answers for all",
+        "run.data.prompts",
+        "return all(row.columns.get(ANSWER)",
+        "return any(row.columns.get(ANSWER)",
+        ("test_prompts.py::test_an_answer_may_be_null_where_functions_reward",),
+    ),
+    Wrong(
         "a row on which a reward fails scores 0",
         "run.data.scoring",
         "np.where(pending & ~scores.failed, scores.values, values)",

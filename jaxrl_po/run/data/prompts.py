@@ -194,6 +194,8 @@ def _parse(line: str, place: str, answers: bool, texts: bool) -> Row:
                 f"{', '.join(map(repr, columns)) or 'none'}"
             )
     answer = columns.get(ANSWER, "")
+    if answer is None and not answers:
+        answer = ""  # the functions that reward are given None
     if isinstance(answer, int) and not isinstance(answer, bool):
         columns[ANSWER] = answer = str(answer)
     if not isinstance(answer, str):
@@ -229,6 +231,27 @@ def _check_chat(messages: Any, place: str) -> None:
                 got = "null" if value is None else f"a {type(value).__name__}"
                 calls = "; tool calls are not read" * bool(message.get("tool_calls"))
                 raise ConfigError(f"{where}: {name} must be text, got {got}{calls}")
+
+
+class Columns:
+    """The function that gives the columns of rows, without the prompt; see `tasks.Task`.
+
+    Args:
+      rows: rows that a problem is an index of.
+    """
+
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = rows
+
+    def __call__(self, problem: PyTree) -> dict[str, list[Any]]:
+        """Returns each column of the rows with these indices, `[B]`."""
+        chosen = [self.rows[i].columns for i in np.asarray(problem).tolist()]
+        names = [name for name in self.rows[0].columns if name not in (PROMPT, MESSAGES)]
+        return {name: [each[name] for each in chosen] for name in names}
+
+    def answered(self) -> bool:
+        """Returns whether each row has an answer, which may be empty but not null."""
+        return all(row.columns.get(ANSWER) is not None for row in self.rows)
 
 
 def split(
@@ -330,7 +353,8 @@ def make_task(
                     f"{row.place}: the prompt has {len(prompt)} tokens, more than {limit}{what}"
                 )
     examples = [
-        Example(prompt, row.columns.get(ANSWER, "")) for row, prompt in zip(rows, ids, strict=True)
+        Example(prompt, row.columns.get(ANSWER) or "")
+        for row, prompt in zip(rows, ids, strict=True)
     ]
     task = table(
         name,
@@ -340,21 +364,13 @@ def make_task(
         validation=examples[len(train) : len(known)],
         share_prompts=whole,
     )
-    names = [column for column in rows[0].columns if column not in (PROMPT, MESSAGES)]
-
-    def columns(problem: PyTree) -> dict[str, list[Any]]:
-        return {
-            column: [rows[i].columns[column] for i in np.asarray(problem).tolist()]
-            for column in names
-        }
-
-    return task._replace(columns=columns)
+    return task._replace(columns=Columns(rows))
 
 
 def _alphabet(rows: Sequence[Row], characters: str) -> AnyTokenizer:
     """A token per character; raises ConfigError for a row that has another, or messages."""
     texts = [(row, PROMPT, row.prompt) for row in rows]
-    texts += [(row, ANSWER, row.columns.get(ANSWER, "")) for row in rows]
+    texts += [(row, ANSWER, row.columns.get(ANSWER) or "") for row in rows]
     tokenizer = make_tokenizer(characters or "".join(sorted(set("".join(t for *_, t in texts)))))
     for row, column, written in texts:
         if MESSAGES in row.columns:

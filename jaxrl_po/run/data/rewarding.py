@@ -200,10 +200,9 @@ def judges(options: Any, task: AnyTask, *, pretrained: bool) -> bool:
 
 
 def unanswered(options: Any, task: AnyTask) -> bool:
-    """Whether the prompts of the task have no answers."""
-    if options.task != "file" or isinstance(task, Dialogue) or task.columns is None:
-        return False
-    return prompts.ANSWER not in task.columns(np.zeros(1, np.int32))
+    """Returns whether a prompt of a file has no answer."""
+    columns = None if isinstance(task, Dialogue) else task.columns
+    return isinstance(columns, prompts.Columns) and not columns.answered()
 
 
 def judged(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Answers]:
