@@ -76,6 +76,13 @@ class TextTokenizer(NamedTuple):
         text: str = self.rules.decode(tokens[:end], skip_special_tokens=True)
         return text
 
+    def token_texts(self) -> list[bytes]:
+        """Returns the bytes that each id adds to a text; none for special tokens and free ids."""
+        added = self.rules.get_added_tokens_decoder()
+        special = {i for i, token in added.items() if token.special} | set(self.ends)
+        found = token_texts(self.rules, self.size)
+        return [b"" if i in special else text for i, text in enumerate(found)]
+
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
         """Texts of all rows, `[B, T]`: the unmasked tokens without ends and special ones."""
         kept = mask & ~np.isin(tokens, self.ends)

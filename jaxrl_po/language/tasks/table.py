@@ -1,7 +1,7 @@
 """A finite list of prompts with their answers."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.tasks.texts import Texts, make_texts, match
 from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.tasks.verify import exact_match, token_match, with_eos
 from jaxrl_po.language.tokenizer import AnyTokenizer
@@ -33,11 +34,14 @@ class Rows(NamedTuple):
       tokens: `[R, L]`, int32.
       pad: `[R]`, int32, padding tokens on the left.
       answer: `[R, A]`, int32, EOS included.
+      texts: bytes of tokens and answers, or None for a tokenizer of ours, by which each text has
+        one spelling.
     """
 
     tokens: Any
     pad: Any
     answer: Any
+    texts: Texts | None = None
 
 
 def table(
@@ -49,7 +53,10 @@ def table(
     validation: Sequence[Example] = (),
     share_prompts: bool = False,
 ) -> Task:
-    """A task over lists of prompts; only the exact answer is correct.
+    """Builds a task over lists of prompts; only the exact answer is correct.
+
+    With a tokenizer of a pretrained model, any tokens whose text is the answer are correct, space
+    around it aside.
 
     Training draws uniformly; an evaluation asks each row of `test` once. The problem is the row in
     `[*train, *validation, *test]`. The lists are the task's `data`, an argument of the
@@ -90,12 +97,14 @@ def table(
                     f"{found[prompt]} and {split} must share no prompt, but both hold "
                     f"{str(prompt)!r}"
                 )
+    whole = [*train, *validation, *test]
+    read_texts: Callable[[], Sequence[bytes]] | None = getattr(tokenizer, "token_texts", None)
     texts = [
         (
             tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
             [*tokenizer.encode(answer), tokenizer.eos],
         )
-        for prompt, answer in (*train, *validation, *test)
+        for prompt, answer in whole
     ]
     if not all(prompt for prompt, _ in texts):
         raise ConfigError("prompts must not be empty")
@@ -110,6 +119,7 @@ def table(
             [answer + [tokenizer.pad] * (answer_length - len(answer)) for _, answer in texts],
             np.int32,
         ),
+        texts=read_texts and make_texts(read_texts(), [answer for _, answer in whole]),
     )
 
     tested = range(len(train) + len(validation), len(texts))
@@ -125,10 +135,17 @@ def table(
         return jnp.asarray(rows.answer)[row]
 
     def score(rows: Rows, row: jax.Array, tokens: jax.Array) -> jax.Array:
-        return exact_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
+        exact = exact_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
+        if rows.texts is None:
+            return exact
+        return jnp.maximum(exact, match(rows.texts, row, tokens, tokenizer.ends).score)
 
     def credit(rows: Rows, row: jax.Array, tokens: jax.Array) -> jax.Array:
-        return token_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
+        exact = token_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
+        if rows.texts is None:
+            return exact
+        found = match(rows.texts, row, tokens, tokenizer.ends).credit
+        return jnp.where(exact.sum() >= found.sum(), exact, found)
 
     return Task(
         name,

@@ -1,0 +1,104 @@
+"""Whether the text of a completion is an answer, whatever tokens it is written in.
+
+A tokenizer that merges digits writes 12 as one token; a model may write it as two. Texts are
+compared in the program, byte by byte, with the bytes of each token in a table.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SPACE = b" \t\n\r\v\f"
+LONGEST = 64  # bytes of a token that are kept; one that is longer is part of no answer
+
+
+class Texts(NamedTuple):
+    """The bytes of V tokens and of R answers; space around a text does not count.
+
+    Attributes:
+      token: `[V, W]`, uint8, the bytes of each token, then zeros.
+      length: `[V]`, int32, bytes of a token; 0 for a special one.
+      before: `[V]`, int32, bytes of space at the beginning of a token.
+      after: `[V]`, int32, bytes of space at its end.
+      answer: `[R, A]`, uint8, the bytes of each answer, then zeros.
+      size: `[R]`, int32, bytes of an answer.
+    """
+
+    token: Any
+    length: Any
+    before: Any
+    after: Any
+    answer: Any
+    size: Any
+
+
+class Match(NamedTuple):
+    """A completion beside an answer.
+
+    Attributes:
+      score: `[]`, 1 if the completion ends and its text is the answer, else 0.
+      credit: `[T]`, each token's share of the answer's bytes and its end, at most 1 in all.
+    """
+
+    score: jax.Array
+    credit: jax.Array
+
+
+def make_texts(tokens: Sequence[bytes], answers: Sequence[str]) -> Texts:
+    """Builds the tables.
+
+    Args:
+      tokens: bytes that each token adds to a text; empty for a special token.
+      answers: right answers.
+    """
+    spelt = [answer.strip().encode() for answer in answers]
+    return Texts(
+        token=_table([token[:LONGEST] for token in tokens]),
+        length=np.array([len(token) for token in tokens], np.int32),
+        before=np.array([len(token) - len(token.lstrip(SPACE)) for token in tokens], np.int32),
+        after=np.array([len(token) - len(token.rstrip(SPACE)) for token in tokens], np.int32),
+        answer=_table(spelt),
+        size=np.array([len(answer) for answer in spelt], np.int32),
+    )
+
+
+def _table(texts: Sequence[bytes]) -> np.ndarray[Any, Any]:
+    width = max(1, *map(len, texts))
+    return np.array([list(text.ljust(width, b"\0")) for text in texts], np.uint8)
+
+
+def match(texts: Texts, row: jax.Array, tokens: jax.Array, ends: tuple[int, ...]) -> Match:
+    """Compares the text of a completion with the answer of a row.
+
+    Args:
+      texts: tables of bytes.
+      row: `[]`, int32.
+      tokens: `[T]`, int32, completion; anything may follow its end.
+      ends: ids of which the first ends the completion.
+    """
+    each, answer, size, length, before, after = (
+        jnp.asarray(x)
+        for x in (texts.token, texts.answer, texts.size, texts.length, texts.before, texts.after)
+    )
+    last = tokens.shape[0] - 1
+    is_end = jnp.isin(tokens, jnp.array(ends))
+    written = jnp.cumsum(is_end) == 0
+    lengths = jnp.where(written, length[tokens], 0)
+    stop = jnp.cumsum(lengths)
+    solid = written & (before[tokens] < length[tokens])
+    first, final = jnp.argmax(solid), last - jnp.argmax(solid[::-1])
+    begin = (stop - lengths)[first] + before[tokens[first]]
+    end = jnp.where(solid.any(), stop[final] - after[tokens[final]], begin)
+    place = begin + jnp.arange(answer.shape[1])
+    owner = jnp.minimum(jnp.searchsorted(stop, place, side="right"), last)
+    inside = place - (stop - lengths)[owner]
+    byte = each[tokens[owner], jnp.minimum(inside, each.shape[1] - 1)]
+    wanted = jnp.arange(answer.shape[1]) < size[row]
+    equal = wanted & (byte == answer[row]) & (place < end) & (inside < each.shape[1])
+    ended = is_end & (jnp.cumsum(is_end) == 1) & (end - begin == size[row])
+    share = 1.0 / (size[row] + 1.0)
+    credit = share * (ended + jnp.zeros(last + 1).at[owner].add(equal.astype(float)))
+    return Match((ended.any() & (equal == wanted).all()).astype(float), credit)
