@@ -336,6 +336,27 @@ WRONG = [
         (f"{RUNS}::test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text",),
     ),
     Wrong(
+        "an answer is right in its own tokens alone",
+        "language.tasks.table",
+        "jnp.maximum(exact, match(rows.texts, row, tokens, tokenizer.ends).score)",
+        "exact",
+        ("test_texts.py::test_digits_that_merge_are_right_one_by_one",),
+    ),
+    Wrong(
+        "space before an answer counts",
+        "language.tasks.texts",
+        "(stop - lengths)[first] + before[tokens[first]]",
+        "(stop - lengths)[first]",
+        ("test_texts.py::test_a_text_is_right_in_whatever_tokens",),
+    ),
+    Wrong(
+        "a text that goes on is an answer",
+        "language.tasks.texts",
+        "& (end - begin == size[row])",
+        "& (end - begin >= size[row])",
+        ("test_texts.py::test_a_text_is_right_in_whatever_tokens",),
+    ),
+    Wrong(
         "special tokens of the map are not exported",
         "language.pretrained.text",
         "if others.get(SPECIAL_MAP):",
