@@ -4,10 +4,10 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 25_103,
-    "shell code": 11_849,
+    "library code": 25_275,
+    "shell code": 11_942,
     "experiments code": 4_758,
-    "shell import pairs": 365,
+    "shell import pairs": 366,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,
@@ -15,7 +15,7 @@ LIMITS = {
     "ppo's closure, code": 1_930,
     "public without a docstring": 0,
     "README lines": 150,
-    "docs words (studies aside)": 27_096,
+    "docs words (studies aside)": 27_240,
 }
 
 

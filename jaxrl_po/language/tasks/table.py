@@ -44,6 +44,28 @@ class Rows(NamedTuple):
     texts: Texts | None = None
 
 
+def make_rows(tokenizer: AnyTokenizer, examples: Sequence[Example]) -> Rows:
+    """Encodes examples; raises ConfigError for an empty prompt."""
+    texts = [
+        (
+            tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
+            [*tokenizer.encode(answer), tokenizer.eos],
+        )
+        for prompt, answer in examples
+    ]
+    if not all(prompt for prompt, _ in texts):
+        raise ConfigError("prompts must not be empty")
+    before, after = (max(map(len, column)) for column in zip(*texts, strict=True))
+    pad = tokenizer.pad
+    read_texts: Callable[[], Sequence[bytes]] | None = getattr(tokenizer, "token_texts", None)
+    return Rows(
+        tokens=np.array([[pad] * (before - len(x)) + x for x, _ in texts], np.int32),
+        pad=np.array([before - len(x) for x, _ in texts], np.int32),
+        answer=np.array([x + [pad] * (after - len(x)) for _, x in texts], np.int32),
+        texts=read_texts and make_texts(read_texts(), [answer for _, answer in examples]),
+    )
+
+
 def table(
     name: str,
     tokenizer: AnyTokenizer,
@@ -97,32 +119,8 @@ def table(
                     f"{found[prompt]} and {split} must share no prompt, but both hold "
                     f"{str(prompt)!r}"
                 )
-    whole = [*train, *validation, *test]
-    read_texts: Callable[[], Sequence[bytes]] | None = getattr(tokenizer, "token_texts", None)
-    texts = [
-        (
-            tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
-            [*tokenizer.encode(answer), tokenizer.eos],
-        )
-        for prompt, answer in whole
-    ]
-    if not all(prompt for prompt, _ in texts):
-        raise ConfigError("prompts must not be empty")
-    prompt_length, answer_length = (max(map(len, column)) for column in zip(*texts, strict=True))
-    rows = Rows(
-        tokens=np.array(
-            [[tokenizer.pad] * (prompt_length - len(prompt)) + prompt for prompt, _ in texts],
-            np.int32,
-        ),
-        pad=np.array([prompt_length - len(prompt) for prompt, _ in texts], np.int32),
-        answer=np.array(
-            [answer + [tokenizer.pad] * (answer_length - len(answer)) for _, answer in texts],
-            np.int32,
-        ),
-        texts=read_texts and make_texts(read_texts(), [answer for _, answer in whole]),
-    )
-
-    tested = range(len(train) + len(validation), len(texts))
+    rows = make_rows(tokenizer, [*train, *validation, *test])
+    tested = range(len(train) + len(validation), len(rows.pad))
 
     def row(rows: Rows, i: jax.Array) -> Prompt:
         return Prompt(jnp.asarray(rows.tokens)[i], jnp.asarray(rows.pad)[i], i)
@@ -150,8 +148,8 @@ def table(
     return Task(
         name,
         tokenizer,
-        prompt_length,
-        answer_length,
+        rows.tokens.shape[1],
+        rows.answer.shape[1],
         sample=functools.partial(sample, rows),
         demonstrate=functools.partial(demonstrate, rows),
         score=functools.partial(score, rows),

@@ -235,9 +235,7 @@ class _Run:
         # Together, and before any process shortens the file: evaluations are.
         again = processes.any_of(bool(failed_line))
         if resume and done < 0 and rows:
-            self.reporter.report(
-                "no checkpoint is left to resume from: the run starts again at iteration 0"
-            )
+            self.reporter.report("no checkpoint is left to resume from: starts at iteration 0")
         self.log = Log(self.folder / METRICS, self.job.score, after=done - again)
         if self.job.examples is not None and processes.is_writer():
             metrics_lib.truncate(self.folder / EXAMPLES, done)
@@ -391,9 +389,8 @@ class _Run:
                 arrays, _ = self.wait_for(self.programs.describe, self.state)
                 if processes.is_writer():
                     self.shown = self.job.examples.render(jax.device_get(arrays))
-                    metrics_lib.append(
-                        self.folder / EXAMPLES, *({**place, **example} for example in self.shown)
-                    )
+                    lines = ({**place, **example} for example in self.shown)
+                    metrics_lib.append(self.folder / EXAMPLES, *lines)
         except (PoolError, RewardError) as error:
             fields = {}
             if isinstance(error, RewardError) and 0 < place["iteration"] < self.job.iterations:
