@@ -277,10 +277,7 @@ def test_checkpoints_that_are_gone_are_missed(whole, tmp_path, capfd):
     for path in (tmp_path / "checkpoints" / "latest").iterdir():
         path.rename(tmp_path / path.name)
     assert main(tmp_path, "--resume") == 0
-    assert (
-        "no checkpoint is left to resume from: starts at iteration 0"
-        in capfd.readouterr().out
-    )
+    assert "no checkpoint is left to resume from: starts at iteration 0" in capfd.readouterr().out
     assert lines(tmp_path) == whole[0]
 
 

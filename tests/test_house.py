@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 25_275,
-    "shell code": 11_942,
+    "library code": 25_313,
+    "shell code": 11_968,
     "experiments code": 4_758,
     "shell import pairs": 366,
     "functions above 70 lines of code": 0,

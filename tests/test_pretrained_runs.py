@@ -219,6 +219,8 @@ def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
     assert launch.language(over(stored, *flags)) == 0
     latest = "--checkpoint=latest"
     merged = pretrained.load(export_of(tmp_path / "a", tmp_path / "b", latest), param_dtype=None)
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == "float32"  # not the type of some tensor
     kept = pretrained.load(stored, param_dtype=None).params["params"]
     for path, leaf in jax.tree_util.tree_leaves_with_path(merged.params["params"]):
         before = functools.reduce(lambda tree, key: tree[key.key], path, kept)
@@ -229,6 +231,8 @@ def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
         export_of(tmp_path / "a", tmp_path / "b", latest, "--dtype=bfloat16"), param_dtype=None
     )
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(rounded.params)} == {"bfloat16"}
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == "bfloat16"
     (share,) = re.findall(r"([\d.]+)% of the changed numbers round back", capsys.readouterr().out)
     assert 0.0 <= float(share) < 100.0
     settings = plan.parse(script.SCRIPT, over(tmp_path / "a", *flags), {})

@@ -169,3 +169,11 @@ def test_an_answer_may_be_null_where_functions_reward(tmp_path):
     options = types.SimpleNamespace(task="file")
     assert rewarding.unanswered(options, task)
     assert not rewarding.unanswered(options, prompts.make_task("file", read[:2], read[2:3]))
+
+
+def test_a_null_answer_is_no_demonstration():
+    messages = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]
+    row = prompts.Row({"messages": messages, "answer": None}, "rows.jsonl line 1")
+    assert [each.columns["answer"] for each in row.demonstrations()] == ["4"]
+    with pytest.raises(ConfigError, match=r"^rows.jsonl line 1 must have completion, answer"):
+        prompts.Row({"prompt": "2+2", "answer": None}, "rows.jsonl line 1").demonstrations()

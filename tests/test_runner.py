@@ -266,8 +266,9 @@ def test_a_mean_over_a_part_of_the_rows_selects_no_checkpoint(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     log = Log(tmp_path / "metrics.jsonl", "score", after=0)
     part = {"score": [1.0], "score/mean": 1.0, "evaluation_failures": [0.25]}
-    assert not log.write({"iteration": 1, **part})
+    assert log.write({"iteration": 1, **part})  # the first
     assert log.write({"iteration": 2, **part, "score/mean": 0.5, "evaluation_failures": [0.0]})
+    assert not log.write({"iteration": 3, **part})
 
 
 def test_a_line_without_a_number_of_some_seed_is_not_the_best(tmp_path):

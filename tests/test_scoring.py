@@ -1,6 +1,7 @@
 """Rewards from Python functions, and every way in which one can fail."""
 
 import asyncio
+import pickle
 import re
 import sys
 import types
@@ -329,10 +330,32 @@ def test_async_functions_are_awaited():
         given, _ = scorer(batch_of(["1+2=", "1+2="], ["3", "33"]), first=True, report=print)
     assert given.score.reshape(-1).tolist() == [1.0, 2.0]
 
+    lock = asyncio.Semaphore(1)
+
+    async def one(text):
+        async with lock:
+            await asyncio.sleep(0)
+        return float(len(text))
+
+    async def each(completions):
+        return await asyncio.gather(*map(one, completions))
+
+    for function in (each, lambda completions: [one(text) for text in completions]):
+        for _ in range(2):  # a lock belongs to one loop
+            reply = scoring_worker.answer(function, None, {"completions": ["a", "bc"]})
+            assert reply == {"scores": [1.0, 2.0]}
+
     async def notebook():  # whose thread runs a loop already
         return scoring_worker.awaited(asyncio.sleep(0, "slept"))
 
     assert asyncio.run(notebook()) == "slept"
+
+
+class Held:
+    """A reward that is an object."""
+
+    def __call__(self, completions, **columns):
+        return [0.0 for _ in completions]
 
 
 def test_functions_names_and_objects_may_be_listed():
@@ -341,17 +364,21 @@ def test_functions_names_and_objects_may_be_listed():
     def long(completions, **columns):
         return [float(len(text)) for text in completions]
 
-    rewards = [long, "last_number", f"{HERE}:digits", r"regex:(\d),?"]
-    named = with_names({"reward": rewards, "reward_weights": [1.0, 2.0, 0.5, 0.25]})
-    options = types.SimpleNamespace(
-        task="file", reward=named["reward"], reward_weights="1,2,0.5,0.25", reward_timeout=60
-    )
+    rewards = [long, "last_number", f"{HERE}:digits"]
+    named = with_names({"reward": rewards, "reward_weights": [1.0, 2.0, 0.5]})
+    options = types.SimpleNamespace(task="file", reward=named["reward"])
     found = rewarding.functions(options)
     assert found[0].value is long
     finder = rewarding.FINDERS["last_number"]
-    assert found[1:] == [finder, f"{HERE}:digits", rewarding.BY_PATTERN]
+    assert found[1:] == [finder, f"{HERE}:digits"]
     assert rewarding.finds_answers(options)
-    assert rewarding.pattern(options) == {"pattern": r"(\d),?"}
+    with pytest.raises(ConfigError, match=r"^reward: regex:PATTERN must stand alone"):
+        with_names({"reward": ["regex:(a)", "math"]})
+    alone = with_names({"reward": ["regex:a,b"]})["reward"]
+    whole = types.SimpleNamespace(task="file", reward=alone)
+    assert rewarding.pattern(whole) == {"pattern": "a,b"}
+    held = user_code.named("reward", [f"{HERE}:digits", Held()])
+    assert isinstance(pickle.loads(pickle.dumps(held)).value[1].value, Held)
     assert with_names({"reward": ["math", f"{HERE}:digits"]})["reward"] == f"math,{HERE}:digits"
     digests = user_code.digests({"reward": named["reward"]})["reward"].split(",")
     assert [re.fullmatch(r"\w{16}:\w+", each) is not None for each in digests[:3]] == [

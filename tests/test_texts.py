@@ -92,3 +92,31 @@ def test_digits_that_merge_are_right_one_by_one(merging):
 def test_a_tokenizer_of_ours_compares_tokens():
     task = table("t", make_tokenizer("?12"), [Example("?", "12")], [Example("1?", "2")])
     assert task.data.texts is None
+
+
+def test_credit_of_the_usual_tokens_is_by_token(merging):
+    """Also where the shares of bytes sum to a little more than 1."""
+    answer = "12" * 13
+    task = table("t", merging, [Example("?", answer)], [Example("1?", "2")])
+    written = task.demonstrate(jnp.int32(0))
+    credit = np.asarray(task.credit(jnp.int32(0), written))
+    np.testing.assert_array_equal(credit[:14], np.float32(1 / 14))
+
+
+def test_answers_have_the_tokenizers_form_of_unicode(merging):
+    rules = tokenizers.Tokenizer.from_str(merging.rules.to_str())
+    rules.normalizer = tokenizers.normalizers.NFKC()
+    task = table(
+        "t", merging._replace(rules=rules), [Example("?", "\uff11\uff12")], [Example("1?", "2")]
+    )
+    one, two, end = 2, 3, 0
+    assert float(task.score(jnp.int32(0), jnp.array([one, two, end]))) == 1.0
+
+
+def test_a_long_answer_is_right_in_its_own_tokens(merging):
+    answer = "12" * 300
+    task = table("t", merging, [Example("?", answer)], [Example("1?", "2")])
+    written = task.demonstrate(jnp.int32(0))
+    assert float(task.score(jnp.int32(0), written)) == 1.0
+    assert float(task.score(jnp.int32(0), written.at[0].set(2))) == 0.0
+    assert task.data.texts.answer.shape[1] == 512

@@ -41,6 +41,12 @@ class Options:
     )
 
 
+def on_host(path: tuple[str, ...], array: Any) -> Any:
+    """Returns a parameter of the base as it is, beside the state on the device."""
+    del path
+    return array
+
+
 def as_base(params: PyTree, base: PyTree) -> PyTree:
     """Returns the parameters; those equal to the base's have its type."""
 
@@ -92,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
     params = models.trained(model, of_seed(state, options.seed).params)
     text, context, dtype = base.text, base.text.context, options.dtype or None
     with earlier.blame("run", options.run):
-        before = weights.read(base.folder, base.model, dtype=None)
+        before = weights.read(base.folder, base.model, dtype=None, place=on_host)
     if dtype is None:
         params = as_base(params, before)
     else:
@@ -112,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--run={options.run}: {error}") from None
     which = f"{options.checkpoint} checkpoint (iteration {iteration})"
     print(f"{script.title(records)}, seed {options.seed}, {which}")
-    if dtype is not None and changed:
+    if dtype is not None and changed and jnp.dtype(dtype).itemsize < 4:
         print(f"{lost / changed:.1%} of the changed numbers round back to the base's in {dtype}")
     print(f"see {out}")
     return 0

@@ -7,6 +7,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import architectures, gguf, text, weights
 from jaxrl_po.language.pretrained.architectures import FAMILIES
@@ -105,7 +108,10 @@ def save(
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} must be new or empty")
+    # `transformers` reads all tensors in this type, by default that of the first one.
+    kind = jnp.dtype(dtype or jnp.result_type(*jax.tree.leaves(params))).name
     config = architectures.write(model) | ({text.CONTEXT: context} if context else {})
+    config |= {"dtype": kind, "torch_dtype": kind}
     folder.mkdir(parents=True, exist_ok=True)
     weights.write(folder, model, params, dtype=dtype)
     text.write_tokenizer(folder, tokenizer, chat_template)

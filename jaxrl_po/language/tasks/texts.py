@@ -13,6 +13,7 @@ import numpy as np
 
 SPACE = b" \t\n\r\v\f"
 LONGEST = 64  # bytes of a token that are kept; one that is longer is part of no answer
+LONGEST_ANSWER = 512  # bytes; a longer answer is right in its own tokens alone
 
 
 class Texts(NamedTuple):
@@ -24,7 +25,7 @@ class Texts(NamedTuple):
       before: `[V]`, int32, bytes of space at the beginning of a token.
       after: `[V]`, int32, bytes of space at its end.
       answer: `[R, A]`, uint8, the bytes of each answer, then zeros.
-      size: `[R]`, int32, bytes of an answer.
+      size: `[R]`, int32, bytes of an answer, or −1 if it has more than `LONGEST_ANSWER`.
     """
 
     token: Any
@@ -54,20 +55,22 @@ def make_texts(tokens: Sequence[bytes], answers: Sequence[str]) -> Texts:
       tokens: bytes that each token adds to a text; empty for a special token.
       answers: right answers.
     """
-    spelt = [answer.strip().encode() for answer in answers]
+    spelt = [answer.encode().strip(SPACE) for answer in answers]
+    sizes = [len(answer) if len(answer) <= LONGEST_ANSWER else -1 for answer in spelt]
     return Texts(
         token=_table([token[:LONGEST] for token in tokens]),
         length=np.array([len(token) for token in tokens], np.int32),
         before=np.array([len(token) - len(token.lstrip(SPACE)) for token in tokens], np.int32),
         after=np.array([len(token) - len(token.rstrip(SPACE)) for token in tokens], np.int32),
-        answer=_table(spelt),
-        size=np.array([len(answer) for answer in spelt], np.int32),
+        answer=_table([answer[:LONGEST_ANSWER] for answer in spelt]),
+        size=np.array(sizes, np.int32),
     )
 
 
 def _table(texts: Sequence[bytes]) -> np.ndarray[Any, Any]:
     width = max(1, *map(len, texts))
-    return np.array([list(text.ljust(width, b"\0")) for text in texts], np.uint8)
+    joined = b"".join(text.ljust(width, b"\0") for text in texts)
+    return np.frombuffer(joined, np.uint8).reshape(len(texts), width)
 
 
 def match(texts: Texts, row: jax.Array, tokens: jax.Array, ends: tuple[int, ...]) -> Match:
@@ -99,6 +102,6 @@ def match(texts: Texts, row: jax.Array, tokens: jax.Array, ends: tuple[int, ...]
     wanted = jnp.arange(answer.shape[1]) < size[row]
     equal = wanted & (byte == answer[row]) & (place < end) & (inside < each.shape[1])
     ended = is_end & (jnp.cumsum(is_end) == 1) & (end - begin == size[row])
-    share = 1.0 / (size[row] + 1.0)
+    share = 1.0 / jnp.maximum(size[row] + 1.0, 1.0)
     credit = share * (ended + jnp.zeros(last + 1).at[owner].add(equal.astype(float)))
     return Match((ended.any() & (equal == wanted).all()).astype(float), credit)

@@ -116,7 +116,7 @@ class Row(NamedTuple):
         if COMPLETION in columns:
             kept = {name: value for name, value in columns.items() if name != COMPLETION}
             return [Row(kept | {ANSWER: columns[COMPLETION]}, self.place)]
-        if ANSWER in columns:
+        if columns.get(ANSWER) is not None:
             return [self]
         messages = columns.get(MESSAGES, [])
         said = [i for i, each in enumerate(messages) if i and each["role"] == ASSISTANT]

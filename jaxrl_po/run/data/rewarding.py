@@ -42,9 +42,9 @@ class Settings:
 
 
 def parts(options: Any) -> list[str]:
-    """Returns the names in `--reward`; a pattern alone may hold a comma."""
+    """Returns the names in `--reward`; a pattern stands alone, and may hold a comma."""
     reward = options.reward
-    return [reward] if str.startswith(reward, REGEX) else user_code.parts(reward)
+    return [reward] if reward.startswith(REGEX) else user_code.parts(reward)
 
 
 def functions(options: Any) -> list[str]:
@@ -206,8 +206,12 @@ def unanswered(options: Any, task: AnyTask) -> bool:
 
 
 def judged(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Answers]:
-    """Answers of one seed with the scores of the functions."""
-    return {name: rewarded.judge(each)[0] for name, each in answers.items()}
+    """Returns answers of one seed with the scores of the functions, NaN if one fails for all."""
+    try:
+        return {name: rewarded.judge(each)[0] for name, each in answers.items()}
+    except scoring.RewardError:  # an example without a score is shown as well
+        unknown: Any = {name: np.full(x.score.shape, np.nan) for name, x in answers.items()}
+        return {name: each._replace(score=unknown[name]) for name, each in answers.items()}
 
 
 def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Any]:

@@ -354,7 +354,7 @@ class HostScore:
             if (pending := np.isnan(values) & ~failed).any():
                 worker.ask(columns, count * samples)
                 scores = worker.take()
-                if scores.failed.all():
+                if scores.failed.all() and np.isnan(values).all():
                     raise RewardError(f"reward={reward.name} {scores.why} in an evaluation")
                 if scores.why and (reward.name, FAILED) not in self._reported:
                     self._reported.add((reward.name, FAILED))
@@ -367,6 +367,7 @@ class HostScore:
         score = values.reshape(count, samples)
         if self._require_end:
             score = np.where(host.ended, score, np.float32(0.0))
+            failed &= host.ended.reshape(-1)
         scored: Answers = host._replace(score=score)
         return scored, failed.reshape(count, samples)
 

@@ -1,5 +1,6 @@
 """The process of one reward function, a worker: it refuses to run text as code."""
 
+import asyncio
 import concurrent.futures
 import faulthandler
 import functools
@@ -169,18 +170,31 @@ def number(value: Any) -> float | None:
         raise ResultError(f"returned {type(value).__name__} where a number is wanted") from None
 
 
+@functools.cache
+def _runner() -> asyncio.Runner:
+    """Returns the loop of all calls: clients and locks of a module belong to one loop."""
+    return asyncio.Runner()
+
+
+@functools.cache
+def _thread() -> concurrent.futures.Executor:
+    return concurrent.futures.ThreadPoolExecutor(max_workers=1)
+
+
 def awaited(result: Any) -> Any:
-    """Returns the result of a coroutine, as an `async def` makes it, and any other as it is."""
-    if not inspect.isawaitable(result):
+    """Returns the result of a coroutine, or of each in a list, and any other value as it is."""
+    several = isinstance(result, list | tuple) and any(map(inspect.isawaitable, result))
+    if not (several or inspect.isawaitable(result)):
         return result
-    import asyncio  # which few rewards need
 
     async def wait() -> Any:
-        return await result
+        return await (asyncio.gather(*result) if several else result)
 
-    # In a thread: that of a notebook runs a loop of its own.
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, wait()).result()
+    try:
+        asyncio.get_running_loop()  # as the thread of a notebook has
+    except RuntimeError:
+        return _runner().run(wait())
+    return _thread().submit(_runner().run, wait()).result()
 
 
 def answer(

@@ -10,6 +10,7 @@ from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, number, static
 from jaxrl_po.language import demonstrations
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.settings import Computation, Sampling
+from jaxrl_po.language.tasks.table import Rows
 from jaxrl_po.language.tasks.types import DRAWN, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run.data import rewarding
@@ -144,7 +145,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         dtype=policy.dtype,
         given=composed.given or None,
         base=start.digest,
-        prompts="" if data is None else models.digest(data, None),
+        prompts="" if data is None else models.digest(plain(data), None),
     )
     if hosted is not None:
         return whole(composed.learner(None), evaluate=None, host=hosted, notes=filtered)
@@ -186,6 +187,11 @@ def examples(
         kind.make_describe(seen(task), model=policy, decoding=settings.decoding, num_prompts=show),
         lambda answers: kind.render(task, judged(answers)),
     )
+
+
+def plain(data: Any) -> Any:
+    """Returns the data of a task without what follows from it and the tokenizer, for a digest."""
+    return data._replace(texts=None) if isinstance(data, Rows) else data
 
 
 def seen(task: AnyTask) -> AnyTask:

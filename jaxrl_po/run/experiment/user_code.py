@@ -42,7 +42,8 @@ class Given(str):
 
     def __reduce__(self) -> Any:
         # Another process imports the file, whose module may have another name there.
-        return (str, (str(self),)) if in_file(self) else super().__reduce__()
+        in_files = all(map(in_file, self.split(",")))
+        return (str, (str(self),)) if in_files else super().__reduce__()
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -62,6 +63,8 @@ def named(flag: str, value: Any) -> str:
       ('python:lambda', False)
     """
     if isinstance(value, list | tuple):
+        if len(value) > 1 and any(isinstance(x, str) and x.startswith("regex:") for x in value):
+            raise ConfigError(f"{flag}: regex:PATTERN must stand alone, got it in {value!r}")
         each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
         text = ",".join(each)
         return given(text, each) if any(isinstance(x, Given) for x in each) else text

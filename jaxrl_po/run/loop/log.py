@@ -65,7 +65,7 @@ class Log:
 
     def __init__(self, path: Path, score: str, *, after: int):
         self._path, self._score = path, score
-        self._best, self._signalled = -math.inf, 0
+        self._best, self._signalled = (-math.inf, -math.inf), 0
         rows = (
             metrics_lib.truncate(path, after) if processes.is_writer() else metrics_lib.read(path)
         )
@@ -87,12 +87,14 @@ class Log:
 
     def _follow(self, row: Row) -> bool:
         score = row.get(f"{self._score}/mean")
-        # Not where a seed has no number, or rows failed: a mean over the others would select.
+        # Not where a seed has no number, which the mean over seeds leaves out.
         scores = np.asarray(row.get(self._score, ()), np.float64)
-        whole = bool(np.isfinite(scores).all() and not np.any(row.get(FAILED, 0.0)))
-        improved = bool(score is not None and whole and score >= self._best)
-        if score is not None and improved:
-            self._best = float(score)
+        whole = score is not None and np.isfinite(scores).all()
+        # Fewer failed rows come first: a mean over a part of the rows says less.
+        rank = -float(np.mean(row.get(FAILED, 0.0))), float(score or 0.0)
+        improved = bool(whole and rank >= self._best)
+        if improved:
+            self._best = rank
         if self.idle(row["iteration"], row) == 0:
             self._signalled = row["iteration"]
         return improved

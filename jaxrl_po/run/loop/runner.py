@@ -256,8 +256,7 @@ class _Run:
     def begin(self, state: TrainState) -> None:
         """Writes the line and the checkpoint of iteration 0."""
         self.state = state
-        memory = self.programs.memory._asdict().items()
-        held = {f"memory/{name}_bytes": value for name, value in memory}
+        held = {f"memory/{k}_bytes": v for k, v in self.programs.memory._asdict().items()}
         row = self.record(0, held, evaluated=True)
         self.reporter.update(row, math.inf)
         if self.job.explain is not None and not np.any(row.get(self.job.score, 1.0)):
@@ -393,7 +392,8 @@ class _Run:
                     metrics_lib.append(self.folder / EXAMPLES, *lines)
         except (PoolError, RewardError) as error:
             fields = {}
-            if isinstance(error, RewardError) and 0 < place["iteration"] < self.job.iterations:
+            last = self.idle or self.stopped or place["iteration"] in (0, self.job.iterations)
+            if isinstance(error, RewardError) and not last:
                 self.reporter.report(f"{error}; training continues without this evaluation")
             else:
                 self.failure = error
