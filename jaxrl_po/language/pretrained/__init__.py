@@ -108,9 +108,9 @@ def save(
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} must be new or empty")
+    config = architectures.write(model) | ({text.CONTEXT: context} if context else {})
     # `transformers` reads all tensors in this type, by default that of the first one.
     kind = jnp.dtype(dtype or jnp.result_type(*jax.tree.leaves(params))).name
-    config = architectures.write(model) | ({text.CONTEXT: context} if context else {})
     config |= {"dtype": kind, "torch_dtype": kind}
     folder.mkdir(parents=True, exist_ok=True)
     weights.write(folder, model, params, dtype=dtype)

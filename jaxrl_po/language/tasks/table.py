@@ -150,8 +150,8 @@ def table(
         exact = token_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
         if rows.texts is None:
             return exact
-        found = match(rows.texts, row, tokens, tokenizer.ends).credit
-        return jnp.where(exact.sum() > found.sum() - 1e-5, exact, found)  # sums of rounded shares
+        found = match(rows.texts, row, tokens, tokenizer.ends)  # right in other tokens
+        return jnp.where((found.score == 1.0) & (exact.sum() < 0.99), found.credit, exact)
 
     return Task(
         name,

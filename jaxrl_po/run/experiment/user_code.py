@@ -62,7 +62,7 @@ def named(flag: str, value: Any) -> str:
       >>> named("env", lambda: None), named("env", lambda: None).value is None
       ('python:lambda', False)
     """
-    if isinstance(value, list | tuple):
+    if flag == "reward" and type(value) in (list, tuple):
         if len(value) > 1 and any(isinstance(x, str) and x.startswith("regex:") for x in value):
             raise ConfigError(f"{flag}: regex:PATTERN must stand alone, got it in {value!r}")
         each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
@@ -92,7 +92,8 @@ def given(text: str, value: Any) -> Given:
 def parts(source: str) -> list[str]:
     """Returns the names, and objects as `Given`, of a flag that takes several."""
     if isinstance(source, Given):
-        return source.value if isinstance(source.value, list) else [source]
+        listed = type(source.value) is list and all(isinstance(x, str) for x in source.value)
+        return source.value if listed else [source]
     return source.split(",")
 
 
