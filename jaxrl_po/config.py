@@ -6,7 +6,7 @@ documentation.
 
 One rule holds for every record, every factory and `run.Experiment`. A NumPy scalar or a 0-d array
 counts as the Python number that it holds. Text is not a number, a bool is not a number, and 1 is
-not a bool: each is refused by name. So is a traced value of a static field.
+not a bool: each is refused by name. So is a traced size, switch or name.
 """
 
 import dataclasses
@@ -163,7 +163,7 @@ def static_value(name: str, value: Any, kind: type = object) -> Any:
       kind: its type; `float` also takes a whole number, and a traced one.
 
     Raises:
-      ConfigError: the value is traced, or of another type.
+      ConfigError: the value is traced and not a `float`, or of another type.
 
     Example:
       >>> static_value("width", np.int64(8)), static_value("discount", jnp.float32(0.9))

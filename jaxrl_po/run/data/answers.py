@@ -42,7 +42,7 @@ def same(found: str, answer: str) -> bool:
 def last_number(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
     """Returns 1 for a completion whose last number is the answer, else 0.
 
-    "1,500" and "2e3" are one number each, "−5" with any dash of Unicode is −5.
+    "1,500" and "2e3" are one number each; "−5" with Unicode's minus sign is −5, and "3–5" a range.
 
     Example:
       >>> last_number(["2 + 3 is 5.", "5, or 6"], ["5", "5"])
