@@ -1,8 +1,11 @@
 """Environments, networks, tasks and rewards given in Python: what is stored, and given again."""
 
+import contextlib
+import io
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -104,11 +107,14 @@ def test_what_other_processes_can_import_is_named_by_its_file():
         user_code.named("environment", lambda: None)
 
 
-def test_a_reward_of_python_scores_a_run_and_its_folder_says_what_it_lacks(tmp_path, capsys):
-    asked = []
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """A run scored by a reward that cannot be imported: its folder, result, lines and calls."""
+    out = tmp_path_factory.mktemp("runs") / "scored"
+    calls = []
 
     def reward(completions, answer, **_):
-        asked.append((list(completions), list(answer)))
+        calls.append((list(completions), list(answer)))
         scores = [float(len(text)) for text in completions]
         completions.clear()  # what is given is its own
         return scores
@@ -121,25 +127,35 @@ def test_a_reward_of_python_scores_a_run_and_its_folder_says_what_it_lacks(tmp_p
         total_steps=16,
         show=0,
         eval_prompts=2,
-        out=tmp_path / "run",
+        out=out,
         over={**SIZES, "config.decay_iterations": 0},
     )
-    trained = run.train(experiment)
-    assert "reward=python:reward cannot be imported: run.load and run.resume must" in (
-        capsys.readouterr().out
+    with contextlib.redirect_stdout(io.StringIO()) as lines:
+        trained = run.train(experiment)
+    return SimpleNamespace(
+        out=out, reward=reward, calls=calls, trained=trained, lines=lines.getvalue()
     )
-    assert len(asked) == 2  # iterations
-    lengths = np.mean([len(text) for completions, _ in asked for text in completions])
-    assert all(len(text) == 2 for _, answers in asked for text in answers)
-    (pooled,) = [row for row in trained.rows if row["iteration"] == 2]
-    logged = np.mean([row["reward/reward"][0] for row in trained.rows[1:]])
+
+
+def test_a_reward_of_python_scores_a_run_and_its_folder_says_what_it_lacks(scored):
+    assert "reward=python:reward cannot be imported: run.load and run.resume must" in scored.lines
+    assert len(scored.calls) == 2  # iterations
+    lengths = np.mean([len(text) for completions, _ in scored.calls for text in completions])
+    assert all(len(text) == 2 for _, answers in scored.calls for text in answers)
+    (pooled,) = [row for row in scored.trained.rows if row["iteration"] == 2]
+    logged = np.mean([row["reward/reward"][0] for row in scored.trained.rows[1:]])
     assert logged == pytest.approx(lengths)
-    assert pooled == read(tmp_path / "run" / "metrics.jsonl")[-1]
-    assert run.load(tmp_path / "run").params is not None  # which needs no reward
+    assert pooled == read(scored.out / "metrics.jsonl")[-1]
+    assert run.load(scored.out).params is not None  # which needs no reward
+
+
+def test_a_reward_of_python_is_given_again_to_resume(scored, tmp_path):
+    folder = shutil.copytree(scored.out, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"^reward=python:reward was given in Python and cannot"):
-        run.resume(tmp_path / "run", total_steps=24)
-    run.resume(tmp_path / "run", total_steps=24, reward=reward)
-    assert len(asked) == 3
+        run.resume(folder, total_steps=24)
+    before = len(scored.calls)
+    run.resume(folder, total_steps=24, reward=scored.reward)
+    assert len(scored.calls) == before + 1
 
 
 def test_an_error_of_a_reward_names_its_line(tmp_path):
