@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         print(SUMMARY)
         return 0 if argv else 2
     from jaxrl_po.cli import evaluate, export, launch, plot, render, report, study, sweep
-    from jaxrl_po.run.experiment import flags
+    from jaxrl_po.run import errors
 
     commands: dict[str, Callable[[Sequence[str]], int]] = {
         "control": launch.control,
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     }
     name, *arguments = argv
     if name not in commands:
-        raise flags.UsageError(f"jaxrl-po has no command {name!r}{flags.suggest(name, commands)}")
+        raise errors.UsageError(f"jaxrl-po has no command {name!r}{errors.suggest(name, commands)}")
     return commands[name](arguments)
 
 

@@ -25,23 +25,32 @@ Record = TypeVar("Record")
 
 
 class ConfigError(ValueError):
-    """An invalid setting; the message names the field and its valid values."""
+    """An invalid setting; shown as `<field>: <message>`.
+
+    Args:
+      field: name of the setting.
+      message: sentence without a subject that says which values are valid, as in `must be off`.
+    """
+
+    def __init__(self, field: str, message: str = ""):
+        super().__init__(field, message)
+        self.field, self.message = field, message
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.message else self.field
 
 
 class NoEffectError(ConfigError):
     """A setting without effect, because of another one.
 
     Args:
-      field: the setting.
-      when: the condition under which it has an effect, in words.
+      field: name of the setting.
+      when: condition under which it has an effect, in words.
     """
 
     def __init__(self, field: str, when: str):
         super().__init__(field, when)
-        self.field = field
-
-    def __str__(self) -> str:
-        return "{} has no effect unless {}".format(*self.args)
+        self.message = f"has no effect unless {when}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import timing
 from comparison import Result
 
 from experiments.benchmarks import language as benchmark_language
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, methods
-from jaxrl_po.run.experiment.flags import UsageError
 
 
 def test_each_row_adds_one_switch_to_the_row_before():

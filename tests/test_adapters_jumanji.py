@@ -10,8 +10,8 @@ import pytest
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import suites
-from jaxrl_po.run.experiment.flags import UsageError
 
 jumanji = pytest.importorskip("jumanji")
 adapter = pytest.importorskip("jaxrl_po.control.adapters.jumanji")

@@ -12,8 +12,8 @@ import pytest
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import suites
-from jaxrl_po.run.experiment.flags import UsageError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what it imports

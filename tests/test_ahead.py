@@ -20,9 +20,9 @@ from jaxrl_po.language.tasks import addition
 from jaxrl_po.run.ahead import counts as counting
 from jaxrl_po.run.ahead import products, report, topology
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import ahead
 from jaxrl_po.run.experiment.composition import Composition
-from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.experiment.microbatches import FLAG
 from jaxrl_po.run.experiment.models import Start
 

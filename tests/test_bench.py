@@ -17,8 +17,8 @@ import timing
 from experiments.benchmarks import control as benchmark_control
 from experiments.benchmarks import language as benchmark_language
 from jaxrl_po import backend
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import RunError, UsageError
 
 BENCHMARKS = libraries.BENCHMARKS
 # Each turn takes the next of its speeds, and leaves a word in a file.

@@ -11,7 +11,7 @@ from jaxrl_po import control
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.modules import NetworkSettings
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 
 ENV = gymnax.make("CartPole-v1")[0]
 

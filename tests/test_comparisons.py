@@ -11,9 +11,9 @@ from benchmarks import suites
 
 from jaxrl_po import control as control_lib
 from jaxrl_po.cli import launch
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, methods, plan
 from jaxrl_po.run.experiment import flags as flags_lib
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.suites import SUITES, is_suite, make
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"

@@ -7,7 +7,7 @@ from pathlib import Path
 import demo
 import pytest
 
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store import metrics
 
 

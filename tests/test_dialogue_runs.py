@@ -16,7 +16,7 @@ from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.cli import evaluate, launch, render, report
 from jaxrl_po.language import Transformer, dialogues
 from jaxrl_po.run.data.transcripts import transcript
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic, Batch
 

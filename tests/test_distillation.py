@@ -15,9 +15,9 @@ from jaxrl_po.algorithms.teacher import with_teacher
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.distributions import Categorical
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, plan
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 

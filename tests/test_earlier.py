@@ -15,8 +15,8 @@ from test_exporters import events
 
 from jaxrl_po.cli import evaluate, plot, render, report
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, earlier, language
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import folder
 from jaxrl_po.run.store.metrics import append, read
 

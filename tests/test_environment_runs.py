@@ -19,9 +19,9 @@ from scripts import everything
 
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, methods, plan
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic
 

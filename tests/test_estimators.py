@@ -10,7 +10,7 @@ import pytest
 import segments
 import tabular
 
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 
 SCRIPT = Path(__file__).parent.parent / "experiments" / "studies" / "estimators.py"
 SMALL = [

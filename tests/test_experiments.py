@@ -13,7 +13,7 @@ import pytest
 from scripts import everything
 
 from jaxrl_po.cli import launch
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store.metrics import read
 

@@ -9,8 +9,8 @@ import threading
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run import errors
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store import exporters, folder
 
 
@@ -158,11 +158,11 @@ def test_event_files_on_a_full_disk_end_no_run(tmp_path):
 
 
 def test_a_missing_package_is_named_before_anything_starts():
-    flags.require("tensorboard", "tensorboardX", "tensorboard")
+    errors.require("tensorboard", "tensorboardX", "tensorboard")
     with pytest.raises(
         UsageError, match=r"--wandb needs the package absent: pip install 'jaxrl_po\[wandb\]'"
     ):
-        flags.require("wandb", "absent", "wandb")
+        errors.require("wandb", "absent", "wandb")
 
 
 class FakeBiases:

@@ -34,9 +34,9 @@ from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
 from jaxrl_po.cli import launch
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, flags
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.progress import Progress

@@ -4,8 +4,9 @@ import pytest
 
 from jaxrl_po import config, run
 from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, NoEffectError, number, static
+from jaxrl_po.run import errors
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import RunError, UsageError
 
 
 @config.record
@@ -198,9 +199,9 @@ def test_help_lists_every_field_with_unit_range_and_default():
 
 def test_lookup_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"--algorithm has no 'pppo'; did you mean ppo\?"):
-        flags.lookup("algorithm", "pppo", {"ppo": 1, "trpo": 2})
+        errors.lookup("algorithm", "pppo", {"ppo": 1, "trpo": 2})
     with pytest.raises(UsageError, match=r"--algorithm has no 'zzzz'; choose one of ppo, trpo"):
-        flags.lookup("algorithm", "zzzz", {"ppo": 1, "trpo": 2})
+        errors.lookup("algorithm", "zzzz", {"ppo": 1, "trpo": 2})
 
 
 def test_blame_names_the_flag_of_a_library_error():

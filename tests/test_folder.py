@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import earlier
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import folder
 
 STORED = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": [8]}

@@ -32,7 +32,7 @@ from jaxrl_po import control, ppo, run
 from jaxrl_po.cli import evaluate, plot, render
 from jaxrl_po.config import ConfigError
 from jaxrl_po.optimizers import adam, clipped
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store import checkpoint
 from jaxrl_po.types import ActorCritic, TrainState
 

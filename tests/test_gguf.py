@@ -16,8 +16,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import architectures, gguf
 from jaxrl_po.language.rope import Rope
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import models
-from jaxrl_po.run.experiment.flags import UsageError
 
 # Rows of 32 numbers and more, so that they can be quantised.
 WIDE = {"hidden_size": 32, "intermediate_size": 64}

@@ -29,7 +29,7 @@ from jaxrl_po.algorithms import (
 )
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.types import ActorCritic
 
 CART_POLE = gymnax.make("CartPole-v1")[0]

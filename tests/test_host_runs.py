@@ -12,10 +12,10 @@ from clock import SEEN
 from finished import ON_HOST
 
 from jaxrl_po.cli import evaluate, launch, plot, render, report, sweep
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as command
 from jaxrl_po.run.experiment import earlier
 from jaxrl_po.run.experiment import flags as flags_lib
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.host import rollouts
 from jaxrl_po.run.host.vector_envs import PoolError
 

@@ -12,9 +12,9 @@ from jaxrl_po import language, run
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, control, methods, plan
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store.checkpoint import Store
 
 SMALL = [*(flag for flag in tiny.LANGUAGE if "warm_start" not in flag), "--algorithm=grpo"]

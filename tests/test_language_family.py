@@ -16,8 +16,8 @@ from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo, ppo, trpo
 from jaxrl_po.cli import launch
 from jaxrl_po.config import as_arrays
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import presets
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(1, zero_pad=False)

@@ -19,7 +19,7 @@ from jaxrl_po.control.spaces import read_spaces
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import lora
 from jaxrl_po.language.sampling import Decoding
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 
 ENV = AlwaysTruncated()
 PROBLEM = control.make_problem(ENV, num_envs=2, num_steps=2)

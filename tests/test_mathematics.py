@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_po.cli import launch
 from jaxrl_po.run.data.scoring import Worker
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.metrics import read
 
 pytest.importorskip("math_verify")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store import metrics
 
 

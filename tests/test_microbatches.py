@@ -13,9 +13,9 @@ from jaxrl_po.language import Transformer
 from jaxrl_po.run.devices import room
 from jaxrl_po.run.devices.compilation import Memory
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import language, microbatches
 from jaxrl_po.run.experiment.experiment import Experiment
-from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.experiment.microbatches import Fit, Need
 from jaxrl_po.run.experiment.plan import prepare
 from jaxrl_po.run.store.metrics import read

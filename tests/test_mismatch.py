@@ -17,7 +17,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.language import sampling
 from jaxrl_po.learner import EARLIER_POLICIES, recompute_log_prob
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import Samples
 

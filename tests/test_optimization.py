@@ -24,9 +24,9 @@ from jaxrl_po.control import networks
 from jaxrl_po.control.memory import transformer
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.lora import Lora
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as script
 from jaxrl_po.run.experiment import flags, plan
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.types import ActorCritic, Facts, Problem
 
 # The norm is 5 · 10³, clipped to 1/2.

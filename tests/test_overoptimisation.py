@@ -4,7 +4,7 @@ import numpy as np
 import overoptimisation
 import pytest
 
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 
 
 def curves():

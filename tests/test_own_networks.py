@@ -18,8 +18,8 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import networks
 from jaxrl_po.distributions import Categorical
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as command
-from jaxrl_po.run.experiment.flags import UsageError
 
 
 @pytest.mark.parametrize(

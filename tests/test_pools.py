@@ -10,8 +10,8 @@ from jaxrl_po import control
 from jaxrl_po.cli import render
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.host import rollouts, vector_envs
 from jaxrl_po.run.host.vector_envs import Pool, PoolError, Stepped, named
 

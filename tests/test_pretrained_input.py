@@ -13,10 +13,10 @@ from folders import arguments, write_place, write_rows
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.compilation import Memory
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import composition, models, plan, policies
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store.metrics import read
 

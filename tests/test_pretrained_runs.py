@@ -20,9 +20,9 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
 from jaxrl_po.run.devices.compilation import Memory
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, methods, models, plan
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.loop import programs, supervised
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read

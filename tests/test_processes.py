@@ -20,7 +20,7 @@ from scripts import surroundings
 
 from jaxrl_po.cli import launch
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 

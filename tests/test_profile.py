@@ -6,7 +6,7 @@ import pytest
 import xla_profile
 
 from experiments.benchmarks import language
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 
 
 def chain(x):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store import provenance
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 from jaxrl_po.version import __version__

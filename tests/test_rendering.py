@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxrl_po import control
 from jaxrl_po.cli import render
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.figures import rendering
 from jaxrl_po.run.figures.rendering import Episode
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.language.rewards import budget_with_room
-from jaxrl_po.run.experiment.flags import RunError, UsageError
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store.metrics import read
 

@@ -9,9 +9,9 @@ from scripts import finish, start
 from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.cli import launch
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping
 from jaxrl_po.run.experiment.experiment import Experiment
-from jaxrl_po.run.experiment.flags import UsageError
 
 
 @pytest.mark.usefixtures("no_compilation")

@@ -17,9 +17,9 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, demonstrations, tasks, warm_start
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.run.data import prompts, tables
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, plan
-from jaxrl_po.run.experiment.flags import UsageError
 
 TASK = addition(2, zero_pad=False)  # answers differ in length
 MODEL = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2)

@@ -13,8 +13,8 @@ import tiny
 
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, earlier, suites
-from jaxrl_po.run.experiment.flags import UsageError
 
 SPARED = """
 import sys

@@ -16,9 +16,9 @@ from jaxrl_po import config, run
 from jaxrl_po.cli import sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.experiment import assembly, control, plan, search, sweeping, vmapped
 from jaxrl_po.run.experiment import flags as flags_lib
-from jaxrl_po.run.experiment.flags import RunError, UsageError
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
 

@@ -18,9 +18,9 @@ from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, plan, tasks
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.store import provenance
 

@@ -16,10 +16,10 @@ from jaxrl_po import backend, control, run
 from jaxrl_po.algorithms import a2c, ppo
 from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as control_command
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import metrics
 
 ENV = gymnax.make("CartPole-v1")[0]

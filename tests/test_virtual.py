@@ -19,9 +19,9 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.virtual import VIRTUAL
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, plan
 from jaxrl_po.run.experiment.experiment import Experiment
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import provenance
 from jaxrl_po.run.store.metrics import read
 

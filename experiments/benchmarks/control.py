@@ -24,6 +24,7 @@ from jaxrl_po.config import COUNT, static
 from jaxrl_po.control import modules
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.spaces import Observation
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment import flags, suites
@@ -151,7 +152,7 @@ def measure(options: Options) -> dict[str, Any]:
     )
     iterations = options.total_steps // (options.envs * options.steps)
     if iterations < 1:
-        raise flags.UsageError(
+        raise errors.UsageError(
             f"--total_steps={options.total_steps} must be at least {options.envs * options.steps}"
         )
 

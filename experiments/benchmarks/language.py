@@ -33,8 +33,8 @@ from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.transformer import ONE_HOT
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.types import TrainState
 
 # Width, blocks and new tokens for which the peer reports its time.

@@ -21,8 +21,9 @@ from comparison import Result
 from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, static
+from jaxrl_po.run import errors
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import metrics
 
 METHODS = ("ppo", "trpo", "npg")
@@ -185,7 +186,7 @@ def main(argv: Sequence[str]) -> int:
         known = "; ".join(row.name for row in SUITES[options.suite])
         raise UsageError(f"--envs={options.envs} must hold a word of {known}")
     for method in methods:
-        flags.lookup("methods", method, dict.fromkeys(METHODS))
+        errors.lookup("methods", method, dict.fromkeys(METHODS))
     out = Path(options.out or f"runs/{options.suite}")
     results = {
         (row.name, method): train(options, out, method, row) for row in rows for method in methods

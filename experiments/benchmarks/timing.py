@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.types import TrainState
 
 Name = TypeVar("Name", bound=Hashable)

@@ -20,6 +20,7 @@ from rich import filesize
 from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, SEED, UNIT, static
+from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags, tasks
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import folder, metrics
@@ -112,7 +113,7 @@ def arguments(method: Method, options: Options) -> list[str]:
 
 def run(options: Options, out: Path) -> list[Result]:
     """Trains every method."""
-    digits = "num_digits" in vars(flags.lookup("task", options.task, tasks.GENERATED).settings)
+    digits = "num_digits" in vars(errors.lookup("task", options.task, tasks.GENERATED).settings)
     shared = {
         "task": options.task,
         **({"task.num_digits": options.num_digits} if digits else {}),
@@ -221,7 +222,7 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         return 0
     for name in options.methods.split(","):
-        flags.lookup("methods", name, METHODS)
+        errors.lookup("methods", name, METHODS)
     out = Path(options.out)
     results = run(options, out)
     columns = {result.name: lecture.measure(result, out) for result in results}

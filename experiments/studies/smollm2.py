@@ -21,8 +21,9 @@ import numpy as np
 from jaxrl_po import config, run
 from jaxrl_po.cli import evaluate
 from jaxrl_po.config import static
+from jaxrl_po.run import errors
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.store import folder, metrics
 from jaxrl_po.types import Row
@@ -208,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
     if not options.row:
         write_page()
         return 0
-    flags.lookup("row", options.row, ROWS)
+    errors.lookup("row", options.row, ROWS)
     out = Path(options.out)
     place = out / options.row
     row: dict[str, Any] = {"prompts": "sums", "seeds": 5, "iterations": 20} | ROWS[options.row]

@@ -21,10 +21,10 @@ from jaxrl_po.config import SEED, Interval, static
 from jaxrl_po.control import adapt, make_record
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, earlier, flags
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.experiment import SCRIPTS
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import folder, metrics
 
 # The flag that sets the size of an evaluation, by script.

@@ -18,8 +18,8 @@ from jaxrl_po.config import NON_NEGATIVE, ConfigError, static
 from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import weights
 from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import earlier, flags, language, models
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import PyTree
 

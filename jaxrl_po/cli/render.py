@@ -23,8 +23,8 @@ from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.data import transcripts
 from jaxrl_po.run.devices.compilation import compiled, is_light
 from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, earlier, flags, language
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures import rendering
 from jaxrl_po.run.figures.rendering import Draw, Episode, Floats, Frame
 from jaxrl_po.run.host.vector_envs import Array, Source, Stepped, playable, quiet

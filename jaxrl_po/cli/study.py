@@ -19,9 +19,11 @@ import numpy as np
 from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import static
+from jaxrl_po.run import errors
 from jaxrl_po.run.data.rewarding import VERIFIER
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
     control,
     flags,
@@ -32,7 +34,6 @@ from jaxrl_po.run.experiment import (
     user_code,
     vmapped,
 )
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
@@ -88,9 +89,9 @@ def check(claim: Claim) -> None:
     for each in claim.comparisons:
         for compared in (each.arm, each.than):
             if compared is not None:
-                flags.lookup("claim: comparisons", compared, claim.arms)
+                errors.lookup("claim: comparisons", compared, claim.arms)
         for name in each.settings:
-            flags.lookup("claim: settings of a comparison", name, claim.settings)
+            errors.lookup("claim: settings of a comparison", name, claim.settings)
     for name, arm in claim.arms.items():
         if len(arm.values) < 2 or list(arm.values) != sorted(set(arm.values)) or arm.values[0] <= 0:
             raise UsageError(

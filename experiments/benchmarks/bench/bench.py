@@ -29,8 +29,8 @@ from page import OURS, THEIRS
 
 from jaxrl_po import backend, config
 from jaxrl_po.config import COUNT, static
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import RunError, UsageError
 from jaxrl_po.run.store import folder, provenance
 
 HOUR = 3600.0  # after which a process has hung

@@ -9,8 +9,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import timing
 
-from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run import errors
+from jaxrl_po.run.errors import UsageError
 
 BENCHMARKS = Path(__file__).parent.parent
 ENVIRONMENTS = BENCHMARKS.parent.parent / ".venv" / "peers"
@@ -68,7 +68,7 @@ def interpreters(pythons: str) -> dict[str, Path]:
     given = {}
     for each in filter(None, pythons.split(",")):
         name, _, path = each.partition("=")
-        flags.lookup("pythons", name, known)
+        errors.lookup("pythons", name, known)
         if not os.access(path, os.X_OK):
             raise UsageError(f"--pythons={each} must be environment=path of an interpreter")
         given[name] = Path(path)

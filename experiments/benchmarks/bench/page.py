@@ -13,7 +13,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 from rows import Row
 
 from jaxrl_po import backend
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.figures.plotting import COLOURS, QUIET, style
 from jaxrl_po.run.store import provenance
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from jaxrl_po import backend
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 
 
 class Row(NamedTuple):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po import control
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 
 
 def read(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:

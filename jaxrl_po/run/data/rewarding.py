@@ -12,10 +12,11 @@ from jaxrl_po import config, language
 from jaxrl_po.config import static
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
+from jaxrl_po.run import errors
 from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import flags, tasks, user_code
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.experiment import tasks, user_code
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.types import Problem
 
@@ -116,13 +117,13 @@ def host_score(
     if not sources:
         return None
     if not all(":" in source for source in sources):
-        near = flags.suggest(options.reward, NAMED)
+        near = errors.suggest(options.reward, NAMED)
         raise UsageError(
             f"--reward={options.reward} must be {', '.join(NAMED)}, {REGEX}PATTERN, or functions "
             f"such as rewards.py:nearly{near}"
         )
     if FINDERS["math"] in sources:
-        flags.require("reward=math", "math_verify", "math")
+        errors.require("reward=math", "math_verify", "math")
     if options.distributed:
         raise UsageError(
             "--reward must be left out with --distributed: completions are scored in one process"

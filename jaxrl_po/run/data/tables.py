@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, number, static
+from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import UsageError
 
 FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
 
@@ -208,10 +209,10 @@ def from_reasoning_gym(
     Raises:
       UsageError: the extra is not installed, or a flag is invalid; names it.
     """
-    flags.require("task=reasoning_gym", "reasoning_gym", "language")
+    errors.require("task=reasoning_gym", "reasoning_gym", "language")
     from jaxrl_po.run.data import reasoning
 
-    flags.lookup("task.dataset", dataset, dict.fromkeys(reasoning.NAMES))
+    errors.lookup("task.dataset", dataset, dict.fromkeys(reasoning.NAMES))
     further = flags.json_object("task.options", options)
     try:
         items = reasoning.items(dataset, seed=seed, size=size, options=further)

@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Iterator
 
+from jaxrl_po.run import errors
 from jaxrl_po.run.ahead import report, topology
 from jaxrl_po.run.ahead.report import Report
 from jaxrl_po.run.ahead.topology import Machine
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
-from jaxrl_po.run.experiment.flags import RunError, UsageError
 from jaxrl_po.run.experiment.microbatches import FLAG
 from jaxrl_po.run.experiment.plan import Plan, prepare, sections_of
 
@@ -40,7 +41,7 @@ def reports(experiment: Experiment, machine: str) -> Iterator[Report]:
     script = SCRIPTS[experiment.script]
     options = flags.fill(experiment.settings, {"": script.options})[""]
     if machine.startswith("tpu:"):
-        flags.require("compile_for", "libtpu", "tpu-compile")
+        errors.require("compile_for", "libtpu", "tpu-compile")
     settings = {
         name: value for name, value in experiment.settings.items() if name != "compilation_cache"
     }

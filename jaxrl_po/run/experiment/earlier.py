@@ -14,9 +14,9 @@ from jaxrl_po.control import statistics
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, flags, methods, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.loop import programs

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import importlib.util
 import json
 import re
 import shutil
@@ -23,6 +22,7 @@ from absl import flags as absl_flags
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.loop import streams
 from jaxrl_po.run.store import failures
 
@@ -42,14 +42,6 @@ COMMON = {
     *("num_digits", "length", "max_turns", "train", "test", "template", "steps"),
     *("evaluations", "draws"),
 }
-
-
-class RunError(Exception):
-    """Something outside the library failed, so that the run cannot continue."""
-
-
-class UsageError(Exception):
-    """An invalid request: one line that names the flag and says what would be valid."""
 
 
 class _Integer(absl_flags.IntegerParser):
@@ -314,39 +306,12 @@ def _abbreviates(short: str, name: str) -> bool:
     )
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` with the nearest of `known`, or all of up to 100 if none is near.
-
-    Example:
-      >>> suggest("CartPol", ["Pendulum-v1", "CartPole-v1"])
-      '; did you mean CartPole-v1?'
-    """
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {by_lower[near[0]]}?"
-    return f"; choose one of {', '.join(by_lower.values())}" if len(by_lower) <= 100 else ""
-
-
-def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
-    """`table[name]`, or a UsageError that names the flag and the nearest entry."""
-    if name not in table:
-        raise UsageError(f"--{flag} has no {name!r}{suggest(name, table)}")
-    return table[name]
-
-
 def json_object(flag: str, text: str) -> Values:
     """The value of a flag, a JSON object; raises UsageError for anything else."""
     try:
         return dict(json.loads(text).items())
     except (AttributeError, ValueError):
         raise UsageError(f"--{flag} must be a JSON object, got {text!r}") from None
-
-
-def require(flag: str, package: str, extra: str) -> None:
-    """Raises UsageError if a package that only a flag needs is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise UsageError(f"--{flag} needs the package {package}: pip install 'jaxrl_po[{extra}]'")
 
 
 @contextlib.contextmanager

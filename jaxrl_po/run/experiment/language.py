@@ -17,6 +17,7 @@ from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.data.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
     assembly,
     composition,
@@ -27,7 +28,6 @@ from jaxrl_po.run.experiment import (
     user_code,
 )
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series

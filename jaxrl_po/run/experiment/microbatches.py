@@ -17,8 +17,8 @@ from jaxrl_po.language.unembedding import AT_ONCE, HELD
 from jaxrl_po.run.ahead import topology
 from jaxrl_po.run.devices import processes, room
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment.assembly import Setup
-from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.types import PyTree, TrainState
 

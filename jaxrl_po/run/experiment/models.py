@@ -21,11 +21,12 @@ from jaxrl_po.language.pretrained import architectures, gguf, weights
 from jaxrl_po.language.pretrained import text as texts
 from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.settings import Computation
+from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import earlier, flags, methods, tasks
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.store import checkpoint, folder
 from jaxrl_po.types import ActorCritic, PyTree
@@ -149,8 +150,8 @@ def read_base(init_from: str, settings: Any) -> Base | None:
     if not path:
         return None
     if Path(path).is_file():
-        flags.require("init_from", "gguf", "gguf")
-    flags.require("init_from", "tokenizers", "pretrained")
+        errors.require("init_from", "gguf", "gguf")
+    errors.require("init_from", "tokenizers", "pretrained")
     with _blame(path):
         found = gguf.folder(Path(path))
         stored = texts.read_json(found / texts.CONFIG)

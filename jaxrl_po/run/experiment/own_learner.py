@@ -9,9 +9,9 @@ import jax
 from jaxrl_po import backend, config
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
 from jaxrl_po.run.devices import parallel, processes
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly
 from jaxrl_po.run.experiment.earlier import TRAIN
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.experiment.plan import Plan
 from jaxrl_po.run.figures.plotting import Series

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_po.optimizers import AUTO, COSINE, LINEAR
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.virtual import VIRTUAL
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, flags, microbatches, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.loop import programs
@@ -183,7 +184,7 @@ def _agree(
     folder.require_same(given_first, before, options.out)
     for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
         if getattr(options, flag):
-            flags.require(flag, package, flag)
+            errors.require(flag, package, flag)
 
 
 def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
@@ -356,7 +357,7 @@ def settle(
 
 def sections_of(script: Script, options: Any) -> dict[str, type]:
     """Prefix to record class, including the algorithm's."""
-    algorithm = flags.lookup("algorithm", options.algorithm, ALGORITHMS)
+    algorithm = errors.lookup("algorithm", options.algorithm, ALGORITHMS)
     return {
         "": script.options,
         "config": algorithm.Config,

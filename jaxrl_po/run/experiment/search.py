@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jaxrl_po.run import errors
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.store import metrics
 
@@ -70,7 +71,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[st
         found = DRAW.fullmatch(value.strip())
         if name.startswith(SWEPT) and found:
             if found[1] not in DISTRIBUTIONS:
-                close = flags.suggest(found[1], DISTRIBUTIONS)
+                close = errors.suggest(found[1], DISTRIBUTIONS)
                 close = "; did you mean choice?" if "int" in found[1] else close
                 raise UsageError(f"--{name}={value} must be a distribution of a sweep{close}")
             drawn[name] = value.replace(" ", "")

@@ -16,8 +16,9 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError, static_value
 from jaxrl_po.control.environment import Environment, adapt
+from jaxrl_po.run import errors
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, user_code
-from jaxrl_po.run.experiment.flags import UsageError
 
 # Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
 SUITES = {
@@ -75,12 +76,12 @@ def make(name: str, env_params: str = "") -> Environment:
     """
     suite, _, inner = name.partition(":")
     arguments = flags.json_object("env_params", env_params or "{}")
-    flags.require(f"env={name}", SUITES[suite], suite)
+    errors.require(f"env={name}", SUITES[suite], suite)
     # Imported here, and by its name: the module imports the suite. What suites print and warn of
     # when they are imported and made (optional packages, versions) is not for the user.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
-    flags.lookup(f"env={suite}:", inner, dict.fromkeys(adapter.names()))
+    errors.lookup(f"env={suite}:", inner, dict.fromkeys(adapter.names()))
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
             made: Environment = adapter.make(inner, **arguments)
@@ -109,7 +110,7 @@ def make_env(name: str, env_params: str = "") -> Any:
         env = user_code.make("env", name)
     else:
         gymnax = import_gymnax()
-        flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
+        errors.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
         try:
             env = gymnax.make(name)[0]
         except OSError as error:
@@ -138,7 +139,7 @@ def with_params(name: str, env: Any, env_params: str) -> Environment:
     flag = f"env_params for {name}"
     given = flags.json_object("env_params", env_params)
     changed = {
-        field: _converted(f"{flag}: {field}", flags.lookup(flag, field, defaults), value)
+        field: _converted(f"{flag}: {field}", errors.lookup(flag, field, defaults), value)
         for field, value in given.items()
     }
     return adapt(

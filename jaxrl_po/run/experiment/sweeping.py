@@ -16,6 +16,7 @@ from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
     assembly,
     control,
@@ -27,7 +28,6 @@ from jaxrl_po.run.experiment import (
     vmapped,
 )
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.search import OF_A_START, Asked, Combination
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.figures import plotting

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, overload
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import processes
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, own_learner, user_code
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.experiment.own_learner import Evaluate
 from jaxrl_po.run.experiment.plan import Plan, prepare

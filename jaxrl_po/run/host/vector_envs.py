@@ -17,8 +17,9 @@ import numpy.typing as npt
 from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.spaces import Spaces, is_discrete, is_image, read_spaces
+from jaxrl_po.run import errors
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import RunError, UsageError
 
 SUITES = ("envpool", "gymnasium")
 Array = npt.NDArray[Any]
@@ -128,14 +129,14 @@ def find(name: str, env_params: str = "") -> Source:
     """
     suite, _, inner = name.partition(":")
     arguments = flags.json_object("env_params", env_params or "{}")
-    flags.require(f"env={name}", suite, suite)
+    errors.require(f"env={name}", suite, suite)
     return {"envpool": _envpool, "gymnasium": _gymnasium}[suite](name, inner, arguments)
 
 
 def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     import envpool
 
-    flags.lookup("env=envpool:", inner, dict.fromkeys(envpool.list_all_envs()))
+    errors.lookup("env=envpool:", inner, dict.fromkeys(envpool.list_all_envs()))
     for own in ("num_envs", "seed", "batch_size", "env_type"):
         if own in arguments:
             raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.experiment.flags import RunError
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.loop import streams
 from jaxrl_po.run.store import failures
 

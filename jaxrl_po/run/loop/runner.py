@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import compilation, processes, room
-from jaxrl_po.run.experiment.flags import RunError
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import hooks, log, supervised
 from jaxrl_po.run.loop import programs as programs_lib

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.types import Metrics, Row
 
 Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]

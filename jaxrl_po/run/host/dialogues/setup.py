@@ -12,8 +12,8 @@ from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
 from jaxrl_po.run.data import prompts, rewarding, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, models, user_code
-from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner
