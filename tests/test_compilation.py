@@ -1,7 +1,6 @@
 """Programs are compiled with the settings of their backend, unless the user has said otherwise."""
 
 import threading
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +84,8 @@ def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypa
     learner = toy._replace(init=begin, sample=jax.jit(sample), update=jax.jit(toy.update))
     mesh = jax.make_mesh((len(jax.devices()),), ("seed",), (AxisType.Auto,))
     keys = jax.device_put(toy_run.job().keys, NamedSharding(mesh, P()))
-    job = toy_run.job(learner=learner, keys=keys, examples=Examples(describe, list), kind="toy")
+    examples = Examples(describe, list)
+    job = toy_run.job(learner=learner, keys=keys, examples=examples, cheap_init=True)
     size = sum(x.nbytes for x in jax.tree.leaves(begin(job.keys)))
     monkeypatch.setattr(compilation, "LIGHT", size if small else size - 1)
     monkeypatch.setattr(programs, "compiled", record)
@@ -133,38 +133,3 @@ def test_the_system_has_back_what_lies_below_memory_in_use(memory_held):
     compilation.return_freed_memory()
     assert last.sum() == 12_500
     assert before - memory_held() > 143
-
-
-def test_a_run_says_what_it_compiles_and_how_long_the_last_such_took(tmp_path, monkeypatch):
-    """Not how long it took to read programs that were kept, nor less than a second."""
-    clock, compile_programs = [0.0], programs.compile_programs
-    monkeypatch.setattr(compilation, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    before = jax.config.jax_compilation_cache_dir
-
-    def said(kind, seconds, *, read=False, kept=tmp_path):
-        def compiling(job):
-            clock[0] += seconds
-            if read:
-                jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
-            return made
-
-        monkeypatch.setattr(programs, "compile_programs", compiling)
-        jax.config.update("jax_compilation_cache_dir", str(kept) if kept else None)
-        reporter = toy_run.Silent()
-        toy_run.run(tmp_path / f"{clock[0]}", reporter, kind=kind, iterations=0)
-        return reporter.phases[0]
-
-    jax.config.update("jax_compilation_cache_dir", None)
-    made = compile_programs(toy_run.job(iterations=0))
-    plain = "compiling the training step"
-    try:
-        assert said("ppo", 30.0, kept=None) == plain
-        assert said("ppo", 48.4) == plain
-        assert said("ppo", 3.0, read=True) == f"{plain} (last time 48 s)"
-        assert said("ppo", 0.9) == f"{plain} (last time 48 s)"
-        assert said("trpo", 0.9) == plain
-        assert said("ppo", 20.0) == f"{plain} (last time 48 s)"
-        assert said("ppo", 20.0) == f"{plain} (last time 20 s)"
-        assert said("ppo", 20.0, kept=tmp_path / "absent") == plain
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)

@@ -40,7 +40,7 @@ from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.progress import Progress
-from jaxrl_po.run.store import checkpoint, failures
+from jaxrl_po.run.store import checkpoint
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import SaveError, Store
 from jaxrl_po.run.store.metrics import read
@@ -142,8 +142,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert kept in (0, 5)  # the latter was perhaps being written
     assert re.match(rf"error: {tmp_path}(/checkpoints/.*/\d+)?: File too large; ", line)
     assert line.endswith(
-        "free some space there, "
-        f"then --resume continues from iteration {kept}, which is intact in {tmp_path}"
+        f"; --resume continues from iteration {kept}, which is intact in {tmp_path}"
     )
     rows = lines(tmp_path)
     assert rows == whole[0][: len(rows)]
@@ -174,7 +173,7 @@ def test_a_folder_that_turns_read_only_is_told_with_what_is_left(
     assert everything(tmp_path) == whole
 
 
-def test_a_folder_that_is_moved_is_told(tmp_path, monkeypatch, capfd):
+def test_a_folder_that_is_moved_is_not_made_again(tmp_path, monkeypatch, capfd):
     out, there = tmp_path / "run", tmp_path / "moved"
 
     def move():
@@ -185,9 +184,7 @@ def test_a_folder_that_is_moved_is_told(tmp_path, monkeypatch, capfd):
     at(monkeypatch, 5, move)
     assert main(out) == 1
     [line] = capfd.readouterr().err.splitlines()
-    assert line == (
-        f"error: --out={out} was moved or removed meanwhile; --resume continues it where it is now"
-    )
+    assert "No such file or directory" in line
     assert not out.exists()
     assert main(there, "--resume") == 0
 
@@ -219,24 +216,6 @@ def test_a_read_only_folder_is_refused_before_anything_runs(tmp_path):
     tmp_path.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [
-        (errno.ENOSPC, "No space left on device; free some space there, then go on"),
-        (errno.EDQUOT, "Disk quota exceeded; free some space there, then go on"),
-        (errno.EFBIG, "File too large; free some space there, then go on"),
-        (errno.EROFS, "Read-only file system; go on"),
-        (errno.EACCES, "Permission denied; go on"),
-        (errno.EIO, "Input/output error; go on"),
-        (errno.EMFILE, "Too many open files; go on"),
-    ],
-)
-def test_only_a_full_disk_asks_for_room(number, said):
-    assert failures.line(OSError(number, ""), "runs/a", "go on") == f"runs/a: {said}"
-    assert failures.line(OSError(number, "", "runs/b"), "runs/a", "go on") == f"runs/b: {said}"
-    assert said.startswith(failures.reason(ValueError(f"x [os_error_code='{number}']")))
-
-
 def entered(monkeypatch, *argv):
     """The status of a command, which leaves by the door of all."""
     monkeypatch.setattr(sys, "argv", ["jaxrl-po", *map(str, argv)])
@@ -251,12 +230,12 @@ def test_a_comparison_on_a_full_disk_ends_in_one_line(tmp_path, monkeypatch, cap
     status = entered(monkeypatch, "plot", run, f"--out={tmp_path}")
     assert status == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line == f"error: {tmp_path}: File too large; free some space there"
+    assert line == f"error: {tmp_path}: File too large"
     status = entered(monkeypatch, "report", run, f"--out={tmp_path / 'a.html'}")
     limit_files(resource.RLIM_INFINITY)
     assert status == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith(": File too large; free some space there")
+    assert line == f"error: {tmp_path / 'a.html'}: File too large"
 
 
 def test_nothing_saved_yet_is_said(tmp_path, capfd, limit_files):
@@ -265,10 +244,7 @@ def test_nothing_saved_yet_is_said(tmp_path, capfd, limit_files):
     limit_files(resource.RLIM_INFINITY)
     assert status == 1
     [line] = capfd.readouterr().err.splitlines()
-    assert line.endswith(
-        "File too large; free some space there, "
-        "then --resume goes on from what is there, or begins again"
-    )
+    assert line.endswith("File too large; --resume continues from what is there, or begins again")
     assert main(tmp_path, "--resume") == 0
 
 

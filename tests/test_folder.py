@@ -2,13 +2,12 @@ import errno
 import json
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import earlier
 from jaxrl_po.run.store import folder
+from jaxrl_po.run.store.checkpoint import Store
 
 STORED = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": [8]}
 
@@ -82,16 +81,6 @@ def test_what_may_be_more_than_a_beginning_blocks(begun, change):
         inspect(begun)
 
 
-@pytest.mark.parametrize("out", ["link", "link/below"])
-def test_an_out_behind_such_a_link_is_refused(tmp_path, out):
-    (tmp_path / "link").symlink_to(tmp_path / "away")
-    message = f"{tmp_path / 'link'} is a link to {tmp_path / 'away'}, which is not there"
-    with pytest.raises(UsageError, match=message):
-        inspect(tmp_path / out)
-    with pytest.raises(UsageError, match=message):
-        folder.require_file(f"{tmp_path / out}.json" if "/" in out else str(tmp_path / out), "")
-
-
 def test_resuming_reads_the_config(used):
     assert inspect(used, resume=True) == {"seed": 3}
     assert inspect(used / "absent", resume=True) == {}
@@ -134,9 +123,7 @@ def test_a_place_that_cannot_be_written(used, monkeypatch):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(
-            UsageError, match=r"--out=.* must be a folder that can be written: Not a directory"
-        ),
+        pytest.raises(UsageError, match=r"--out=.* cannot be used: \S+/file/x: Not a directory"),
         folder.claim(str(tmp_path / "file" / "x"), overwrite=False),
     ):
         pass
@@ -172,60 +159,33 @@ def test_overwriting_removes_links_and_not_what_they_lead_to(used, tmp_path_fact
     assert list(elsewhere.iterdir()) == [elsewhere / "3"]
 
 
-def refusing(monkeypatch, what, name, number):
-    """The system refuses one call on the paths of a name."""
-    real = getattr(folder.Path, what)
-
-    def refuse(self, *args, **named):
-        if self.name == name:
-            raise OSError(number, os.strerror(number), str(self))
-        return real(self, *args, **named)
-
-    monkeypatch.setattr(folder.Path, what, refuse)
-
-
-def test_overwriting_empties_what_is_mounted(used, monkeypatch):
-    (used / "checkpoints" / "latest").mkdir()
-    (used / "checkpoints" / "latest" / "3").write_text("")
-    refusing(monkeypatch, "rmdir", "latest", errno.EBUSY)
-    with folder.claim(str(used), overwrite=True):
-        assert not (used / "config.json").exists()
-        assert not list((used / "checkpoints" / "latest").iterdir())
-
-
-def test_what_cannot_be_deleted_is_named_and_the_folder_is_still_that_of_a_run(used, monkeypatch):
+def test_a_run_that_cannot_be_cleared_is_still_a_run(used, monkeypatch):
     (used / "checkpoints" / "3").write_text("")
-    refusing(monkeypatch, "unlink", "3", errno.EACCES)
+    monkeypatch.setattr(folder.shutil, "rmtree", refusal(errno.EACCES))
     with (
-        pytest.raises(
-            UsageError,
-            match=r"^--overwrite: \S+/checkpoints/3 cannot be deleted: Permission denied; other "
-            r"files of the run in \S+ may be deleted already$",
-        ),
+        pytest.raises(UsageError, match=r"^--out=\S+ cannot be used: Permission denied$"),
         folder.claim(str(used), overwrite=True),
     ):
         pass
     assert folder.read_settings(used) == {"seed": 3}
 
 
-@pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/best", "metrics.jsonl"])
-def test_a_link_that_leads_nowhere_is_named(used, tmp_path_factory, name):
-    """Its disk may not be mounted: nothing is to be overwritten."""
-    out = tmp_path_factory.mktemp("out") / "run"
-    (used / "checkpoints" / "best").mkdir()
+@pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/latest"])
+def test_a_link_that_leads_nowhere_is_not_written_through(used, tmp_path_factory, name):
+    (used / "checkpoints" / "latest").mkdir()
+    place = tmp_path_factory.mktemp("place")
+    out, away = place / "run", place / "away"
     shutil.copytree(used, out)
-    (out / name).rename(used / "away")
-    (out / name).symlink_to("/scratch/gone")
-    for resume in (True, False):
-        with pytest.raises(
-            UsageError, match=rf"^--out=\S+: {out / name} is a link to /scratch/gone, which"
-        ) as said:
-            inspect(out, resume=resume)
-        assert "--overwrite" not in str(said.value)
-    if name:
-        inspect(out, overwrite=True)
-        with pytest.raises(UsageError, match=rf"^--run={out}: {out / name} is a link to /scratch"):
-            earlier.maker([SimpleNamespace(name="none")], "run", str(out))
+    shutil.rmtree(out / name)
+    (out / name).symlink_to(away)
+    with (
+        pytest.raises((UsageError, OSError), match="File exists"),
+        folder.claim(str(out), overwrite=False),
+        Store(out / "checkpoints" / "latest"),
+    ):
+        pass
+    assert (out / name).is_symlink()
+    assert not away.exists()
 
 
 def test_claiming_to_go_on_keeps_everything(used):
@@ -253,17 +213,17 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, cap
     with folder.claim(str(tmp_path), overwrite=False):
         pass
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"note: --out={tmp_path} cannot be locked on its file system")
+    assert line.startswith(f"note: --out={tmp_path} cannot be locked (")
     monkeypatch.setattr(folder.fcntl, "flock", refusal(errno.EIO))
     with (
-        pytest.raises(UsageError, match=r"^--out=\S+ cannot be locked: Input/output error$"),
+        pytest.raises(UsageError, match=r"^--out=\S+ cannot be used: Input/output error$"),
         folder.claim(str(tmp_path), overwrite=False),
     ):
         pass
 
 
 def refusal(number):
-    def refuse(*arguments):
+    def refuse(*_):
         raise OSError(number, os.strerror(number))
 
     return refuse
@@ -325,9 +285,7 @@ def test_damaged_settings_are_named(used, config):
         inspect(used, resume=True)
 
 
-def test_a_place_that_no_file_system_has_is_named(tmp_path):
+def test_a_tilde_that_no_shell_expands_is_named():
     for check in (inspect, lambda out: folder.require_file(f"{out}.json", ".json")):
-        with pytest.raises(UsageError, match=r"^--out=\S+ cannot be used: File name too long"):
-            check(tmp_path / ("a" * 300))
         with pytest.raises(UsageError, match=r"^--out=~/runs\S* must not begin with ~"):
             check("~/runs")

@@ -33,6 +33,9 @@ from jaxrl_po.cli import evaluate, plot, render
 from jaxrl_po.config import ConfigError
 from jaxrl_po.optimizers import adam, clipped
 from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.experiment import control as command
+from jaxrl_po.run.experiment import plan
+from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.store import checkpoint
 from jaxrl_po.types import ActorCritic, TrainState
 
@@ -59,6 +62,21 @@ def test_a_run_of_0_4_is_loaded_evaluated_drawn_and_resumed(kept, tmp_path):
     resumed = run.resume(kept, total_steps=256)
     assert [row["iteration"] for row in resumed.rows] == [0, 1, 2, 3, 4]
     assert plot.main([str(kept), f"--out={tmp_path / 'curves.png'}"]) == 0
+
+
+@pytest.mark.usefixtures("no_compilation")
+def test_a_removed_setting_is_one_line_unless_at_its_default(kept):
+    stored = json.loads((kept / "config.json").read_text())
+
+    def told(reproducible):
+        (kept / "config.json").write_text(json.dumps(stored | {"reproducible": reproducible}))
+        asked = Experiment.parse(command.SCRIPT, ["--resume", f"--out={kept}"])
+        return [x for x in plan.prepare(command.SCRIPT, asked.settings).notes if "former" in x]
+
+    assert told(False) == []
+    assert told(True) == [
+        "config.json: reproducible=true is a setting of a former version, without effect now"
+    ]
 
 
 @pytest.fixture

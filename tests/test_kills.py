@@ -121,7 +121,7 @@ def test_a_script_on_a_full_disk(tmp_path, script, limit):
     status, _, errors = finish(start(script, *LONG[script], f"--out={full}", limit=limit))
     assert status == 1
     [line] = errors.splitlines()
-    assert "File too large; free some space there, then --resume continues" in line
+    assert "File too large; --resume continues" in line
     assert 0 < len(read(full / "metrics.jsonl")) < len(read(whole / "metrics.jsonl"))
     status, _, errors = finish(start(script, "--resume", f"--out={full}"))
     assert status == 0, errors

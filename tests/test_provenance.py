@@ -125,25 +125,23 @@ def test_a_run_keeps_what_it_was_begun_under():
     assert provenance.go_on(NOW, again) == {**NOW, "before": [NOW, later]}
 
 
-@pytest.mark.parametrize("flag", ["--deterministic", "--reproducible"])
-def test_a_deterministic_run_goes_on_only_under_the_same_circumstances(flag):
-    provenance.require_same(NOW, {}, "runs/x", flag)
-    provenance.require_same(NOW, {"iterations": 3, **NOW}, "runs/x", flag)
-    provenance.require_same(NOW | {"revision": None}, NOW, "runs/x", flag)  # the same code
+def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
+    provenance.require_same(NOW, {}, "runs/x")
+    provenance.require_same(NOW, {"iterations": 3, **NOW}, "runs/x")
+    provenance.require_same(NOW | {"revision": None}, NOW, "runs/x")  # the same code
     other = NOW | {"device": "1 × cpu", "versions": {"jax": "1", "numpy": "1"}}
     with pytest.raises(
         UsageError,
-        match=rf"^{flag} promises the same bits only under the circumstances of the run in runs/x; "
-        rf"there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. "
-        rf"Resume it there, or begin another without {flag}$",
+        match=r"^--deterministic promises the same bits only under the circumstances of the run in "
+        r"runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. "
+        r"Resume it there, or begin another without --deterministic$",
     ):
-        provenance.require_same(NOW, other, "runs/x", flag)
+        provenance.require_same(NOW, other, "runs/x")
     with pytest.raises(UsageError, match="there differ source: None → aa"):
         provenance.require_same(
             NOW,
             {"iterations": 3, **{name: NOW[name] for name in NOW if name != "source"}},
             "runs/x",
-            flag,
         )
 
 

@@ -35,7 +35,7 @@ WRONG = [
     Wrong(
         "an exact run follows the memory that is free",
         "run.experiment.plan",
-        "chosen = options.exact or ",
+        "chosen = options.deterministic or ",
         "chosen = ",
         (
             "test_microbatches.py::test_a_program_that_needs_more_than_was_counted_is_compiled_again",
@@ -242,13 +242,6 @@ WRONG = [
         "    return_freed_memory()\n    return program",
         "    return program",
         ("test_compilation.py::test_what_compiling_freed_is_returned_to_the_system",),
-    ),
-    Wrong(
-        "the time of programs that were read counts as that of compiling",
-        "run.devices.compilation",
-        "seconds >= 1.0 and not read and",
-        "seconds >= 1.0 and",
-        ("test_compilation.py::test_a_run_says_what_it_compiles_and_how_long_the_last_such_took",),
     ),
     Wrong(
         "an iteration is traced again for its program",

@@ -119,29 +119,6 @@ WRONG = [
         ("test_rounding.py::test_the_first_step_of_grpo_does_not_depend_on_the_scale_of_the_loss",),
     ),
     Wrong(
-        "a reproducible run first adds up what each of its devices has",
-        "run.devices.virtual",
-        "functools.reduce(operator.add, turns.everywhere(value))",
-        "jax.lax.psum(turns.each(value).sum(0), turns.axis)",
-        ("test_virtual.py::test_sums_are_taken_from_the_first_virtual_device_to_the_last",),
-    ),
-    Wrong(
-        "virtual devices are vmapped",
-        "run.devices.virtual",
-        "jax.lax.map(lambda own: jax.lax.switch(turns.zero, branches, of_one(own)),"
-        " [value.array for value in arguments if value.own],)",
-        "jax.vmap(lambda own: function(of_one(own)))("
-        "[value.array for value in arguments if value.own])",
-        ("test_virtual.py::test_the_bits_are_those_of_eight_devices",),
-    ),
-    Wrong(
-        "a vmapped loop advances a seed that has finished",
-        "run.devices.virtual",
-        "if not test.out_avals[0].ndim:",
-        "if True:",
-        ("test_virtual.py::test_a_seed_whose_loop_has_ended_stays_as_it_is",),
-    ),
-    Wrong(
         "a series of float32 in float64",
         "divergences",
         "1e-3 if x.dtype == jnp.float64 else 0.05",

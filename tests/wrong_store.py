@@ -60,7 +60,7 @@ WRONG = [
     ),
     Wrong(
         "a folder of a later format is read as if it were of this one",
-        "run.store.failures",
+        "run.errors",
         "if number in FORMATS:",
         "if number:",
         ("test_formats.py::test_a_folder_of_another_format_is_named_and_left_as_it_is",),
@@ -68,8 +68,8 @@ WRONG = [
     Wrong(
         "a checkpoint of a later format is read as if it were of this one",
         "run.store.checkpoint",
-        "if why := failures.unread(arrays.pop(FORMAT, None)):",
-        "if (number := arrays.pop(FORMAT, None)) is None and (why := failures.unread(number)):",
+        "if why := unread_format(arrays.pop(FORMAT, None)):",
+        "if (number := arrays.pop(FORMAT, None)) is None and (why := unread_format(number)):",
         ("test_formats.py::test_a_checkpoint_of_a_later_format_is_named_and_kept",),
     ),
     Wrong(

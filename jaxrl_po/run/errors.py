@@ -3,7 +3,10 @@
 import difflib
 import importlib.util
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+from jaxrl_po.version import FORMATS, __version__
 
 
 class RunError(Exception):
@@ -39,3 +42,31 @@ def require(flag: str, package: str, extra: str) -> None:
     """Raises UsageError if a package that only a flag needs is not installed."""
     if importlib.util.find_spec(package) is None:
         raise UsageError(f"--{flag} needs the package {package}: pip install 'jaxrl_po[{extra}]'")
+
+
+def format_error(error: OSError, place: str | Path = "", then: str = "") -> str:
+    """Returns one line on a failure of the operating system.
+
+    Args:
+      error: failure; one of a write names no file.
+      place: file or folder to name if the error names no file.
+      then: advice at the end of the line.
+
+    Example:
+      >>> format_error(OSError(28, "No space left on device"), "runs/a", "--resume continues")
+      'runs/a: No space left on device; --resume continues'
+    """
+    reason = error.strerror or str(error)
+    line = ": ".join(filter(None, [str(error.filename or place), reason]))
+    return f"{line}; {then}" if then else line
+
+
+def unread_format(number: Any) -> str:
+    """Returns why a folder or checkpoint with this format number is not read, or an empty text."""
+    if number in FORMATS:
+        return ""
+    reads = f"and jaxrl_po {__version__} reads {', '.join(map(str, FORMATS))}"
+    if number is None:
+        remedy = "begin the run anew, or use the version that wrote it"
+        return f"has no format number, as before version 0.4, {reads}; {remedy}"
+    return f"has format {number}, {reads}; install a later version"

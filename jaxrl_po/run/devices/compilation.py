@@ -7,8 +7,7 @@ import math
 import os
 import platform
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,45 +136,6 @@ def _features() -> str:
         lines = []
     features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
     return "".join([platform.machine(), platform.processor(), *features])
-
-
-def last_seconds(kind: str) -> float | None:
-    """What compiling this kind of programs last took; None if that is not known.
-
-    Args:
-      kind: any text.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        return float(_noted(kind).read_text(encoding="utf-8"))
-    return None
-
-
-@contextlib.contextmanager
-def noted_seconds(kind: str) -> Iterator[None]:
-    """Notes the seconds inside where JAX keeps programs, unless a program was read from there."""
-    read, begun = list[str](), time.perf_counter()
-
-    def hear(event: str, **_: Any) -> None:
-        if event.endswith("/cache_hits"):
-            read.append(event)
-
-    jax.monitoring.register_event_listener(hear)
-    try:
-        yield
-    finally:
-        jax.monitoring.unregister_event_listener(hear)
-    seconds = time.perf_counter() - begun
-    if seconds >= 1.0 and not read and processes.is_writer():
-        with contextlib.suppress(OSError):  # no folder, or none to write to
-            _noted(kind).write_text(f"{seconds:.1f}", encoding="utf-8")
-
-
-def _noted(kind: str) -> Path:
-    """The file with the seconds; raises OSError where no programs are kept."""
-    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if not folder:
-        raise FileNotFoundError
-    return Path(folder) / f"seconds-{hashlib.sha256(kind.encode()).hexdigest()[:12]}.txt"
 
 
 class Memory(NamedTuple):

@@ -27,7 +27,6 @@ from jaxrl_po.run.devices.sharding import (
     by_axes,
     over_mesh,
 )
-from jaxrl_po.run.devices.virtual import VIRTUAL, divided, in_turns
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
 
 # Rows per device below which the all-reduce of gradients costs more than sharding them saves.
@@ -44,8 +43,6 @@ class Placement(NamedTuple):
       model_devices: devices over which the parameters of each seed are sharded (tensor parallel).
       shard_params: whether parameters are also sharded over the data devices (fully sharded data
         parallel).
-      turns: virtual devices that each device plays, see `virtual`, which seed_devices or
-        data_devices then count; 0 where there are none.
       described: the devices of a machine that is not here; empty for those of the default backend.
     """
 
@@ -55,13 +52,10 @@ class Placement(NamedTuple):
     model_devices: int = 1
     shard_params: bool = False
     described: tuple[Any, ...] = ()
-    turns: int = 0
 
     @property
     def target(self) -> Target:
         """What its programs are compiled for."""
-        if self.turns:  # the same on any number of devices and cores
-            return Target(jax.default_backend(), VIRTUAL, VIRTUAL)
         if not self.described:
             return backend.here()
         return Target(self.described[0].platform, len(self.described), 1)
@@ -79,12 +73,12 @@ class Placement(NamedTuple):
     @property
     def num_devices(self) -> int:
         """The number of devices in use."""
-        return self.seed_devices * self.data_devices * self.model_devices // max(self.turns, 1)
+        return self.seed_devices * self.data_devices * self.model_devices
 
     @property
     def is_one(self) -> bool:
-        """Whether one device computes all, and not as several virtual ones."""
-        return self.num_devices == 1 and not self.turns
+        """Whether one device computes all."""
+        return self.num_devices == 1
 
     def describe(self) -> str:
         """One line for the user: what is placed where."""
@@ -92,8 +86,6 @@ class Placement(NamedTuple):
         each = self.num_seeds // self.seed_devices
         if self.is_one:
             return f"{seeds} on 1 device"
-        if self.turns:
-            return f"{seeds} on {VIRTUAL} virtual devices, {self.turns} on each device"
         if self.cuts_params:
             data, model = self.data_devices, self.model_devices
             mesh = f"seed {self.seed_devices} × data {data} × model {model}"
@@ -117,7 +109,6 @@ def choose(
     shard_params: bool = False,
     num_processes: int = 1,
     described: tuple[Any, ...] = (),
-    reproducible: bool = False,
 ) -> Placement:
     """Decides how to use the devices; call it first, since it sets the number of CPU devices.
 
@@ -135,7 +126,6 @@ def choose(
       shard_params: shard parameters over the data devices; rows are then sharded, not seeds.
       num_processes: processes, which together must use all devices; 0 if only the cluster knows.
       described: see `Placement`; all of them are used.
-      reproducible: place the run on virtual devices, so that its bits do not depend on `devices`.
 
     Returns:
       The placement.
@@ -148,9 +138,6 @@ def choose(
     axes = _parse_mesh(mesh, wanted) if mesh else {}
     asked = math.prod(axes.values()) if axes else wanted
     available = _available(asked, num_processes, described)
-    if reproducible:
-        seed, data, turns = divided(wanted, available, num_seeds, num_rows)
-        return Placement(num_seeds, seed, data, turns=turns)
     if axes:
         placement = _by_hand(mesh, axes, num_seeds, num_rows, available)
     else:
@@ -272,8 +259,6 @@ def on_devices(
     """Runs a function on every device, which sees its share of the arguments."""
     # Unchecked: what is replicated over `data` is so because the function reduces over it, or
     # computes the same on every device.
-    if placement.turns:
-        return in_turns(function, make_mesh(placement), placement.axis_name, in_specs, out_specs)
     specs = {"in_specs": in_specs, "out_specs": out_specs}
     return jax.shard_map(function, mesh=make_mesh(placement), **specs, check_vma=False)
 
@@ -354,9 +339,8 @@ def batch_spec() -> Any:
 
 def make_mesh(placement: Placement) -> Mesh:
     """The mesh `seed × data × model` over the first devices."""
-    seed, data, model = (n // max(placement.turns, 1) or 1 for n in placement[1:4])
     there = placement.described or jax.devices()
-    devices = np.array(there[: placement.num_devices]).reshape(seed, data, model)
+    devices = np.array(there[: placement.num_devices]).reshape(placement[1:4])
     return Mesh(devices, ("seed", "data", "model"), axis_types=(AxisType.Auto,) * 3)
 
 

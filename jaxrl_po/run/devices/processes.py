@@ -8,7 +8,6 @@ returns at once.
 
 import contextlib
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -76,8 +75,10 @@ def start(
     thread.join(timeout)
     if thread.is_alive():
         raise UsageError(
-            f"--distributed: not all processes met within --coordinator_timeout={timeout} "
-            f"s; {_answer(coordinator)}"
+            f"--distributed: not all processes met within --coordinator_timeout={timeout} s; start "
+            "each once, and let all reach process 0"
+            + f" at --coordinator={coordinator}"
+            * bool(coordinator)
         )
     for error in failures:
         why = f"--coordinator={coordinator} cannot be used by process {process_id}: {error}"
@@ -88,24 +89,6 @@ def start(
                 f"({error})"
             )
         raise UsageError(why) from None
-
-
-def _answer(coordinator: str) -> str:
-    """The end of an error message: whether anything listens at the coordinator."""
-    if not coordinator:
-        return "do all of them run, and can they reach the first one?"
-    host, _, port = coordinator.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-    except OSError as error:
-        return (
-            f"nothing answers at --coordinator={coordinator} ({error.strerror or error}): is it "
-            "where process 0 runs?"
-        )
-    return (
-        f"--coordinator={coordinator} answers: has every --process_id from 0 to --num_processes "
-        "- 1 been started, once each?"
-    )
 
 
 def several() -> bool:

@@ -128,7 +128,7 @@ def make_job(
     iterations: int = 0,
     steps_per_iteration: int = 1,
     log_every: int = 1,
-    kind: str = "",
+    cheap_init: bool = False,
     method: Any = None,
     settings: Sequence[Any] = (),
 ) -> programs.Job:
@@ -187,14 +187,13 @@ def make_job(
         score=setup.score,
         given=setup.given,
         examples=examples,
-        kind=kind,
+        cheap_init=cheap_init,
         where=placement.describe(),
         replicated=replicated,
         warm=warm,
         explain=setup.explain,
         compile_chunk=setup.compile_chunk,
         smaller_steps=smaller_steps(settings[0] if settings else method),
-        light=not options.reproducible,
     )
 
 

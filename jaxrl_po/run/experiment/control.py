@@ -126,7 +126,7 @@ class Options(RunOptions):
             )
         if self.demonstrations and vector_envs.is_host(self.env):
             raise ConfigError(f"demonstrations must be left out with env={self.env}: it is for JAX")
-        for name in ("distributed", "deterministic", "reproducible"):
+        for name in ("distributed", "deterministic"):
             if getattr(self, name) and vector_envs.is_host(self.env):
                 raise ConfigError(
                     f"{name} must be off with env={self.env}: environments of the host run in one "

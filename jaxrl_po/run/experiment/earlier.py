@@ -93,7 +93,6 @@ def settings_of(flag: str, run: str, makers: str) -> dict[str, Any]:
         raise UsageError(f"{wanted}; it holds no {folder.CONFIG}") from None
     except ValueError:
         raise UsageError(f"--{flag}={run} holds a {folder.CONFIG} that is damaged") from None
-    folder.require_links(f"--{flag}={run}", Path(run))
     if "script" not in found:
         raise UsageError(f"{wanted}; its {folder.CONFIG} is that of something else")
     return found

@@ -22,9 +22,8 @@ from absl import flags as absl_flags
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.errors import RunError, UsageError, format_error
 from jaxrl_po.run.loop import streams
-from jaxrl_po.run.store import failures
 
 Values = dict[str, Any]
 EVERYTHING = "--help=all"
@@ -487,6 +486,6 @@ def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
         print(f"error: {name}{' '.join(str(error).split())}", file=sys.stderr)
         status = 1 if isinstance(error, RunError | MemoryError) else 2
     except OSError as error:
-        print(f"error: {failures.line(error)}", file=sys.stderr)
+        print(f"error: {format_error(error)}", file=sys.stderr)
         status = 1
     sys.exit(status)

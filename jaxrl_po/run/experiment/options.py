@@ -46,12 +46,6 @@ class Options:
         "one bit for bit: on the same machine and devices, with the same versions and code; "
         "on a CPU, kernels are always deterministic",
     )
-    reproducible: bool = static(
-        False,
-        "the same bits on 1, 2, 4 or 8 devices of a CPU and any number of its cores, and with "
-        "--resume from one to another: all runs are computed as on 8 devices, in turns where there "
-        "are fewer, and sums taken in one order; implies --deterministic",
-    )
     compilation_cache: str = static(
         AUTO,
         "folder where compiled programs are kept for the next run; auto is one in the user's "
@@ -91,11 +85,6 @@ class Options:
         within=COUNT,
     )
 
-    @property
-    def exact(self) -> str:
-        """Name of the flag that makes a resumed run equal a whole one to the bit; or empty."""
-        return "--reproducible" if self.reproducible else "--deterministic" * self.deterministic
-
     def validate(self) -> None:
         """Refuses settings without effect."""
         for name in ("coordinator", "num_processes", "process_id", "coordinator_timeout"):
@@ -105,9 +94,3 @@ class Options:
             raise ConfigError(
                 "distributed and devices must be left out with compile_for, which names all devices"
             )
-        for name in ("distributed", "compile_for", "mesh"):
-            if self.reproducible and getattr(self, name):
-                raise ConfigError(
-                    f"{name} must be left out with reproducible: one process computes as on 8 "
-                    "devices, of which each has some seeds, or some rows of each seed"
-                )

@@ -11,7 +11,6 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.virtual import VIRTUAL
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, flags, microbatches, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
@@ -105,8 +104,8 @@ def prepare(
     records = fill(script, given, before)
     options, sections = records[""], sections_of(script, records[""])
     keep_programs(options.compilation_cache)
-    if options.exact:
-        provenance.ask_for_determinism(VIRTUAL if options.reproducible else 0)
+    if options.deterministic:
+        provenance.ask_for_determinism()
     settings = flags.flatten(records)
     _agree(options, settings, given, before, require_same)
     with flags.blame(sections):
@@ -128,7 +127,7 @@ def prepare(
             assembly.make_job,
             options=options,
             placement=placement,
-            kind=script.title(records),
+            cheap_init=True,
             method=records["config"],
             iterations=iterations,
             steps_per_iteration=script.steps(records),
@@ -138,7 +137,7 @@ def prepare(
         )
         job = make_job(setup)
         programs.check(job)
-        chosen = options.exact or microbatches.FLAG in (settings if before else given)
+        chosen = options.deterministic or microbatches.FLAG in (settings if before else given)
         fit = microbatches.fit(records, job, setup, placement, make_job, chosen=chosen)
 
     earlier = before.get("resolved", {})
@@ -160,7 +159,7 @@ def prepare(
         placement,
         job,
         script.unit,
-        _notes(setup, job, options, tuned, changes),
+        [*folder.removed(before), *_notes(setup, job, options, tuned, changes)],
     )
     plan = plan if fit is None else _fitted(plan, fit)
     return plan._replace(refit=None) if chosen else plan
@@ -206,8 +205,6 @@ def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
 def _place(script: Script, records: Mapping[str, Any], described: tuple[Any, ...]) -> Placement:
     """Where the run is computed."""
     options = records[""]
-    if options.reproducible and script.name != "control":
-        raise UsageError("--reproducible must be off: it is for jaxrl-po control")
     return parallel.choose(
         options.devices,
         num_seeds=options.seeds,
@@ -216,7 +213,6 @@ def _place(script: Script, records: Mapping[str, Any], described: tuple[Any, ...
         shard_params=script.shards_params(options),
         num_processes=options.num_processes if options.distributed else 1,
         described=described,
-        reproducible=options.reproducible,
     )
 
 
@@ -235,16 +231,13 @@ def _resolve(
         "steps_per_iteration": job.steps_per_iteration,
         "log_every": job.log_every,
     }
-    now, before = origin, earlier
-    if options.reproducible:
-        now, before = provenance.without_layout(now), provenance.without_layout(before)
-    if options.exact:
-        provenance.require_same(now, before, options.out, options.exact)
+    if options.deterministic:
+        provenance.require_same(origin, earlier, options.out)
     data = {provenance.BASE: setup.base, provenance.PROMPTS: setup.prompts}
     for entry, digest in data.items():
         provenance.require_data(entry, digest, earlier, f"--resume: --out={options.out}")
         resolved |= {entry: digest} if digest else {}
-    return resolved | provenance.go_on(origin, earlier), provenance.differences(now, before)
+    return resolved | provenance.go_on(origin, earlier), provenance.differences(origin, earlier)
 
 
 def _notes(

@@ -37,7 +37,7 @@ from jaxrl_po.run.store import folder, metrics, provenance
 
 PROGRAMS = "programs"  # folder of their runs
 OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every")
-OF_A_RUN_ALONE = ("distributed", "tensorboard", "wandb", "deterministic", "reproducible")
+OF_A_RUN_ALONE = ("distributed", "tensorboard", "wandb", "deterministic")
 
 Group = Sequence[Mapping[str, Any]]  # records of the combinations that share one program
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, overload
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.errors import UsageError, format_error
 from jaxrl_po.run.experiment import flags, own_learner, user_code
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.options import Options
@@ -21,7 +21,7 @@ from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.hooks import OnRow
 from jaxrl_po.run.loop.interrupts import Interrupted, hear_signals
 from jaxrl_po.run.loop.progress import Progress
-from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics
+from jaxrl_po.run.store import checkpoint, exporters, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import Learner, Row, TrainState, short_repr
 
@@ -290,17 +290,12 @@ def draw(plan: Plan, out: Path) -> list[Row]:
 def broken_off(out: str, error: OSError) -> str:
     """One line on a run that a failed write ended: why, what is intact, and how to continue."""
     newest = None
-    try:
-        (Path(out) / folder.CONFIG).stat()
+    with contextlib.suppress(OSError):  # the failure of the folder may last
         newest = checkpoint.newest_intact(Path(out) / "checkpoints" / "latest")
-    except FileNotFoundError:
-        return f"--out={out} was moved or removed meanwhile; --resume continues it where it is now"
-    except OSError:
-        pass  # what is the matter with the folder may be so still
     if newest is None:
-        return failures.line(error, out, "--resume goes on from what is there, or begins again")
+        return format_error(error, out, "--resume continues from what is there, or begins again")
     kept = f"--resume continues from iteration {newest}, which is intact in {out}"
-    return failures.line(error, out, kept)
+    return format_error(error, out, kept)
 
 
 def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import RunError
+from jaxrl_po.run.errors import RunError, format_error
 from jaxrl_po.run.loop import streams
-from jaxrl_po.run.store import failures
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 IGNORED = signal.SIGHUP, signal.SIG_IGN  # as `nohup` has it
@@ -105,7 +104,7 @@ def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
             yield
     except OSError as error:
         then = f"continue with --out={out} --resume: what is done is kept"
-        raise RunError(failures.line(error, out, then)) from None
+        raise RunError(format_error(error, out, then)) from None
 
 
 def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:

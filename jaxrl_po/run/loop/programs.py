@@ -117,15 +117,14 @@ class Job:
       compile_chunk: another kind of chunk than the three of this file; None for these.
       explain: rows of examples to lines that are shown where the score of every seed is 0 before
         training; None for no lines.
-      kind: method and problem, in words, for the time that the last such programs took to compile.
       where: the placement on devices, in words.
       replicated: with several processes, the sharding of arrays that the host reads (a copy on each
         device); else None.
       warm: the parts of `learner.init` if it holds a warm start; else None.
       smaller_steps: what to do about an update that is too large, as a request; empty if the
         settings of the learner are unknown.
-      light: whether small programs that run seldom are compiled at little effort, which may round
-        otherwise on another number of devices.
+      cheap_init: whether `init` is compiled at little effort if the state is small. False for a
+        learner of the user, whose `init` may hold a warm start.
       refit: the bytes that the programs of a device need to the job that takes the place of this
         one, for it does not fit; None where it does. None where there is no other.
     """
@@ -144,7 +143,6 @@ class Job:
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
     examples: Examples | None = None
-    kind: str = ""
     where: str = ""
     replicated: jax.sharding.Sharding | None = None
     warm: Warm | None = None
@@ -153,7 +151,7 @@ class Job:
     explain: Callable[[list[Row]], list[str]] | None = None
     compile_chunk: "CompileChunk | None" = None
     smaller_steps: str = ""
-    light: bool = True
+    cheap_init: bool = False
     refit: "Callable[[int], Job | None] | None" = None
 
     @property
@@ -293,8 +291,8 @@ def compile_init(job: Job) -> tuple[Any, Warm | None]:
 
 def init_is_light(job: Job) -> bool:
     """Whether `init` is compiled at little effort: it is small, and holds no warm start."""
-    apart = job.warm is not None or bool(job.kind)  # that of a user's learner may hold one
-    return apart and job.light and is_light(jax.eval_shape(job.learner.init, job.start))
+    apart = job.warm is not None or job.cheap_init
+    return apart and is_light(jax.eval_shape(job.learner.init, job.start))
 
 
 def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxrl_po.run.data.scoring import RewardError
-from jaxrl_po.run.devices import compilation, processes, room
+from jaxrl_po.run.devices import processes, room
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import hooks, log, supervised
@@ -140,16 +140,12 @@ def run(
         done = _already_done(job, folder, latest, reporter) if resume else None
         if done is not None:
             return done
-        kind = f"{job.kind}; {job.where}; {job.steps_per_iteration}"
-        last = compilation.last_seconds(kind)
-        known = "" if last is None else f" (last time {last:.0f} s)"
-        reporter.phase(f"compiling the training step{known}")
-        with compilation.noted_seconds(kind):
-            programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
-            while (other := _refitted(job, programs)) is not None:
-                job = other
-                programs, seconds = wait_for(programs_lib.compile_programs, job)
-                compile_seconds += seconds
+        reporter.phase("compiling the training step")
+        programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
+        while (other := _refitted(job, programs)) is not None:
+            job = other
+            programs, seconds = wait_for(programs_lib.compile_programs, job)
+            compile_seconds += seconds
         placed = jax.tree.leaves(programs.like)[0].sharding
         told = room.describe(programs.largest, len(placed.addressable_devices))
         reporter.report("; ".join(filter(None, [job.where, told])))

@@ -11,11 +11,16 @@ stored with their global shapes, so a state can be loaded onto another number of
 processes.
 """
 
+import asyncio
 import contextlib
+import functools
 import json
+import logging
 import os
 import re
 import shutil
+import sys
+import warnings
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +33,7 @@ import numpy.typing as npt
 import orbax.checkpoint as ocp
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.store import failures
+from jaxrl_po.run.errors import unread_format
 from jaxrl_po.run.store.metrics import write_atomically
 from jaxrl_po.types import PyTree
 from jaxrl_po.version import FORMATS
@@ -124,7 +129,10 @@ class Store:
                 self._manager.delete(each)
         except (OSError, ValueError) as error:  # tensorstore reports a full disk as a ValueError
             self._clear_unfinished()
-            raise SaveError(failures.code(error), failures.reason(error), str(step)) from error
+            found = re.search(r"os_error_code='(\d+)'", str(error))
+            number = int(found[1]) if found else getattr(error, "errno", None)
+            reason = str(error) if number is None else os.strerror(number)
+            raise SaveError(number, reason, str(step)) from error
 
     def _clear_unfinished(self) -> None:
         if processes.is_writer():
@@ -185,7 +193,7 @@ class Store:
 
 
 def _manager(folder: Path, *, read_only: bool) -> ocp.CheckpointManager:
-    failures.silence_orbax()
+    _silence_orbax()
     me = jax.process_index()
     # Each process on its own: orbax adds no barriers.
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
@@ -198,9 +206,27 @@ def _manager(folder: Path, *, read_only: bool) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(folder, options=options)
 
 
+def _silence_orbax() -> None:
+    """Keeps messages of orbax and tensorstore on a failed write, which raises too, from stderr.
+
+    Orbax logs it, and closes its event loop while tensorstore still wants to tell it of each array.
+    """
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    tell = sys.unraisablehook
+    if not (isinstance(tell, functools.partial) and tell.func is _unless_of_a_loop):
+        sys.unraisablehook = functools.partial(_unless_of_a_loop, tell)
+        warnings.filterwarnings("ignore", r"coroutine '(\w+Handler|run_sync)\..*never awaited")
+
+
+def _unless_of_a_loop(tell: Any, what: Any) -> None:
+    closed = "Event loop is closed" in str(what.exc_value)
+    if not closed and what.object is not asyncio.BaseEventLoop.__del__:
+        tell(what)
+
+
 def _restore(manager: ocp.CheckpointManager, iteration: int) -> Arrays:
     arrays = dict(manager.restore(iteration, args=ocp.args.StandardRestore()))
-    if why := failures.unread(arrays.pop(FORMAT, None)):
+    if why := unread_format(arrays.pop(FORMAT, None)):
         raise CheckpointError(f"the checkpoint {why}")
     return arrays
 

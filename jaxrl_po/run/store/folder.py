@@ -7,21 +7,22 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.errors import UsageError, format_error, unread_format
 from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.experiment.flags import shown
-from jaxrl_po.run.store.failures import is_full, line, reason, unread
 from jaxrl_po.run.store.metrics import strict, write_atomically
 from jaxrl_po.version import FORMATS
 
 CONFIG = "config.json"
+REMOVED = {"reproducible": False}  # settings of former versions, with their defaults
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 ARTEFACTS = (
     *(CONFIG, "metrics.jsonl", "samples.jsonl", ".chunk.json", "summary.json", "curves.png"),
@@ -30,7 +31,6 @@ ARTEFACTS = (
     *("sweep.json", "sweep.png", "table.txt", "programs"),  # written by `sweep`
     *("arms", "verdict.json", "verdict.png"),  # written by `study`
 )
-LINKED = ("metrics.jsonl", "checkpoints", "checkpoints/latest", "checkpoints/best")
 # What a run may leave that ended before its first line.
 BEGINNING = {
     *(CONFIG, "metrics.jsonl", "samples.jsonl"),
@@ -75,7 +75,6 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
             f"--out={out} must have no [ in its path ({folder.absolute()}): checkpoints could not "
             "be read again"
         )
-    require_links(f"--out={out}", folder, () if overwrite else LINKED)
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir():
         raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
@@ -116,29 +115,10 @@ def _only_begun(folder: Path) -> bool:
 
 
 def require_name(out: str) -> None:
-    """Raises UsageError where `--out` begins with `~`, or is a name that no file can have.
-
-    Or it leads through a link to what is not there, such as a disk that is not mounted.
-    """
+    """Raises UsageError if `--out` begins with `~`."""
     if out.startswith("~"):
         why = "must not begin with ~, which a shell expands only in a word of its own"
         raise UsageError(f"--out={out} {why}: --out=$HOME{out[1:]}")
-    try:
-        Path(out).exists()  # raises where a name is too long
-    except OSError as error:
-        raise UsageError(f"--out={out} cannot be used: {error.strerror}") from None
-    require_links(f"--out={out}", Path(out), Path(out).absolute().parents)
-
-
-def require_links(flag: str, folder: Path, names: Sequence[str | Path] = LINKED) -> None:
-    """Raises UsageError where a folder, or one of the names in it, is a link that leads nowhere.
-
-    What it stands for may lie on a disk that is not mounted now. A name may be an absolute path.
-    """
-    for path in (folder, *(folder / name for name in names)):
-        if path.is_symlink() and not os.path.exists(path):
-            leads = f"{path} is a link to {os.readlink(path)}, which is not there"
-            raise UsageError(f"{flag}: {leads}; mount that disk, or mend the link")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -151,7 +131,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """
     stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     ours = isinstance(stored, dict) and ("format" in stored or "script" in stored)
-    if ours and (why := unread(stored.get("format"))):
+    if ours and (why := unread_format(stored.get("format"))):
         raise UsageError(f"{folder / CONFIG} {why}")
     resolved = stored.get("resolved", {}) if isinstance(stored, dict) else None
     code = resolved.get(user_code.DIGESTS, {}) if isinstance(resolved, dict) else None
@@ -201,67 +181,46 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
       overwrite: delete the files of an earlier run, and nothing else.
 
     Raises:
-      UsageError: it cannot be created or written, an earlier run cannot be deleted, or another run
-        has locked it.
-      OSError: raised inside; where the system names no file, it names the folder.
+      UsageError: it cannot be created, locked or cleared, or another run has locked it.
+      OSError: raised inside; it names the folder if the system names no file.
     """
     folder = Path(out)
     if not processes.is_writer():
         yield folder
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w", encoding="utf-8")
-    except OSError as error:
-        why = f"must be a folder that can be written: {error.strerror}"
-        raise UsageError(f"--out={out} {why}") from None
-    with lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            why = "is in use by another run; wait for its end or choose another"
-            raise UsageError(f"--out={out} {why}") from None
+            folder.mkdir(parents=True, exist_ok=True)
+            _lock(stack.enter_context((folder / ".lock").open("w", encoding="utf-8")), out)
+            if overwrite:  # under the lock, so never the files of a run that still writes
+                _clear(folder)
         except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
-                raise UsageError(f"--out={out} cannot be locked: {reason(error)}") from None
-            why = f"cannot be locked on its file system ({reason(error)}); let no other run use it"
-            print(f"note: --out={out} {why}", file=sys.stderr)
-        if overwrite:  # under the lock, so never the files of a run that still writes
-            _clear(folder)
-        try:
+            raise UsageError(f"--out={out} cannot be used: {format_error(error)}") from None
+        with naming(folder):
             yield folder
-        except OSError as error:
-            error.filename = error.filename or str(folder)
+
+
+def _lock(file: TextIO, out: str) -> None:
+    """Locks a file, or prints a note if its file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        why = "is in use by another run; wait for its end or choose another"
+        raise UsageError(f"--out={out} {why}") from None
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
             raise
+        why = f"cannot be locked ({error.strerror}); let no other run use it"
+        print(f"note: --out={out} {why}", file=sys.stderr)
 
 
 def _clear(folder: Path) -> None:
-    """Deletes the files of an earlier run; the one that makes the folder that of a run goes last.
-
-    Raises:
-      UsageError: names what cannot be deleted.
-    """
-    try:
-        for name in reversed(ARTEFACTS):
-            _remove(folder / name)
-    except OSError as error:
-        others = f"other files of the run in {folder} may be deleted already"
-        why = f"{error.filename} cannot be deleted: {reason(error)}; {others}"
-        raise UsageError(f"--overwrite: {why}") from None
-
-
-def _remove(path: Path) -> None:
-    """Deletes a file, a link but not what it leads to, or a folder; one mounted is emptied."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    for each in path.iterdir():
-        _remove(each)
-    try:
-        path.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):  # mounted, or the parent of such
-            raise
+    """Deletes the files of an earlier run, links but not their targets, and `config.json` last."""
+    for path in (folder / name for name in reversed(ARTEFACTS)):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path)
 
 
 def require_file(out: str, suffix: str, flag: str = "out") -> Path:
@@ -282,21 +241,36 @@ def require_file(out: str, suffix: str, flag: str = "out") -> Path:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Creates the folder of the file `--out`; inside, a failure to write becomes a `UsageError`.
-
-    Raises:
-      UsageError: names the file and what went wrong.
-      RunError: likewise, where the disk is full.
-    """
+def naming(path: Path) -> Iterator[None]:
+    """Context in which an OSError that names no file names this one."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        if is_full(error):
-            raise RunError(line(error, path)) from None
-        why = f"must be a file that can be written: {reason(error)}"
-        raise UsageError(f"--out={path} {why}") from None
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Context that creates the folder of a file, and in which an OSError names the file."""
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+
+
+def removed(stored: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each removed setting of a stored run that is not at its default.
+
+    Example:
+      >>> removed({"reproducible": False}), removed({"seed": 1, "reproducible": True})
+      ([], ['config.json: reproducible=true is a setting of a former version, without effect now'])
+    """
+    return [
+        f"{CONFIG}: {name}={shown(stored[name])} is a setting of a former version, without effect "
+        "now"
+        for name, default in REMOVED.items()
+        if stored.get(name, default) != default
+    ]
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:

@@ -31,10 +31,6 @@ NUMERICS = (
     "jax_threefry_partitionable",
 )
 FLAG = "--xla_gpu_deterministic_ops"
-# Of XLA's CPU backend: the threads that it starts, for which it cuts long products; and the bytes
-# up to which it compiles a loop as one function, which fuses products with additions.
-THREADS = "PJRT_NPROC"
-WHOLE_LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
 CPU_DEVICES = "jax_num_cpu_devices"
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
 BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
@@ -191,42 +187,12 @@ def go_on(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     return {**now, **({"before": former} if former else {})}
 
 
-def ask_for_threads(number: int) -> None:
-    """Makes XLA's CPU backend compile alike on any number of devices and cores.
-
-    The flag is also part of the key by which compiled programs are kept, as the number is not.
-
-    Args:
-      number: of threads.
-
-    Raises:
-      UsageError: the backend is already running, and was not asked.
-    """
-    given = os.environ.get("XLA_FLAGS", "").split()
-    if os.environ.get(THREADS) == str(number) and WHOLE_LOOPS in given:
-        return
-    if _backend_runs():
-        # The flags that the command line would set, in its order: resuming requires equal flags.
-        wanted = " ".join(dict.fromkeys([*given, WHOLE_LOOPS, f"{FLAG}=true"]))
-        raise UsageError(
-            "--reproducible must be asked for before JAX starts, which runs already: start Python "
-            f"with {THREADS}={number} and XLA_FLAGS='{wanted}' in the environment"
-        )
-    os.environ[THREADS] = str(number)
-    os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*given, WHOLE_LOOPS]))
-
-
-def ask_for_determinism(threads: int = 0) -> None:
+def ask_for_determinism() -> None:
     """Makes XLA use deterministic GPU kernels; call it before the backend starts.
-
-    Args:
-      threads: see `ask_for_threads`; 0 asks for no number.
 
     Raises:
       UsageError: XLA_FLAGS says the opposite, or a GPU backend is already running.
     """
-    if threads:
-        ask_for_threads(threads)
     given = os.environ.get("XLA_FLAGS", "").split()
     asked = [flag for flag in given if flag.partition("=")[0] == FLAG]
     if asked and asked[-1].lower() not in (FLAG, f"{FLAG}=true", f"{FLAG}=1"):
@@ -254,27 +220,15 @@ def _backend_runs() -> bool:
     return False
 
 
-def without_layout(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `describe` that the bits of a reproducible run depend on.
-
-    Example:
-      >>> without_layout({"device": "2 × cpu", "cores": 2, "source": "aa"})
-      {'device': 'cpu', 'source': 'aa'}
-    """
-    kept = {name: x for name, x in origin.items() if name not in ("placement", "cores")}
-    return kept | ({"device": kept["device"].partition(" × ")[2]} if "device" in kept else {})
-
-
-def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str, flag: str) -> None:
-    """Refuses to resume a deterministic or reproducible run where its bits could change.
+def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) -> None:
+    """Refuses to resume a deterministic run where its bits could change.
 
     Another commit with the same source digest is allowed.
 
     Args:
-      now: see `describe`, and `without_layout` for a reproducible run.
+      now: see `describe`.
       before: the same, of the run in the folder; empty for a new run.
       out: the value of `--out`.
-      flag: that was given, for the message.
 
     Raises:
       UsageError: names everything that differs.
@@ -284,8 +238,9 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str, fl
     found = differences(relevant, {**dict.fromkeys(relevant), **before} if before else {})
     if found:
         raise UsageError(
-            f"{flag} promises the same bits only under the circumstances of the run in {out}; "
-            f"there differ {'; '.join(found)}. Resume it there, or begin another without {flag}"
+            f"--deterministic promises the same bits only under the circumstances of the run in "
+            f"{out}; there differ {'; '.join(found)}. Resume it there, or begin another without "
+            "--deterministic"
         )
 
 
