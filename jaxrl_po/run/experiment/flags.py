@@ -272,6 +272,7 @@ ALIASES = {
     "clip_high": "epsilon_high",
     "clip_low": "epsilon_low",
     "discount": "gamma",
+    "reproducible": "deterministic",  # of 0.4
     "num_generations": "group_size",
 }
 
