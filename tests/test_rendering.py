@@ -234,7 +234,7 @@ def test_the_default_is_a_file_in_the_folder_of_the_run(script, run):
 
 @pytest.mark.usefixtures("played")
 def test_a_place_that_cannot_be_written_is_told_of(script, run):
-    with pytest.raises(OSError, match=r"No such file or directory: '/proc/a\.gif'"):
+    with pytest.raises(OSError, match=r"No such file or directory: '/proc/\.a\.gif'"):
         script.main([f"--run={run}", "--width=120", "--out=/proc/a.gif"])
 
 
