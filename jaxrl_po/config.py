@@ -14,6 +14,7 @@ import inspect
 import math
 import numbers
 import operator
+from collections.abc import Collection
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -102,7 +103,7 @@ def static(
     *,
     unit: str = "",
     within: Interval | None = None,
-    choices: tuple[Any, ...] = (),
+    choices: Collection[Any] = (),
 ) -> Any:
     """A static field: a size, a switch or a name; another value compiles another program.
 
@@ -111,7 +112,7 @@ def static(
       doc: one line, also shown by `--help`.
       unit: e.g. `steps`.
       within: the valid values of a number.
-      choices: the valid values of a name.
+      choices: valid values of a name; the keys of a table that may grow.
     """
     metadata = {"doc": doc, "unit": unit, "within": within, "choices": choices, "static": True}
     return dataclasses.field(default=default, metadata=metadata)
