@@ -156,7 +156,7 @@ CELLS = {
     "own learner": own_learner,
     "a flag that is not there": [*CONTROL, "--problem.num_env=4"],
 }
-MEASURED = ("metrics.jsonl", "summary.json", "sweep.json")
+MEASURED = (".jsonl", "summary.json", "sweep.json")  # files without exceptions
 FREE = [("names",), ("contents",), ("said",)]  # parts of a record that may have exceptions
 FORMER = {}  # in the other tree, flag name to its name there
 
@@ -297,11 +297,13 @@ def is_exact(path):
 
 
 def measured(found):
-    """Yields the names of metrics and scores in records."""
+    """Yields the files of metrics and scores in records, and the keys of their rows."""
     for each in found.values():
         for file, content in each["contents"].items():
-            for row in content if isinstance(content, list) else [content]:
-                yield from row if file.endswith(MEASURED) else ()
+            if file.endswith(MEASURED):
+                yield file
+                for row in content if isinstance(content, list) else ():
+                    yield from row
 
 
 def main():
@@ -328,7 +330,8 @@ def main():
         finally:
             subprocess.run([*git, "remove", "--force", place], check=True)
     after = records(ROOT, names)
-    exact = {"code", "state", "result", *MEASURED, *measured(before), *measured(after)}
+    exact = {"code", "state", "result", "names", "contents"}
+    exact |= {*measured(before), *measured(after)}
     if refused := exact & {*exceptions, *renamed, *renamed.values()}:
         parser.error(f"no exception for {', '.join(sorted(refused))}")
     changed, used = 0, collections.Counter()
