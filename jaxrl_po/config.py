@@ -102,7 +102,7 @@ def static(
     *,
     unit: str = "",
     within: Interval | None = None,
-    choices: tuple[Any, ...] = (),
+    choices: tuple[Any, ...] | dict[str, Any] = (),
 ) -> Any:
     """A static field: a size, a switch or a name; another value compiles another program.
 
@@ -111,7 +111,7 @@ def static(
       doc: one line, also shown by `--help`.
       unit: e.g. `steps`.
       within: the valid values of a number.
-      choices: the valid values of a name.
+      choices: valid values of a name, or a table of which they are the keys.
     """
     metadata = {"doc": doc, "unit": unit, "within": within, "choices": choices, "static": True}
     return dataclasses.field(default=default, metadata=metadata)

@@ -1,14 +1,19 @@
-"""What a move of code must leave as it is: a command of each method, problem and placement.
+"""Compares this tree with a commit: a command of each method, problem and placement.
 
-    python tests/cells.py --against=HEAD~3     # this tree beside that commit
+    python tests/cells.py --against=HEAD~3     # all cells
     python tests/cells.py --against=HEAD~3 'trpo'
+    python tests/cells.py --against=HEAD~3 --except=reproducible --renamed=squash:tanh_squash
 
 Each cell is a run of three iterations, of control in double precision: its exit code, its files and
-their keys, the digest of its program, its metrics and its final state to the bit. Exits with 1
-where one differs. Digests depend on the version of JAX, so none is stored.
+their keys, the digest of its program, its metrics, its final state to the bit, and what it returns
+in Python. Exits with 1 if one differs. Digests depend on the version of JAX, so none is stored.
+
+An exception is a key of a JSON file with settings, the name of a file with settings, or `said` (the
+last line of a failed command). Exit codes, metrics, results and final states have no exception.
 """
 
 import argparse
+import collections
 import contextlib
 import hashlib
 import io
@@ -45,6 +50,49 @@ LANGUAGE = [
 ADDITION = [*LANGUAGE, "--task.num_digits=1"]
 ONE, ROWS, BOTH = ["--devices=1"], ["--mesh=data:2"], ["--mesh=seed:2,data:2"]
 
+
+def load(out):
+    """Returns actions of a stored run on fixed observations."""
+    import jax
+    import numpy as np
+
+    from jaxrl_po import run
+
+    train(CELLS["ppo, Pendulum"], out)
+    seen = np.linspace(-1.0, 1.0, 12).reshape(4, 3)
+    policies = [run.load(out, seed=seed) for seed in range(2)]
+    keys = None, jax.random.key(0)
+    return [policy.act(seen, key).tolist() for policy in policies for key in keys]
+
+
+def adapters(out):
+    """Trains adapters of a stored run; returns completions."""
+    from jaxrl_po import run
+
+    base = out.parent / "base"
+    train(CELLS["grpo"], base)
+    train([*CELLS["grpo"], f"--init_from={base}", "--lora.rank=2"], out)
+    return run.load(out).generate(["1+2=", "3+4="])
+
+
+def own_learner(out):
+    """Trains a learner made in Python; returns its metrics."""
+    import gymnax
+
+    from jaxrl_po import a2c, control, run
+
+    env = gymnax.make("CartPole-v1")[0]
+    problem = control.make_problem(env, num_envs=4, num_steps=8)
+    evaluate = control.make_evaluate(env, problem, num_episodes=2)
+    learner = a2c.make(a2c.Config(), problem)
+    trained = run.train(
+        *(learner, 3),
+        **{"seeds": 2, "steps_per_iteration": 32, "evaluate": evaluate, "score": "return"},
+        **{"out": out, "log_every": 1},
+    )
+    return untimed(trained.rows)
+
+
 CELLS = {
     "reinforce": ["--algorithm=reinforce", *CONTROL, *ONE, *FIT],
     "a2c": ["--algorithm=a2c", *CONTROL, *ONE],
@@ -73,6 +121,7 @@ CELLS = {
     "ppo, host": [
         *("--algorithm=ppo", *CONTROL, "--devices=2", *STEPS, "--env=gymnasium:CartPole-v1"),
     ],
+    "ppo, load": load,
     "ppo_penalty": ["--algorithm=ppo_penalty", *CONTROL, *ONE, *STEPS],
     "grpo in control": ["--algorithm=grpo", *GROUPS, *ONE],
     "dapo in control, rows over devices": ["--algorithm=dapo", *GROUPS, *ROWS],
@@ -96,16 +145,29 @@ CELLS = {
     "grpo, dialogues": [
         *("--algorithm=grpo", *LANGUAGE, *ONE, *STEPS, "--task=mastermind"),
     ],
+    "grpo, reward in Python": [
+        *("--algorithm=grpo", *ADDITION, *ONE, *STEPS),
+        f"--reward={ROOT / 'tests' / 'reward_functions.py'}:digits",
+    ],
+    "grpo, language, adapters": adapters,
     "dapo": ["--algorithm=dapo", *ADDITION, *ONE, *STEPS],
     "rloo": ["--algorithm=rloo", *ADDITION, *ONE],
     "sapo": ["--algorithm=sapo", *ADDITION, *ONE],
+    "own learner": own_learner,
     "a flag that is not there": [*CONTROL, "--problem.num_env=4"],
 }
+MEASURED = (".jsonl", "summary.json", "sweep.json")  # files without exceptions
+FREE = [("names",), ("contents",), ("said",)]  # parts of a record that may have exceptions
+FORMER = {}  # in the other tree, flag name to its name there
 
 
-def command(argv):
-    """Exit code of `jaxrl-po`, as `python -m jaxrl_po` ends."""
-    sys.argv = ["jaxrl-po", *argv]
+def command(argv, out):
+    """Returns the exit code of `jaxrl-po`, as `python -m jaxrl_po` ends."""
+    kind = argv[0] if not argv[0].startswith("--") else next(a for a in argv if a[0] != "-")
+    argv = [kind, *(flag for flag in argv if flag != kind), f"--out={out}"]
+    names = [flag.removeprefix("--").partition("=") for flag in argv[1:]]
+    former = [f"--{FORMER.get(name, name)}{equal}{value}" for name, equal, value in names]
+    sys.argv = ["jaxrl-po", kind, *former]
     try:
         runpy.run_module("jaxrl_po", run_name="__main__")
     except SystemExit as end:
@@ -113,6 +175,11 @@ def command(argv):
     except Exception as error:
         return str(error)
     return 0
+
+
+def train(argv, out):
+    code = command(argv, out)
+    assert code == 0, code
 
 
 def state(folder):
@@ -142,28 +209,30 @@ def untimed(value):
     return [untimed(each) for each in value] if isinstance(value, list) else value
 
 
-def record(argv):
-    """What one cell is, as JSON."""
-    kind = argv[0] if not argv[0].startswith("--") else next(a for a in argv if a[0] != "-")
-    argv = [kind, *(flag for flag in argv if flag != kind)]
+def record(cell):
+    """Returns what one cell leaves, as JSON."""
     with tempfile.TemporaryDirectory() as place:
         out, said = Path(place) / "run", io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            code = command([*argv, f"--out={out}"])
+            try:
+                code, result = (0, cell(out)) if callable(cell) else (command(cell, out), None)
+            except Exception as error:
+                code, result = str(error), None
         files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*.json*"))
         files = [name for name in files if not name.startswith("checkpoints")]
+        texts = {name: (out / name).read_text().replace(place, "") for name in files}
         contents = {
-            name: [untimed(json.loads(line)) for line in (out / name).read_text().splitlines()]
+            name: [untimed(json.loads(line)) for line in text.splitlines()]
             if name.endswith("jsonl")
-            else untimed(json.loads((out / name).read_text()))
-            for name in files
+            else untimed(json.loads(text))
+            for name, text in texts.items()
         }
-        names = sorted(path.name for path in out.glob("*"))
         return {
             "code": code,
-            "names": names,
+            "names": {path.name: True for path in sorted(out.glob("*"))},
             "contents": contents,
             "state": state(out / "checkpoints" / "latest"),
+            "result": result,
             "said": [] if code == 0 else said.getvalue().splitlines()[-1:],
         }
 
@@ -176,12 +245,13 @@ def work(names):
     jax.devices()  # before a command asks for fewer
     for name in names:
         # Language computes in single precision, whatever the default.
-        jax.config.update("jax_enable_x64", not set(CELLS[name]) & set(LANGUAGE[-3:]))
-        print(json.dumps({"cell": name} | record(CELLS[name])), flush=True)
+        cell = CELLS[name]
+        jax.config.update("jax_enable_x64", "language" not in (name if callable(cell) else cell))
+        print(json.dumps({"cell": name} | record(cell)), flush=True)
 
 
-def records(tree, names):
-    """Records of cells by name, of the library in `tree`, from processes of its own."""
+def records(tree, names, renamed=""):
+    """Returns the records of cells by name, of the library in `tree`, from other processes."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(tree),
@@ -190,7 +260,7 @@ def records(tree, names):
     }
     workers = [
         subprocess.Popen(
-            [sys.executable, __file__, "--work", *names[i::WORKERS]],
+            [sys.executable, __file__, "--work", f"--renamed={renamed}", *names[i::WORKERS]],
             env=environment,
             cwd=tree,
             stdout=subprocess.PIPE,
@@ -202,42 +272,83 @@ def records(tree, names):
     return {found.pop("cell"): found for found in map(json.loads, lines)}
 
 
-def differences(before, after, at=""):
-    """Where two records differ, as `place: before → after`."""
+def with_new_names(value, renamed):
+    """Returns JSON with renamed keys."""
+    if isinstance(value, dict):
+        return {renamed.get(k, k): with_new_names(each, renamed) for k, each in value.items()}
+    return [with_new_names(each, renamed) for each in value] if isinstance(value, list) else value
+
+
+def differences(before, after, path=()):
+    """Yields the path and both values of each difference between two records."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(set(before) | set(after)):
-            yield from differences(before.get(name), after.get(name), f"{at}/{name}")
+            yield from differences(before.get(name), after.get(name), (*path, name))
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for i, pair in enumerate(zip(before, after, strict=True)):
-            yield from differences(*pair, f"{at}/{i}")
+            yield from differences(*pair, (*path, str(i)))
     elif before != after:
-        yield f"{at}: {json.dumps(before)[:60]} → {json.dumps(after)[:60]}"
+        yield path, f"{json.dumps(before)[:60]} → {json.dumps(after)[:60]}"
+
+
+def is_exact(path):
+    """Returns True if a difference at the path has no exception."""
+    return path[:1] not in FREE or any(name.endswith(MEASURED) for name in path)
+
+
+def measured(found):
+    """Yields the files of metrics and scores in records, and the keys of their rows."""
+    for each in found.values():
+        for file, content in each["contents"].items():
+            if file.endswith(MEASURED):
+                yield file
+                for row in content if isinstance(content, list) else ():
+                    yield from row
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--against", default="HEAD")
+    parser.add_argument("--except", dest="exceptions", default="", metavar="KEY,…")
+    parser.add_argument("--renamed", default="", metavar="OLD:NEW,…", help="keys and flags")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("cells", nargs="*", help="parts of names; all by default")
     options = parser.parse_args()
+    renamed = dict(pair.split(":") for pair in options.renamed.split(",") if pair)
+    exceptions = set(filter(None, options.exceptions.split(",")))
     if options.work:
+        FORMER.update({new: old for old, new in renamed.items()})
         return work(options.cells)
     names = [n for n in CELLS if not options.cells or any(part in n for part in options.cells)]
     with tempfile.TemporaryDirectory() as place:
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "-q", "--detach", place, options.against], check=True)
         try:
-            before = records(Path(place), names)
+            before = records(Path(place), names, options.renamed)
         finally:
             subprocess.run([*git, "remove", "--force", place], check=True)
     after = records(ROOT, names)
-    changed = 0
+    exact = {"code", "state", "result", "names", "contents"}
+    exact |= {*measured(before), *measured(after)}
+    if refused := exact & {*exceptions, *renamed, *renamed.values()}:
+        parser.error(f"no exception for {', '.join(sorted(refused))}")
+    changed, used = 0, collections.Counter()
     for name in names:
-        found = list(differences(before.get(name), after.get(name)))
+        old = with_new_names(before.get(name), renamed)
+        found = []
+        for path, values in differences(old, after.get(name)):
+            keys = [] if is_exact(path) else exceptions.intersection(path)
+            used.update(keys)
+            found += [] if keys else [f"/{'/'.join(path)}: {values}"]
         changed += bool(found)
         ended = after.get(name, {}).get("code")
         print(f"{name}, exit {ended}: {'; '.join(found[:5]) if found else 'the same'}")
     print(f"{len(names) - changed} of {len(names)} cells are the same")
+    for key in sorted(exceptions):
+        print(f"exception {key}: {used[key]} differences")
+    print("".join(f"renamed {old}: {new}\n" for old, new in renamed.items()), end="")
     return 1 if changed else 0
 
 

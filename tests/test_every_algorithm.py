@@ -6,6 +6,7 @@ from the flags to what is written, loaded, evaluated and rendered, and nothing i
 
 import functools
 import json
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 from tiny import MODEL
 
+from jaxrl_po.algorithms import critic_fit, ppo
 from jaxrl_po.cli import evaluate, launch, render
+from jaxrl_po.config import record
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.actor import actor_of
-from jaxrl_po.run.experiment import control, earlier, methods
+from jaxrl_po.run.experiment import control, earlier, language, methods, plan, presets
 from jaxrl_po.run.store.checkpoint import Store
 
 # Distillation needs a teacher, see test_distillation; sft demonstrations, see test_sft.
@@ -98,6 +101,30 @@ def test_it_ends_well(algorithm, script, variant, tmp_path):
     trained = {name: x for name, x in state.items() if name.startswith((".params", ".opt_state"))}
     assert trained
     chex.assert_tree_all_finite(trained)
+
+
+@pytest.mark.usefixtures("trace_only")
+def test_another_method_with_a_critic_is_one_entry(tmp_path, monkeypatch):
+    """Its defaults follow from the fields of its Config."""
+
+    @record
+    class Config(ppo.Config, critic_fit.CriticFit):
+        """Hyperparameters of another method."""
+
+    own = SimpleNamespace(Config=Config, make=ppo.make)
+    for table in (methods.WITH_CRITIC, methods.ALGORITHMS):
+        monkeypatch.setitem(table, "own", own)
+    argv = arguments("language", "own", tmp_path)
+    assert launch.language([flag for flag in argv if "warm_start" not in flag]) == 0
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["warm_start.steps"] == presets.SMALL["warm_start.steps"]
+    assert stored["reference.enabled"] is False
+    assert [stored[f"config.{name}"] for name in ("gamma", "lambda_")] == [1.0, 1.0]
+    assert [stored[f"config.{name}"] for name in ("value_epochs", "num_epochs")] == [4, 1]
+    judged = plan.parse(language.SCRIPT, ["--algorithm=own", "--reward=model"], {})
+    assert judged["reference"].enabled
+    assert judged["problem"].num_prompts == presets.WITH_CRITIC["problem.num_prompts"]
+    assert judged["config"].num_epochs == 2
 
 
 @pytest.mark.usefixtures("trace_only")

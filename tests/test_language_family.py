@@ -17,7 +17,7 @@ from jaxrl_po.algorithms import dapo, grpo, ppo, trpo
 from jaxrl_po.cli import launch
 from jaxrl_po.config import as_arrays
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import presets
+from jaxrl_po.run.experiment import methods
 from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(1, zero_pad=False)
@@ -185,7 +185,7 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
         ]
         with pytest.raises(AssertionError, match="compiled"):
             launch.language([*given, f"--out={tmp_path / name}", "--devices=1"])
-    for algorithm in presets.WITH_CRITIC:
+    for algorithm in methods.WITH_CRITIC:
         with pytest.raises(AssertionError, match="compiled"):
             launch.language(
                 [f"--algorithm={algorithm}", f"--out={tmp_path / 'x'}", "--devices=1", *tiny.MODEL]

@@ -1,5 +1,6 @@
 """Policies with memory: what is replayed is what acted, and memory is what solves a maze."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -14,6 +15,7 @@ import memory_reference
 import numpy as np
 import pytest
 import shapes
+import tiny
 from clock import ignore, started
 from clock import problem_of as hosted_problem
 from gymnax.environments import spaces
@@ -25,7 +27,7 @@ from jaxrl_po import control, trust_region
 from jaxrl_po import run as runs
 from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
 from jaxrl_po.cli import evaluate, launch, render
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, describe
 from jaxrl_po.control import actor, memory, modules, networks, recorded, recurrence, unroll
 from jaxrl_po.control.problem import CRITIC_MEMORY
 
@@ -508,7 +510,7 @@ def test_what_cannot_remember_is_named():
         ({"memory_of": "policy"}, r"memory_of.* memory is gru or transformer"),
         ({"memory": "gru", "memory_window": 8}, "memory_window.* memory is transformer"),
         ({"memory": "transformer", "memory_window": 0}, "memory_window must"),
-        ({"memory": "transformer", "memory_heads": 3}, "memory_heads must divide width = 64"),
+        ({"memory": "transformer", "memory_heads": 3}, "memory_heads: must divide width = 64"),
     ):
         with pytest.raises(ConfigError, match=message):
             made(RandomEnds(), control.NetworkSettings(**flags))
@@ -520,7 +522,7 @@ def test_what_cannot_remember_is_named():
     of_role(network=control.NetworkSettings(memory="gru"), policy=remembering)  # the critic's
     narrow = {"memory": "transformer", "memory_of": "policy", "critic_width": 6}
     control.NetworkSettings(**narrow).validate()
-    with pytest.raises(ConfigError, match="memory_heads must divide critic_width = 6"):
+    with pytest.raises(ConfigError, match="memory_heads: must divide critic_width = 6"):
         control.NetworkSettings(**narrow | {"memory_of": "both"}).validate()
     network = control.NetworkSettings(memory="gru", memory_of="policy")
     with pytest.raises(ConfigError, match=r"memory_of.* there is a critic"):
@@ -529,6 +531,44 @@ def test_what_cannot_remember_is_named():
         control.make_problem(RandomEnds(), actor_critic=remembering)
     with pytest.raises(ConfigError, match="memory must be none in a vine"):
         control.make_vine(RandomEnds(), policy=remembering)
+
+
+@pytest.mark.usefixtures("trace_only")
+def test_another_memory_is_one_entry(tmp_path, monkeypatch):
+    called = []
+
+    def summed(size, initialization, target, *, window):
+        called.append((size, window))
+
+        def run(memory, features, begins, final):
+            dense = nn.Dense(size)
+
+            def step(memory, x):
+                memory = jnp.where(x[1][:, None], 0.0, memory) + x[0]
+                return memory, memory
+
+            memory, outputs = jax.lax.scan(step, memory, (dense(features), begins))
+            return memory, outputs, None if final is None else outputs + dense(final)
+
+        return memory.Memory(lambda rows: jnp.zeros((rows, size)), run)
+
+    kind = memory.Kind(summed, "a sum", sizes=("window",), divisors=("window",))
+    monkeypatch.setitem(memory.MEMORIES, "sum", kind)
+    flags = ["--network.memory=sum", "--network.memory_window=4", "--env=MemoryChain-bsuite"]
+    assert launch.control([*tiny.CONTROL, *flags, f"--out={tmp_path}"]) == 0
+    assert set(called) == {(8, 4)}
+    policy = json.loads((tmp_path / "config.json").read_text())
+    assert policy["network.memory"] == "sum"
+    (field,) = (x for x in dataclasses.fields(control.NetworkSettings) if x.name == "memory")
+    assert "gru, transformer, sum" in describe(field)
+    for changes, message in (
+        ({"memory_layers": 3}, "memory_layers: has no effect unless memory is transformer"),
+        ({"memory_window": 3}, "memory_window: must divide width = 64"),
+        ({"memory": "gru", "memory_window": 4}, "unless memory is transformer or sum"),
+        ({"memory": "none", "memory_of": "policy"}, "memory is gru or transformer or sum"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            control.NetworkSettings(**{"memory": "sum", **changes}).validate()
 
 
 def test_groups_remember_too():

@@ -64,7 +64,7 @@ WRONG = [
     Wrong(
         "what a GGUF file adds to a text is left out",
         "language.pretrained.text",
-        "isinstance(folder, gguf.Folder) or FLAGGED.match(str(kind))",
+        "folder.is_file() or FLAGGED.match(str(kind))",
         "FLAGGED.match(str(kind))",
         (f"{GGUF}a_token_is_added_where_the_file_says",),
     ),
@@ -575,7 +575,7 @@ WRONG = [
     Wrong(
         "every tokenizer follows add_bos_token",
         "language.pretrained.text",
-        "isinstance(folder, gguf.Folder) or FLAGGED.match(str(kind))",
+        "folder.is_file() or FLAGGED.match(str(kind))",
         "True",
         ("test_special_tokens.py::test_flags_add_tokens_as_in_transformers",),
     ),

@@ -125,9 +125,37 @@ WRONG = [
     Wrong(
         "transformer memory trains without an early stop",
         "run.experiment.control",
-        'given.get("network.memory") == "transformer"',
+        'given.get("network.memory") in unstable',
         "False",
         ("test_script_flags.py::test_transformer_memory_stops_early_unless_told",),
+    ),
+    Wrong(
+        "another memory is a transformer",
+        "control.modules",
+        "functools.partial(kind.make, **sizes) if sizes else kind.make",
+        'functools.partial(MEMORIES["transformer"].make, **sizes)',
+        ("test_memory.py::test_another_memory_is_one_entry",),
+    ),
+    Wrong(
+        "sizes of the transformer have an effect with another memory",
+        "control.modules",
+        "self.memory in readers",
+        "self.memory not in ('none', 'gru')",
+        ("test_memory.py::test_another_memory_is_one_entry",),
+    ),
+    Wrong(
+        "another method with a critic has the defaults of methods in groups",
+        "run.experiment.presets",
+        "if options.algorithm in methods.WITH_CRITIC:",
+        "if options.algorithm in ('reinforce', 'a2c', 'npg', 'trpo', 'ppo', 'ppo_penalty'):",
+        ("test_every_algorithm.py::test_another_method_with_a_critic_is_one_entry",),
+    ),
+    Wrong(
+        "a reward model has a reference by the name of the method",
+        "run.experiment.presets",
+        "issubclass(config, Epochs)",
+        "options.algorithm in ('ppo', 'ppo_penalty')",
+        ("test_every_algorithm.py::test_another_method_with_a_critic_is_one_entry",),
     ),
     Wrong(
         "a sweep has the defaults of another memory",

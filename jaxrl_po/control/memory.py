@@ -143,6 +143,40 @@ def transformer(
     return Memory(start, run, hidden_matrices)
 
 
+class Kind(NamedTuple):
+    """Entry of `MEMORIES`.
+
+    Attributes:
+      make: `make(size, initialization, target, **sizes) -> Memory`.
+      summary: description for `--help`.
+      sizes: keywords of `make`; the field `memory_<keyword>` of `NetworkSettings` has the value.
+      divisors: names in `sizes` whose values divide the width of the network.
+      needs_early_stop: True if a method that can stop an iteration early does so by default.
+    """
+
+    make: Callable[..., Memory]
+    summary: str
+    sizes: tuple[str, ...] = ()
+    divisors: tuple[str, ...] = ()
+    needs_early_stop: bool = False
+
+
+# A network without memory is the entry None.
+MEMORIES: dict[str, Kind | None] = {
+    "none": None,
+    "gru": Kind(gru, "a gated recurrent unit"),
+    # One update without a bound can take it from a solved task to half its return (at a KL of 5 to
+    # 9 nats).
+    "transformer": Kind(
+        transformer,
+        "a gated transformer (GTrXL)",
+        sizes=("window", "layers", "heads"),
+        divisors=("heads",),
+        needs_early_stop=True,
+    ),
+}
+
+
 class Layer(nn.Module):
     """`y = g(x, relu(attend(norm(x), norm(context))))`, then `g(y, relu(mlp(norm(y))))`.
 

@@ -21,7 +21,7 @@ from jaxrl_po.config import (
     static,
 )
 from jaxrl_po.control import networks
-from jaxrl_po.control.memory import Memory, gru, transformer
+from jaxrl_po.control.memory import MEMORIES, Kind, Memory
 from jaxrl_po.control.spaces import Observation, Spaces, is_frame
 from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
 from jaxrl_po.types import PyTree
@@ -30,7 +30,6 @@ from jaxrl_po.variables import describe
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
 MANY_KINDS = 4  # a map with more than 4 times as many channels as its convolution is embedded
-NO_MEMORY, GRU, TRANSFORMER = MEMORIES = ("none", "gru", "transformer")
 POLICY, CRITIC, BOTH = REMEMBERING = ("policy", "critic", "both")
 INDEPENDENT, DEPENDENT = STDS = ("independent", "dependent")
 
@@ -69,8 +68,9 @@ class NetworkSettings:
         "actor and critic are heads on one body, which rules out a trust region on the policy",
     )
     memory: str = static(
-        NO_MEMORY,
-        "after the hidden layers, over the episode: gru, or a gated transformer (GTrXL)",
+        "none",
+        "memory over the episode, after the hidden layers: "
+        + ", ".join(f"{name} for {kind.summary}" for name, kind in MEMORIES.items() if kind),
         choices=MEMORIES,
     )
     memory_of: str = static(BOTH, "which network has a memory", choices=REMEMBERING)
@@ -97,26 +97,29 @@ class NetworkSettings:
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range, or two that exclude each other."""
         check(self)
-        if self.shared_torso and self.memory != NO_MEMORY:
+        kind = MEMORIES[self.memory]
+        if self.shared_torso and kind:
             raise ConfigError("shared_torso must be off with memory: each network has its own")
         if self.shared_torso and self.critic_width:
             raise ConfigError("critic_width must be 0 with shared_torso: there is one body")
-        remembers = self.memory != NO_MEMORY
-        require_effect(self, "memory_of", remembers, "memory is gru or transformer")
-        transforms = self.memory == TRANSFORMER
-        for name in ("memory_window", "memory_layers", "memory_heads"):
-            require_effect(self, name, transforms, "memory is transformer")
+        kinds = {name: each for name, each in MEMORIES.items() if each}
+        require_effect(self, "memory_of", kind is not None, f"memory is {' or '.join(kinds)}")
+        for size in {size: None for each in kinds.values() for size in each.sizes}:
+            readers = [name for name, each in kinds.items() if size in each.sizes]
+            condition = f"memory is {' or '.join(readers)}"
+            require_effect(self, f"memory_{size}", self.memory in readers, condition)
         of_critic = "critic_width" if self.critic_width else "width"
         for role, name in ((POLICY, "width"), (CRITIC, of_critic)):
-            width = getattr(self, name)
-            if transforms and self.remembers(role) and width % self.memory_heads:
-                raise ConfigError(
-                    f"memory_heads must divide {name} = {width}, got {self.memory_heads}"
-                )
+            for divisor in kind.divisors if kind and self.remembers(role) else ():
+                width, parts = getattr(self, name), getattr(self, f"memory_{divisor}")
+                if width % parts:
+                    raise ConfigError(
+                        f"memory_{divisor}", f"must divide {name} = {width}, got {parts}"
+                    )
 
     def remembers(self, role: str) -> bool:
-        """Whether the network, policy or critic, has a memory."""
-        return self.memory != NO_MEMORY and self.memory_of in (role, BOTH)
+        """Returns True if the network, policy or critic, has a memory."""
+        return MEMORIES[self.memory] is not None and self.memory_of in (role, BOTH)
 
 
 def default_modules(
@@ -167,21 +170,18 @@ def default_modules(
         CRITIC: networks.Critic(of_critic, initialization),
     }
     parts = {POLICY: (torso, head, settings.width), CRITIC: (of_critic, value_head, width)}
-    made = initialization, target, _memory(settings)
+    kind = MEMORIES[settings.memory]
+    if kind is None:
+        return given
+    made = initialization, target, _memory(kind, settings)
     return given | {
         role: networks.Recurrent(*parts[role], *made) for role in parts if settings.remembers(role)
     }
 
 
-def _memory(settings: NetworkSettings) -> Callable[..., Memory]:
-    if settings.memory == GRU:
-        return gru
-    return functools.partial(
-        transformer,
-        layers=settings.memory_layers,
-        heads=settings.memory_heads,
-        window=settings.memory_window,
-    )
+def _memory(kind: Kind, settings: NetworkSettings) -> Callable[..., Memory]:
+    sizes = {name: getattr(settings, f"memory_{name}") for name in kind.sizes}
+    return functools.partial(kind.make, **sizes) if sizes else kind.make
 
 
 def policy_module(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.pretrained import architectures, gguf, text, weights
+from jaxrl_po.language.pretrained import architectures, text, weights
 from jaxrl_po.language.pretrained.architectures import FAMILIES
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.language.pretrained.text import TextTokenizer
@@ -69,8 +69,8 @@ def load(
       >>> tokens = loaded.tokenizer.encode(prompt)  # doctest: +SKIP
     """
     try:
-        found = gguf.folder(Path(folder))
-        model = architectures.read(text.read_json(found / text.CONFIG), dtype=dtype, remat=remat)
+        found = Path(folder)
+        model = architectures.read(text.read_config(found), dtype=dtype, remat=remat)
         tokenizer, template = text.read_tokenizer(found, model.vocabulary)
         params = weights.read(found, model, dtype=param_dtype, place=place)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A GGUF file as the folder of a pretrained model: Llama, Qwen 2 and Qwen 3 with byte-level BPE.
+"""Files and tensors of a GGUF file: Llama, Qwen 2 and Qwen 3 with byte-level BPE.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the converter of llama.cpp,
 whose steps are taken back here. Whatever the file has beyond them is refused by name.
@@ -80,24 +80,16 @@ PRE_TOKENIZERS = {
 }
 
 
-class Folder(NamedTuple):
-    """The folder that a GGUF file stands for; `folder / name` is a file in it, as of a `Path`.
+class Contents(NamedTuple):
+    """Contents of the folder that a GGUF file stands for.
 
     Attributes:
-      path: of the GGUF file.
       files: name to text: `config.json`, the files of the tokenizer, the chat template.
       tensors: name in a folder's checkpoint to a tensor of the package gguf, q and k interleaved.
     """
 
-    path: Path
     files: Mapping[str, str]
     tensors: Mapping[str, Any]
-
-    def __truediv__(self, name: str) -> "File":
-        return File(self, name)
-
-    def __str__(self) -> str:
-        return str(self.path)
 
     def shapes(self) -> dict[str, list[int]]:
         """By name, as in a checkpoint: `[outputs, inputs]`."""
@@ -118,46 +110,18 @@ class Folder(NamedTuple):
             yield array
 
 
-class File(NamedTuple):
-    """One file of a `Folder`, with the methods of `Path` that reading needs."""
-
-    parent: Folder
-    name: str
-
-    def __str__(self) -> str:
-        return str(self.parent)
-
-    def exists(self) -> bool:
-        """Whether the GGUF file holds what would be in it."""
-        return self.name in self.parent.files
-
-    def read_text(self, encoding: str = "utf-8") -> str:
-        """Its content."""
-        del encoding
-        return self.parent.files[self.name]
-
-    def read_bytes(self) -> bytes:
-        """Its content."""
-        return self.parent.files[self.name].encode()
-
-
-def folder(path: Path) -> Path | Folder:
-    """A folder as it is, and a GGUF file as the one that it stands for.
+def read(path: Path) -> Contents:
+    """Reads a GGUF file; tensors are read from it later.
 
     Raises:
-      ConfigError: neither is there, or the file is not GGUF, is damaged or has what is not read.
+      ConfigError: the file is not GGUF, is damaged or has an entry that no formula reads.
     """
-    if path.is_dir():
-        return path
-    if not path.is_file():
-        raise ConfigError(f"{path} must be a folder with a pretrained model, or a GGUF file")
     found = path.stat()
-    return _folder(path, found.st_mtime_ns, found.st_size)
+    return _read(path, found.st_mtime_ns, found.st_size)
 
 
-@functools.lru_cache(maxsize=2)
-def _folder(path: Path, *_: int) -> Folder:
-    """Kept, since the package takes seconds for the vocabulary of a large model."""
+@functools.lru_cache(maxsize=2)  # the package takes seconds for the vocabulary of a large model
+def _read(path: Path, *_: int) -> Contents:
     import gguf
 
     try:
@@ -167,17 +131,14 @@ def _folder(path: Path, *_: int) -> Folder:
         raise ConfigError(f"{path} must be a whole GGUF file: {error}") from None
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     try:
-        return Folder(path, *_contents(entries, tensors))
+        return _contents(entries, tensors)
     except KeyError as missing:
         raise ConfigError(f"{path} must have {missing.args[0]}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _contents(
-    entries: Mapping[str, Any], tensors: dict[str, Any]
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Files and tensors of a `Folder`."""
+def _contents(entries: Mapping[str, Any], tensors: dict[str, Any]) -> Contents:
     config = _config(entries, tensors)
     rules, settings = _tokenizer(entries)
     ends = [entries[key] for end in ENDS if (key := f"tokenizer.ggml.{end}_token_id") in entries]
@@ -190,7 +151,7 @@ def _contents(
     texts = {name: json.dumps(content) for name, content in files.items()}
     if template := entries.get("tokenizer.chat_template"):
         texts["chat_template.jinja"] = template
-    return texts, {_name(name): tensor for name, tensor in tensors.items()}
+    return Contents(texts, {_name(name): tensor for name, tensor in tensors.items()})
 
 
 def _name(name: str) -> str:

@@ -96,13 +96,11 @@ def _is_doubled(found: Any) -> bool:
     return found.special_tokens_mask[:2] == [1, 0] and found.ids[0] == found.ids[1]
 
 
-def read_tokenizer(
-    folder: Path | gguf.Folder, vocabulary: int
-) -> tuple[TextTokenizer, ChatTemplate | None]:
-    """The tokenizer of a folder and its chat template, None without one.
+def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTemplate | None]:
+    """Reads the tokenizer of a folder and its chat template, None without one.
 
     Args:
-      folder: of the checkpoint.
+      folder: folder of the checkpoint, or its GGUF file.
       vocabulary: V of the model.
 
     Raises:
@@ -111,10 +109,10 @@ def read_tokenizer(
     """
     from tokenizers import Tokenizer
 
-    if not (folder / TOKENIZER).exists():
+    if not exists(folder / TOKENIZER):
         raise ConfigError(f"{folder} must hold {TOKENIZER}")
     try:
-        rules = Tokenizer.from_str((folder / TOKENIZER).read_text(encoding="utf-8-sig"))
+        rules = Tokenizer.from_str(_read(folder / TOKENIZER))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"{folder / TOKENIZER} must be a tokenizer: {error}") from None
     rules.no_padding()
@@ -145,13 +143,12 @@ def read_tokenizer(
     pad = next(i for i in pads if i not in (None, ends[0]) and i < vocabulary)
     stops = _stops(folder, rules, vocabulary)
     others = {name: read_json(folder / name, optional=True) for name in (SPECIAL_MAP, GENERATION)}
-    if isinstance(folder, Path):
-        others[TEMPLATES] = {x.name: _read(x) for x in (folder / TEMPLATES).glob("*.jinja")}
+    others[TEMPLATES] = {x.name: _read(x) for x in (folder / TEMPLATES).glob("*.jinja")}
     return TextTokenizer(rules, vocabulary, pad, ends, settings, stops, others), template
 
 
 def _follow_flags(
-    folder: Path | gguf.Folder, rules: Any, settings: Mapping[str, Any], special: Mapping[str, str]
+    folder: Path, rules: Any, settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> None:
     """Makes a tokenizer of Llama, Gemma or a GGUF file add what `add_bos_token` and the like say.
 
@@ -165,7 +162,7 @@ def _follow_flags(
 
     kind = settings.get("tokenizer_class")
     kind = kind or read_json(folder / CONFIG, optional=True).get("model_type")
-    followed = isinstance(folder, gguf.Folder) or FLAGGED.match(str(kind))
+    followed = folder.is_file() or FLAGGED.match(str(kind))
     if not (followed and {"add_bos_token", "add_eos_token"} & settings.keys()):
         return
 
@@ -195,9 +192,7 @@ def _follow_flags(
     )
 
 
-def _ends(
-    folder: Path | gguf.Folder, rules: Any, special: Mapping[str, str], vocabulary: int
-) -> tuple[int, ...]:
+def _ends(folder: Path, rules: Any, special: Mapping[str, str], vocabulary: int) -> tuple[int, ...]:
     """Ids of which each ends a completion, from the first file that names any."""
     for name in (GENERATION, CONFIG):
         given = read_json(folder / name, optional=True).get("eos_token_id")
@@ -230,7 +225,7 @@ def _turn_end_first(ends: tuple[int, ...], template: ChatTemplate, rules: Any) -
     return tuple(sorted(ends, key=lambda end: end != written[-1])) if written else ends
 
 
-def _stops(folder: Path | gguf.Folder, rules: Any, vocabulary: int) -> Stops | None:
+def _stops(folder: Path, rules: Any, vocabulary: int) -> Stops | None:
     strings = read_json(folder / GENERATION, optional=True).get("stop_strings") or []
     strings = [strings] if isinstance(strings, str) else strings
     try:
@@ -267,8 +262,8 @@ def _unicode_to_byte() -> dict[str, int]:
     }
 
 
-def _template(folder: Path | gguf.Folder, settings: Mapping[str, Any]) -> str | None:
-    if (folder / TEMPLATE).exists():
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    if exists(folder / TEMPLATE):
         return _read(folder / TEMPLATE)
     source = settings.get("chat_template")
     if isinstance(source, list):
@@ -298,21 +293,44 @@ def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTempla
         (folder / TEMPLATES / name).write_text(source, encoding="utf-8")
 
 
-def _read(path: Path | gguf.File) -> str:
-    """The text of a file that a user brings, with or without a byte order mark."""
+def exists(path: Path) -> bool:
+    """Returns True if a folder, or a GGUF file in its place, holds the file."""
+    return path.name in gguf.read(path.parent).files if path.parent.is_file() else path.exists()
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the content of a file that `exists`."""
+    return _read(path).encode() if path.parent.is_file() else path.read_bytes()
+
+
+def _read(path: Path) -> str:
+    """Returns the text of a file that `exists`, with or without a byte order mark."""
+    if path.parent.is_file():
+        return gguf.read(path.parent).files[path.name]
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} must be UTF-8: {error}") from None
 
 
-def read_json(path: Path | gguf.File, *, optional: bool = False) -> dict[str, Any]:
-    """The content of a JSON file, empty where it may be missing and is.
+def read_config(folder: Path) -> dict[str, Any]:
+    """Returns the content of `config.json`.
+
+    Raises:
+      ConfigError: neither a folder nor a GGUF file is there, or see `read_json` and `gguf.read`.
+    """
+    if not folder.exists():
+        raise ConfigError(f"{folder} must be a folder with a pretrained model, or a GGUF file")
+    return read_json(folder / CONFIG)
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Returns the content of a JSON file, empty if the file is optional and missing.
 
     Raises:
       ConfigError: it is missing, or not a JSON object in UTF-8.
     """
-    if not path.exists():
+    if not exists(path):
         if optional:
             return {}
         raise ConfigError(f"{path.parent} must hold {path.name}")

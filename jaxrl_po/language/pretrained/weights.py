@@ -28,7 +28,7 @@ Place = Callable[[tuple[str, ...], np.ndarray[Any, Any]], jax.Array]
 
 
 def read(
-    folder: Path | gguf.Folder,
+    folder: Path,
     model: Transformer,
     *,
     dtype: Any = "float32",
@@ -37,7 +37,7 @@ def read(
     """Parameters of a model, one by one; shapes are compared before the first is read.
 
     Args:
-      folder: of the checkpoint.
+      folder: folder of the checkpoint, or its GGUF file.
       model: see `architectures.read`.
       dtype: of the parameters; None keeps that of the tensors, the widest of a parameter's.
       place: see `Place`; None takes the default device.
@@ -55,7 +55,7 @@ def read(
     params: dict[str, Any] = {}
     put = place or (lambda _, array: jax.device_put(array))
     try:
-        source = folder if isinstance(folder, gguf.Folder) else _Shards(folder)
+        source = gguf.read(folder) if folder.is_file() else _Shards(folder)
         _compare(architectures.tensors(model), source.shapes(), model)
         if isinstance(source, _Shards):
             source.check(model.tied)
@@ -163,7 +163,7 @@ def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
     return functools.reduce(operator.getitem, path, tree)
 
 
-def _ours(parts: list[Tensor], source: gguf.Folder | _Shards, dtype: Any) -> np.ndarray[Any, Any]:
+def _ours(parts: list[Tensor], source: gguf.Contents | _Shards, dtype: Any) -> np.ndarray[Any, Any]:
     """A parameter of ours from the tensors that are its parts, one a block."""
     ours: Any = None
     arrays = source.arrays([part.name for part in parts])

@@ -15,6 +15,7 @@ from jaxrl_po import config, control, losses
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.control.evaluation import Evaluate
+from jaxrl_po.control.memory import MEMORIES
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
@@ -156,12 +157,13 @@ def sampling(options: Options) -> Sampling:
 def tuned(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
     """Returns flag name to value: settings by a sweep, and those that suit the given memory.
 
-    An update without a bound can take a transformer memory from a solved task to half its return
-    (at a KL of 5 to 9 nats), so a method that can stop early does. The stop bounds no single step
-    of the optimizer: step sizes of 1e-3 and more can still fall so, and then mostly recover.
+    With a memory that needs it, a method that can stop early does. The stop bounds no single step
+    of the optimizer: step sizes of 1e-3 and more can still lose half the return, and then mostly
+    recover.
     """
     fields = methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
-    stops = given.get("network.memory") == "transformer" and "early_stop" in fields
+    unstable = [name for name, kind in MEMORIES.items() if kind and kind.needs_early_stop]
+    stops = given.get("network.memory") in unstable and "early_stop" in fields
     return {**found_by_sweep(options, given), **({"config.early_stop": True} if stops else {})}
 
 

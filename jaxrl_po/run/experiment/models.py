@@ -17,7 +17,7 @@ from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, static
 from jaxrl_po.language import Transformer, lora
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import DTYPES
-from jaxrl_po.language.pretrained import architectures, gguf, weights
+from jaxrl_po.language.pretrained import architectures, weights
 from jaxrl_po.language.pretrained import text as texts
 from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.settings import Computation
@@ -126,12 +126,12 @@ class Base(NamedTuple):
     """A pretrained model, without its parameters.
 
     Attributes:
-      folder: where it is, or what stands for a GGUF file.
+      folder: its folder, or its GGUF file.
       model: the transformer.
       text: how it reads prompts.
     """
 
-    folder: Path | gguf.Folder
+    folder: Path
     model: Transformer
     text: prompts.Text
 
@@ -153,8 +153,8 @@ def read_base(init_from: str, settings: Any) -> Base | None:
         errors.require("init_from", "gguf", "gguf")
     errors.require("init_from", "tokenizers", "pretrained")
     with _blame(path):
-        found = gguf.folder(Path(path))
-        stored = texts.read_json(found / texts.CONFIG)
+        found = Path(path)
+        stored = texts.read_config(found)
         dtype = DTYPES[settings.dtype]
         model = architectures.read(stored, dtype=dtype, remat=settings.remat)
         model = model.clone(fused_attention=settings.fused_attention)
@@ -392,7 +392,7 @@ def _parts(params: PyTree, base: Base | None) -> Iterator[Any]:
         files = texts.CONFIG, texts.TOKENIZER, texts.SETTINGS, texts.TEMPLATE, texts.GENERATION
         for name in files:
             file = base.folder / name
-            yield file.read_bytes() if file.exists() else b""
+            yield texts.read_bytes(file) if texts.exists(file) else b""
 
 
 def trained(policy: Transformer, params: ActorCritic) -> PyTree:

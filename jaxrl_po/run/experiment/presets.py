@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_po.algorithms import dapo
+from jaxrl_po.algorithms.actor_critic import GAE, Epochs
 from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.data.rewarding import MODEL
 from jaxrl_po.run.experiment import methods, models, plan, tasks
@@ -16,31 +17,29 @@ SMALL = {
     "warm_start.steps": 10_000,
     "warm_start.accuracy": 0.5,
 }
-# A completion is an episode with its reward at the end, so nothing is discounted.
-EPISODES: dict[str, Any] = {
+# Each setting applies to every method with a critic that has the field.
+WITH_CRITIC: dict[str, Any] = {
+    # A completion is an episode with its reward at the end, so nothing is discounted.
     "config.gamma": 1.0,
     "problem.num_prompts": 256,
     "problem.group_size": 1,
-}
-# An underfitted critic halves the gain of a natural-gradient step: fit it well, and subsample the
-# rows of the Fisher products.
-FIT = {"config.value_epochs": 4, "config.value_minibatches": 8, "config.value_learning_rate": 3e-3}
-# A mean over many tokens has small gradients: an ε of 1e-5 would shorten the first steps.
-GRADIENT = {"config.learning_rate": 1e-3, "config.optimizer_epsilon": 1e-8}
-STEPS = GRADIENT | {
-    "config.lambda_": 1.0,
+    # An underfitted critic halves the gain of a natural-gradient step: fit it well, and subsample
+    # the rows of the Fisher products.
+    "config.value_epochs": 4,
+    "config.value_minibatches": 8,
+    "config.value_learning_rate": 3e-3,
+    "config.fisher_stride": 2,
+    # A mean over many tokens has small gradients: an ε of 1e-5 would shorten the first steps.
+    "config.learning_rate": 1e-3,
+    "config.optimizer_epsilon": 1e-8,
     "config.max_grad_norm": 1.0,
     "config.num_epochs": 2,
     "config.num_minibatches": 2,
 }
-NATURAL = EPISODES | FIT | {"config.lambda_": 1.0, "config.fisher_stride": 2}
-WITH_CRITIC = {
-    "reinforce": EPISODES | FIT | GRADIENT | {"config.max_grad_norm": 1.0},
-    "a2c": EPISODES | GRADIENT | {"config.max_grad_norm": 1.0, "config.estimator": "monte_carlo"},
-    "npg": NATURAL,
-    "trpo": NATURAL | {"config.max_kl": 0.02},
-    "ppo": EPISODES | STEPS,
-    "ppo_penalty": EPISODES | STEPS,
+# Settings of single methods.
+OWN: dict[str, dict[str, Any]] = {
+    "a2c": {"config.estimator": "monte_carlo"},
+    "trpo": {"config.max_kl": 0.02},
 }
 # Four small steps per batch of 512: with 128 completions and an entropy bonus, most seeds forgot
 # what the warm start had taught them.
@@ -65,7 +64,7 @@ PRETRAINED: dict[str, Any] = {"config.learning_rate": 1e-5, "seeds": 1, "config.
 # Adapters begin at zero, and their base is the reference that they cannot forget.
 ADAPTED = {**PRETRAINED, "config.learning_rate": 5e-4, "config.use_reference": False}
 # A reward model is reliable only near the initial policy, whose samples it was fitted on; hence the
-# KL penalty to that policy.
+# KL penalty to that policy in methods of several epochs.
 JUDGED = {"reward_model.width": 32, "reward_model.mlp_width": 64}
 REFERRED = {"reference.enabled": True}
 
@@ -75,11 +74,15 @@ def of_pretrained(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     published = given.get("model.shape", "none") != "none"
     if not (published or models.root(options.init_from)):
         return {}
-    suited = ADAPTED if given.get("lora.rank") else PRETRAINED
+    return applicable(options, ADAPTED if given.get("lora.rank") else PRETRAINED)
+
+
+def applicable(options: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings without those of fields that the method's Config lacks."""
     fields = methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
     return {
         name: value
-        for name, value in suited.items()
+        for name, value in settings.items()
         if not name.startswith("config.") or name.removeprefix("config.") in fields
     }
 
@@ -90,14 +93,20 @@ def of_language(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     if options.init_from or options.task == tasks.RANDOM:
         small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
     if options.reward == MODEL:
-        small |= JUDGED | (REFERRED if options.algorithm in ("ppo", "ppo_penalty") else {})
+        small |= JUDGED
     gentle = of_pretrained(options, given)
-    if options.algorithm in WITH_CRITIC:
-        return small | WITH_CRITIC[options.algorithm] | gentle
+    if options.algorithm in methods.WITH_CRITIC:
+        config = methods.WITH_CRITIC[options.algorithm].Config
+        if config.estimator == GAE:
+            small["config.lambda_"] = 1.0
+        if options.reward == MODEL and issubclass(config, Epochs):
+            small |= REFERRED
+        own = OWN.get(options.algorithm, {})
+        return small | applicable(options, WITH_CRITIC) | own | gentle
     if options.algorithm in methods.SUPERVISED:
         return small | FITTED | gentle
     if options.algorithm == "dapo" and (options.environment or rewarding.functions(options)):
         # A refill needs the scores inside the program.
         small |= {"config.dynamic_sampling": dapo.REWEIGHT}
     once = {"config.num_epochs": 1} if options.algorithm in UNCLIPPED else {}
-    return small | IN_GROUPS | once | gentle if options.algorithm in methods.IN_GROUPS else {}
+    return small | IN_GROUPS | once | gentle
