@@ -414,7 +414,7 @@ class Both(nn.Module):
         (WideFinalObservation(), {}, r"final_observation of step must be .*\[1\], .*\[3\]"),
         (NoSpace(), {}, "NoSpace lacks action_space"),
         (gymnax.make("CartPole-v1"), {}, r"pass gymnax.make\(name\)\[0\]"),
-        (object(), {}, "env must have the interface of gymnax >= 1.0; object lacks reset, step"),
+        (object(), {}, "env: must have the interface of gymnax >= 1.0; object lacks reset, step"),
         (MatchCue(), {"policy": Logits()}, r"wrap logits as jaxrl_po.distributions.Categorical"),
         (
             MatchCue(),

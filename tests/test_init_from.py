@@ -104,7 +104,7 @@ def test_parameters_of_another_model_are_refused_by_the_problem():
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
     model, other = sizes.build(task.tokenizer.size), sizes.build(task.tokenizer.size + 1)
     params = other.parameter_shapes()
-    with pytest.raises(ConfigError, match=r"initial must be parameters of the model: .*embedding"):
+    with pytest.raises(ConfigError, match=r"initial: must be parameters of the model: .*embedding"):
         language.make_problem(task, model, num_prompts=2, group_size=2, initial=params)
 
 
