@@ -43,13 +43,13 @@ def start(
     """
     host, _, port = coordinator.rpartition(":")
     if coordinator and not (host and port.isdecimal() and 0 < int(port) < 2**16):
-        raise UsageError(
-            f"--coordinator must read like host:port, e.g. 10.0.0.1:1234, got {coordinator!r}"
+        raise ConfigError(
+            "coordinator", f"must read like host:port, e.g. 10.0.0.1:1234, got {coordinator!r}"
         )
     if num_processes and process_id >= num_processes:
-        raise UsageError(
-            f"--process_id={process_id} must be below --num_processes={num_processes}; the "
-            "first is 0"
+        raise ConfigError(
+            "process_id",
+            f"must be below num_processes = {num_processes}, got {process_id}; the first is 0",
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # The service would intercept SIGTERM, which the runner handles itself.
@@ -75,19 +75,20 @@ def start(
     thread.start()
     thread.join(timeout)
     if thread.is_alive():
-        raise UsageError(
-            f"--distributed: not all processes met within --coordinator_timeout={timeout} "
-            f"s; {_answer(coordinator)}"
+        raise ConfigError(
+            "distributed",
+            f"not all processes met within coordinator_timeout = {timeout} s; "
+            f"{_answer(coordinator)}",
         )
     for error in failures:
-        why = f"--coordinator={coordinator} cannot be used by process {process_id}: {error}"
-        if not (coordinator and num_processes and process_id >= 0):
-            why = (
-                "--distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI) to tell "
-                "what is missing: give --coordinator=host:port, --num_processes and --process_id "
-                f"({error})"
-            )
-        raise UsageError(why) from None
+        if coordinator and num_processes and process_id >= 0:
+            why = f"{coordinator} cannot be used by process {process_id}: {error}"
+            raise ConfigError("coordinator", why) from None
+        raise ConfigError(
+            "distributed",
+            "found no cluster (SLURM, Kubernetes, TPU pod, Open MPI) to tell the rest: give "
+            f"coordinator (host:port), num_processes and process_id ({error})",
+        ) from None
 
 
 def _answer(coordinator: str) -> str:

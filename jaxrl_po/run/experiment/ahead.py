@@ -50,8 +50,8 @@ def reports(experiment: Experiment, machine: str) -> Iterator[Report]:
         # A cache would keep programs that this machine cannot run.
         plan = prepare(script, settings | {"compilation_cache": ""}, described=described.devices)
         if plan.placement.num_devices != len(described.devices):
-            raise UsageError(
-                f"--mesh must use all {len(described.devices)} devices of --compile_for={machine}"
+            raise ConfigError(
+                "mesh", f"must use all {len(described.devices)} devices of compile_for = {machine}"
             )
         yield from _fitting(plan, described)
 

@@ -45,7 +45,7 @@ class Experiment:
 
     def __init__(self, *, over: Mapping[str, Any] = MappingProxyType({}), **flags_: Any):
         if {"env", "task"} <= flags_.keys():
-            raise ConfigError("env must be left out beside task: an experiment has one of them")
+            raise ConfigError("env", "must be left out beside task: an experiment has one of them")
         given = with_names({**flags_, **over})
         own = {field.name for field in dataclasses.fields(language.Options)}
         shared = {field.name for field in dataclasses.fields(control.Options)}
@@ -101,9 +101,10 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
         if not plain or isinstance(value, AnyTask):
             if name not in user_code.FLAGS:
                 raise ConfigError(
-                    f"{name} must be a number or text, got {type(value).__name__}: objects are for "
+                    name,
+                    f"must be a number or text, got {type(value).__name__}: objects are for "
                     f"{', '.join(user_code.FLAGS)}; a loss, an advantage or an optimizer goes to "
-                    "the method's make, and its learner to run.train"
+                    "the method's make, and its learner to run.train",
                 )
             named[name] = user_code.named(name, value)
     return named
@@ -117,7 +118,7 @@ def of_folder(out: str, **more: Any) -> Experiment:
     """
     stored = folder.inspect(out, resume=True, overwrite=False)
     if stored.get("script") not in SCRIPTS:
-        raise UsageError(f"--out={out} must hold a run of jaxrl-po {' or '.join(SCRIPTS)}")
+        raise ConfigError("out", f"must hold a run of jaxrl-po {' or '.join(SCRIPTS)}, got {out}")
     made = object.__new__(Experiment)
     made._read(SCRIPTS[stored["script"]], with_names({"out": out, "resume": True, **more}))
     return made

@@ -89,7 +89,7 @@ def make(name: str, env_params: str = "") -> Environment:
         raise
     except (TypeError, ValueError, IndexError, AssertionError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"--env_params for {name}: {why}") from None
+        raise ConfigError("env_params", f"{name} does not accept them: {why}") from None
     return made
 
 
@@ -114,9 +114,7 @@ def make_env(name: str, env_params: str = "") -> Any:
         try:
             env = gymnax.make(name)[0]
         except OSError as error:
-            raise UsageError(
-                f"--env={name} downloads its data, which cannot be had here: {error}"
-            ) from None
+            raise ConfigError("env", f"{name} downloads its data, which failed: {error}") from None
     return with_params(name, env, env_params) if env_params else env
 
 
@@ -153,7 +151,7 @@ def _converted(field: str, default: Any, value: Any) -> Any:
     if isinstance(default, jax.Array | np.ndarray):
         found = np.array(value)
         if found.shape != default.shape or not np.can_cast(found.dtype, default.dtype, "same_kind"):
-            raise ConfigError(f"{field} must be {default.dtype}{[*default.shape]}, got {value!r}")
+            raise ConfigError(field, f"must be {default.dtype}{[*default.shape]}, got {value!r}")
         return jnp.asarray(found, default.dtype)
     if isinstance(default, tuple) and isinstance(value, list):
         value = tuple(value)

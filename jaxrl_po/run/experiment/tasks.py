@@ -192,16 +192,17 @@ def make(
     row = entry(name)
     if name == RANDOM:
         if not vocabulary:
-            raise UsageError("--task=random needs a --model.shape, whose vocabulary it has")
+            raise ConfigError("task", "random needs a model.shape, which gives its vocabulary")
         return row.make(vocabulary, **vars(settings))
     if row.in_text:
         of_file = {"whole": whole, "supervised": supervised}
         further = {field: True for field, value in of_file.items() if value and name == FILE}
         return row.make(**vars(settings), text=text, answers=answers, **further)
     if text is not None and not user_code.is_source(name):
-        raise UsageError(
-            f"--task={name} has a vocabulary of its own: choose file, reasoning_gym or a task of "
-            "yours for a pretrained model"
+        raise ConfigError(
+            "task",
+            f"{name} has a vocabulary of its own: choose file, reasoning_gym or a task of your "
+            "own for a pretrained model",
         )
     return row.make(**vars(settings))
 
@@ -236,8 +237,8 @@ def require_flags(name: str, argv: Sequence[str]) -> None:
             if field in {each.name for each in flags.settable(row.settings)}
         ]
         if flag.startswith("task.") and field not in own and others:
-            raise UsageError(
-                f"--{flag} is not a flag of --task={name}, but of --task={' or '.join(others)}"
+            raise ConfigError(
+                flag, f"is not a flag of task = {name}, but of task = {' or '.join(others)}"
             )
 
 
@@ -256,9 +257,9 @@ def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
 def _own(name: str) -> AnyTask:
     task = user_code.make("task", name)
     if not isinstance(task, AnyTask):
-        raise UsageError(
-            f"--task={name} must make a jaxrl_po.language.Task or Dialogue, got "
-            f"{type(task).__name__}"
+        raise ConfigError(
+            "task",
+            f"{name} must make a jaxrl_po.language.Task or Dialogue, got {type(task).__name__}",
         )
     if isinstance(task, language.Task) and len(task.test) > 1 and not task.validation:
         task = task._replace(test=task.test[1::2], validation=task.test[::2])
