@@ -39,7 +39,7 @@ def start(
       timeout: seconds to wait for all processes to join, and later for a heartbeat of each.
 
     Raises:
-      UsageError: there is no cluster to ask, or not all processes joined in time.
+      ConfigError: there is no cluster to ask, or not all processes joined in time.
     """
     host, _, port = coordinator.rpartition(":")
     if coordinator and not (host and port.isdecimal() and 0 < int(port) < 2**16):
@@ -100,12 +100,12 @@ def _answer(coordinator: str) -> str:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
         return (
-            f"nothing answers at --coordinator={coordinator} ({error.strerror or error}): is it "
+            f"nothing answers at coordinator = {coordinator} ({error.strerror or error}): is it "
             "where process 0 runs?"
         )
     return (
-        f"--coordinator={coordinator} answers: has every --process_id from 0 to --num_processes "
-        "- 1 been started, once each?"
+        f"coordinator = {coordinator} answers: has every process_id from 0 to num_processes - 1 "
+        "been started, once each?"
     )
 
 
@@ -175,8 +175,8 @@ def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
       equal in all processes.
 
     Raises:
-      UsageError, ConfigError: raised in the block, by this or another process, or a setting
-        differs between processes; the first such flag is named.
+      UsageError, ConfigError: raised in the block by this or another process.
+      ConfigError: names the first setting that differs between processes.
     """
     settings: dict[str, Any] = {}
     raised: Exception | None = None
@@ -185,11 +185,13 @@ def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
     except (UsageError, ConfigError) as caught:
         raised = caught
     if several():
-        reports = gather([settings, raised and str(raised)])
+        parts = [raised.field, raised.message] if isinstance(raised, ConfigError) else [str(raised)]
+        reports = gather([settings, raised and parts])
         _compare([report[0] for report in reports if report[0]])
-        for i, (_, message) in enumerate(reports):
-            if raised is None and message is not None:
-                raise UsageError(f"process {i}: {message}")
+        for i, (_, parts) in enumerate(reports):
+            if raised is None and parts is not None:
+                *field, message = parts
+                raise (ConfigError if field else UsageError)(*field, f"process {i}: {message}")
     if raised is not None:
         raise raised
 
@@ -199,9 +201,10 @@ def _compare(settings: list[dict[str, Any]]) -> None:
         for name in settings[0] | other:
             first, its = settings[0].get(name, ABSENT), other.get(name, ABSENT)
             if first != its:
-                raise UsageError(
-                    f"--{name} must be the same in all processes, but is {shown(first)} in "
-                    f"process 0 and {shown(its)} in process {i}"
+                raise ConfigError(
+                    name,
+                    f"must be the same in all processes, but is {shown(first)} in process 0 and "
+                    f"{shown(its)} in process {i}",
                 )
 
 

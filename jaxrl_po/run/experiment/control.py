@@ -18,7 +18,6 @@ from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, earlier, methods, suites, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
@@ -255,7 +254,9 @@ def build_problem(
     if options.demonstrations:
         steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
         if options.sampling not in ("auto", "path"):
-            raise ConfigError("sampling", f"must be path with demonstrations, got {options.sampling}")
+            raise ConfigError(
+                "sampling", f"must be path with demonstrations, got {options.sampling}"
+            )
         if settings.normalize_observations:
             raise ConfigError("problem.normalize_observations", "must be off with demonstrations")
         problem = control.demonstrated(problem, *steps, num_steps=settings.num_steps)
@@ -294,7 +295,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
                 records["config"],
                 name,
                 "sampling is another than vine, which has no critic and the discount of "
-                "--problem.discount",
+                "problem.discount",
             )
         if options.algorithm in ("npg", "trpo") and settings.num_branches:
             surrogate = functools.partial(self_normalized, settings.num_branches)

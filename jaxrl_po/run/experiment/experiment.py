@@ -9,7 +9,6 @@ from typing import Any, Self
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, flags, language, models, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.user_code import Given
@@ -55,7 +54,7 @@ class Experiment:
 
     @classmethod
     def parse(cls, script: Script, argv: Sequence[str]) -> Self:
-        """The experiment of a command's arguments; raises UsageError."""
+        """The experiment of a command's arguments; raises ConfigError."""
         made = object.__new__(cls)
         made._read(script, {}, argv)
         return made
@@ -114,7 +113,7 @@ def of_folder(out: str, **more: Any) -> Experiment:
     """The experiment that goes on with the run in a folder.
 
     Raises:
-      UsageError: it holds no run of a command.
+      ConfigError: it holds no run of a command.
     """
     stored = folder.inspect(out, resume=True, overwrite=False)
     if stored.get("script") not in SCRIPTS:

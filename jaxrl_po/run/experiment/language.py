@@ -17,7 +17,6 @@ from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.data.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
     assembly,
     composition,
@@ -227,7 +226,7 @@ def evaluations(composed: composition.Composition, rewarded: HostScore | None) -
 
 
 def demonstrated(options: Options, task: AnyTask) -> language.Task:
-    """The task of supervised training; raises UsageError for a dialogue, and unused options."""
+    """The task of supervised training; raises ConfigError for a dialogue, and unused options."""
     if isinstance(task, Dialogue):
         raise ConfigError(
             "task",
@@ -252,7 +251,7 @@ def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, 
 
 
 def require_room(records: Mapping[str, Any], start: models.Start) -> None:
-    """Raises UsageError for a completion that has no budget, or no room in the model's context."""
+    """Raises ConfigError for a completion that has no budget, or no room in the model's context."""
     options, task = records[""], start.task
     if rewarding.unanswered(options, task):
         if not (records["problem"].max_new_tokens or start.base):

@@ -9,7 +9,6 @@ import jax
 from jaxrl_po import backend, config
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
 from jaxrl_po.run.devices import parallel, processes
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly
 from jaxrl_po.run.experiment.earlier import TRAIN
 from jaxrl_po.run.experiment.options import LINES, Options
@@ -28,7 +27,7 @@ def _earlier(options: Options, iterations: int) -> dict[str, Any]:
     """The settings of the run of a learner that is resumed; empty for a new one.
 
     Raises:
-      ConfigError, UsageError: it is another kind of run, or a longer one.
+      ConfigError: it is another kind of run, or a longer one.
     """
     out = options.out
     if (options.resume or options.overwrite) and not out:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.optimizers import AUTO, COSINE, LINEAR
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, processes
@@ -98,7 +99,7 @@ def prepare(
       described: devices of a machine that is not here, see `Placement`.
 
     Raises:
-      UsageError: settings that cannot work, or not with the run in the folder.
+      ConfigError: settings that cannot work, or not with the run in the folder.
     """
     asked = flags.fill(given, {"": script.options})[""]
     before = {} if described else stored(script, asked)
@@ -174,7 +175,7 @@ def _agree(
     before: Mapping[str, Any],
     require_same: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Raises UsageError where processes, or an earlier start of the run, have other settings."""
+    """Raises ConfigError where processes, or an earlier start of the run, have other settings."""
     # All processes must see the same folder, so whether it holds a run is compared too.
     holds = f"{options.out} ({'with a run' if before else 'without a run'})"
     require_same(
@@ -243,7 +244,7 @@ def _resolve(
         provenance.require_same(now, before, options.out, options.exact)
     data = {provenance.BASE: setup.base, provenance.PROMPTS: setup.prompts}
     for entry, digest in data.items():
-        provenance.require_data(entry, digest, earlier, f"--resume: --out={options.out}")
+        provenance.require_data(entry, digest, earlier, "resume", options.out)
         resolved |= {entry: digest} if digest else {}
     return resolved | provenance.go_on(origin, earlier), provenance.differences(now, before)
 
@@ -276,7 +277,7 @@ def stored(script: Script, options: Options) -> dict[str, Any]:
     """The settings of the run that is resumed; empty for a new one.
 
     Raises:
-      UsageError: the folder cannot be used, or holds a run of another script or format.
+      ConfigError: the folder cannot be used, or holds a run of another script or format.
     """
     found = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     if found.get("script", script.name) != script.name:
@@ -317,7 +318,7 @@ def settle(
     A warm-up lasts for a tenth of them at most. Both are left as they are if they are given.
 
     Raises:
-      UsageError: the run is shorter than an iteration or has 2³¹ of them, or nothing is learned
+      ConfigError: the run is shorter than an iteration or has 2³¹ of them, or nothing is learned
         in a part of it.
     """
     options, settled = records[""], dict(records)

@@ -18,7 +18,6 @@ from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
     assembly,
     composition,
@@ -175,7 +174,7 @@ def load(
 
 
 def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerState:
-    """What the folder of a user's learner holds; raises UsageError."""
+    """What the folder of a user's learner holds; raises ConfigError."""
     settings = earlier.settings_of("folder", run, "run.train")
     if settings["script"] != earlier.TRAIN:
         raise ConfigError(

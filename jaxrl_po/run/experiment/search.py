@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.store import metrics
@@ -48,7 +48,9 @@ class Asked(NamedTuple):
             prefix, _, field = name.rpartition(".")
             default = getattr(sections.get(prefix), field, None)
             if type(default) is int and not drawn.startswith("choice"):
-                raise ConfigError(name, f"must be choice(a,b,…), as its values are integers, got {drawn}")
+                raise ConfigError(
+                    name, f"must be choice(a,b,…), as its values are integers, got {drawn}"
+                )
         return flags.fill(flags.given(written, sections) | own, sections, defaults=self.tuned)
 
 
@@ -60,7 +62,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[st
       (['--seeds=2'], {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
 
     Raises:
-      UsageError: an unknown distribution; the message suggests the nearest.
+      ConfigError: an unknown distribution; the message suggests the nearest.
     """
     kept, swept, drawn = list[str](), dict[str, list[str]](), dict[str, str]()
     for argument in argv:
@@ -91,7 +93,7 @@ def combinations(
       rounded: whether draws have four digits and equal ones repeat, as in folders without `EXACT`.
 
     Raises:
-      UsageError: the bounds of a distribution are invalid.
+      ConfigError: the bounds of a distribution are invalid.
 
     Example:
       >>> combinations(Asked({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)

@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_po import config, language
-from jaxrl_po.config import COUNT, Interval, static
+from jaxrl_po.config import COUNT, ConfigError, Interval, static
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, user_code
 
 
@@ -186,7 +185,7 @@ def make(
       vocabulary: of the model, for `random` only, which takes any.
 
     Raises:
-      UsageError: settings that cannot be used, or a task that has a vocabulary of its own where
+      ConfigError: settings that cannot be used, or a task that has a vocabulary of its own where
         there is a pretrained model.
     """
     row = entry(name)
@@ -211,7 +210,7 @@ def entry(name: str) -> TaskEntry:
     """The task of a name, or that of `file.py:name`, a function without arguments that makes it.
 
     Raises:
-      UsageError: there is none of that name, or the file cannot be used.
+      ConfigError: there is none of that name, or the file cannot be used.
     """
     if user_code.is_source(name):
         return TaskEntry(NoSettings, lambda: _own(name))
@@ -220,12 +219,12 @@ def entry(name: str) -> TaskEntry:
 
 
 def require_flags(name: str, argv: Sequence[str]) -> None:
-    """Raises UsageError for a flag that this task has not and others have, which are named.
+    """Raises ConfigError for a flag that this task has not and others have, which are named.
 
     Example:
       >>> require_flags("addition", ["--task.train=rows.jsonl"])
       Traceback (most recent call last):
-      jaxrl_po...UsageError: --task.train is not a flag of --task=addition, but of --task=file
+      jaxrl_po...ConfigError: --task.train is not a flag of --task=addition, but of --task=file
     """
     own = {field.name for field in flags.settable(entry(name).settings)}
     for word in argv:

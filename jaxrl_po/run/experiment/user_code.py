@@ -16,7 +16,6 @@ from typing import Any, Self
 from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import workers
-from jaxrl_po.run.errors import UsageError
 
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
 OWN = "python:"  # begins the name of an object that no other process can import
@@ -98,9 +97,9 @@ def parts(source: str) -> list[str]:
 
 
 def missing(flag: str, source: str) -> str:
-    """The message for an object that was given in Python to a run that is read again."""
+    """Returns the message for an object from Python that a run is read again without."""
     return (
-        f"--{flag}={source} was given in Python and cannot be imported: give it again, as in "
+        f"{source} was given in Python and cannot be imported: give it again, as in "
         f"run.load(folder, {flag}=…) or run.resume(folder, {flag}=…)"
     )
 
@@ -331,11 +330,12 @@ def make(flag: str, source: str, advice: str = "") -> Any:
 
     Raises:
       UserCodeError: names the flag, the file and, for an error in that file, its line.
+    """
     given = source.value if isinstance(source, Given) else None
     if given is not None and not (inspect.isclass(given) or inspect.isroutine(given)):
         return given
     if given is None and source.startswith(OWN):
-        raise UserCodeError(flag, f"{missing(flag, source)}")
+        raise UserCodeError(flag, missing(flag, source))
     if given is None and not in_file(source):
         raise UserCodeError(flag, f"must be a file and a name, file.py:name, got {source}")
     place = source.rpartition(":")[0]
@@ -352,9 +352,10 @@ def make(flag: str, source: str, advice: str = "") -> Any:
 def require_not_imported() -> None:
     """Raises ConfigError where a file that a run reads would itself begin a run."""
     if workers.LOADING:
-        raise UsageError(
-            f"{workers.LOADING[-1]} trains when it is imported, as it is here for its "
-            "definitions: put the training below `if __name__ == '__main__':`"
+        raise ConfigError(
+            workers.LOADING[-1],
+            "trains when it is imported, as it is here for its definitions: put the training "
+            'below `if __name__ == "__main__":`',
         )
 
 
