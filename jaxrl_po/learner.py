@@ -133,8 +133,9 @@ def require_reward(batch: Batch) -> None:
     """Raises ConfigError if the batch has no reward yet."""
     if batch.reward is None:
         raise ConfigError(
-            "reward must be given between `learner.sample` and `learner.update`, jitted apart: "
-            "this problem is scored outside the program"
+            "reward",
+            "must be given between `learner.sample` and `learner.update`, jitted separately: this "
+            "problem is scored outside the program",
         )
 
 

@@ -73,8 +73,9 @@ def merge(*named: Mapping[str, Tree]) -> dict[str, Tree]:
     for metrics in named:
         for name in joined.keys() & metrics.keys():
             raise ConfigError(
-                f"{name} must be logged once: it is the name of a metric of the library, so a "
-                "surrogate or a problem logs under another one"
+                name,
+                "must be logged once: it is the name of a metric of the library, so a surrogate "
+                "or a problem logs under another one",
             )
         joined.update(metrics)
     return joined

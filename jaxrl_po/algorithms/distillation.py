@@ -40,7 +40,8 @@ def make(
     def loss_mask(batch: Batch) -> jax.Array:
         if "teacher_log_prob" not in batch.columns:
             raise ConfigError(
-                "teacher must be given for distillation: its log-probabilities are the only signal"
+                "teacher",
+                "must be given for distillation: its log-probabilities are the only signal",
             )
         return batch.mask
 

@@ -179,8 +179,9 @@ def require_kept(old: Distribution, rows: Samples) -> None:
     shape = rows.mask.shape
     if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(old)):
         raise ConfigError(
-            "the penalty keeps the old distribution of every token, which is too much for a "
-            "vocabulary of this size: take ppo, which needs log-probabilities alone"
+            "algorithm",
+            "keeps the old distribution of every token, which is too much for a vocabulary of "
+            "this size: take ppo, which needs log-probabilities alone",
         )
 
 

@@ -53,8 +53,9 @@ def with_teacher(
         )
         if mine != its:
             raise ConfigError(
-                f"teacher must have the {mine} actions of the policy (for tokens its vocabulary), "
-                f"got {its}"
+                "teacher",
+                f"must have the {mine} actions of the policy (for tokens its vocabulary), got "
+                f"{its}",
             )
         log_prob = learner.log_prob(taught, teacher, batch, num_parts=num_parts)
         return collector, batch._replace(columns={**batch.columns, "teacher_log_prob": log_prob})

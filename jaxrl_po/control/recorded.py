@@ -118,8 +118,9 @@ def recorded_from_settings(
         recording: Any = collector.sharded.get(RECORDING)
         if recording is None:
             raise ConfigError(
-                "recording must be put into the state before each iteration: the environments of "
-                "this problem run outside the program"
+                "recording",
+                "must be put into the state before each iteration: the environments of this "
+                "problem run outside the program",
             )
         critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
         collector = collector.remove(RECORDING, CRITIC_MEMORY)

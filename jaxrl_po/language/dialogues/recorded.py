@@ -70,8 +70,9 @@ def recorded_problem(
         recording: Recording | None = collector.sharded.get(RECORDING)
         if recording is None:
             raise ConfigError(
-                "recording must be put into the state before each iteration: the dialogues of this "
-                "problem are held outside the program"
+                "recording",
+                "must be put into the state before each iteration: the dialogues of this problem "
+                "run outside the program",
             )
         measures = {
             name: Mean(jnp.sum(each.total), jnp.sum(each.count))
