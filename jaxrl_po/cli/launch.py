@@ -22,7 +22,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
     failed on the first batch, an environment failed, or the folder could no longer be written.
 
     Raises:
-      UsageError: invalid flags, before anything is compiled or the folder is changed; or later, a
+      ConfigError: invalid flags, before anything is compiled or the folder is changed; or later, a
         resumed run none of whose checkpoints can be used.
     """
     asks, words = flags.help_of(argv)

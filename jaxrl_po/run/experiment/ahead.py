@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Iterator
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
 from jaxrl_po.run.ahead import report, topology
 from jaxrl_po.run.ahead.report import Report
 from jaxrl_po.run.ahead.topology import Machine
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
 from jaxrl_po.run.experiment.microbatches import FLAG
@@ -37,7 +38,7 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
 
 
 def reports(experiment: Experiment, machine: str) -> Iterator[Report]:
-    """Yields the reports of `compile_for`, for a command; raises UsageError, which names flags."""
+    """Yields the reports of `compile_for`, for a command; raises ConfigError, which names flags."""
     script = SCRIPTS[experiment.script]
     options = flags.fill(experiment.settings, {"": script.options})[""]
     if machine.startswith("tpu:"):
@@ -50,8 +51,8 @@ def reports(experiment: Experiment, machine: str) -> Iterator[Report]:
         # A cache would keep programs that this machine cannot run.
         plan = prepare(script, settings | {"compilation_cache": ""}, described=described.devices)
         if plan.placement.num_devices != len(described.devices):
-            raise UsageError(
-                f"--mesh must use all {len(described.devices)} devices of --compile_for={machine}"
+            raise ConfigError(
+                "mesh", f"must use all {len(described.devices)} devices of compile_for = {machine}"
             )
         yield from _fitting(plan, described)
 
