@@ -151,7 +151,7 @@ def test_every_row_of_a_finite_set_is_asked_once(monkeypatch):
             assert whole[name].mean() == 0.5, name
         np.testing.assert_array_equal(few["greedy_accuracy"], np.arange(10, 18) % 2)
         np.testing.assert_array_equal(all_of_them["greedy_accuracy"], np.arange(10, 40) % 2)
-    with pytest.raises(ConfigError, match="^task: rows must have test rows, and for a run valid"):
+    with pytest.raises(ConfigError, match=r"^task: rows must have test rows, and for a run val"):
         language.make_evaluate(selecting(task), MODEL)
 
 

@@ -178,7 +178,7 @@ def test_choices_and_spaces_given_by_hand_hold_actions():
     environment = control.adapt(ENV)
     for counts in ({"choices": (2, 0)}, {"action_size": -1}, {"num_actions": -1}):
         broken = environment.spaces._replace(**{"num_actions": 0} | counts)
-        with pytest.raises(ConfigError, match="^spaces: counts of actions must be a whole number"):
+        with pytest.raises(ConfigError, match=r"^spaces: counts of actions must be a whole"):
             control.make_problem(environment._replace(spaces=broken))
 
 

@@ -164,7 +164,7 @@ def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
     said = ["low <image>", "high"]
     assert tool_partner.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
     with pytest.raises(
-        ConfigError, match="^text: must leave out the token '<image>': its id is 22"
+        ConfigError, match=r"^text: must leave out the token '<image>': its id is 22"
     ):
         written(said)
 

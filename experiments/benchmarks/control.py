@@ -262,8 +262,7 @@ def main(argv: Sequence[str]) -> int:
     if not (options.envs or options.updates):
         table(options.devices)
         return 0
-    with flags.blame({"": Options}):
-        row = compare_updates(options) if options.updates else measure(options)
+    row = compare_updates(options) if options.updates else measure(options)
     timing.show(row, as_json=options.json)
     return 0
 

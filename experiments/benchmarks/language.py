@@ -25,7 +25,7 @@ from xla_profile import Operation
 
 from jaxrl_po import config, language, types
 from jaxrl_po.algorithms import dapo
-from jaxrl_po.config import COUNT, static
+from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.language.lora import Lora
 from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.pretrained import architectures
@@ -395,8 +395,10 @@ def main(argv: Sequence[str]) -> int:
             if not hasattr(os, "sched_setaffinity"):
                 raise UsageError("--profile keeps to one core, which only Linux lets it do")
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        with flags.blame(SECTIONS):
+        try:
             row = (account if options.profile else measure)(options, adapters)
+        except ConfigError as error:
+            raise flags.located(error, SECTIONS) from None
         timing.show(row, as_json=options.json)
         return 0
     print(
