@@ -89,7 +89,7 @@ def test_a_pattern_reaches_the_worker_and_what_does_not_end_scores_0():
         (["--reward=regex:("], r"^--reward=regex:\( must be a regular expression: missing \)"),
         (["--reward=regex:"], r"^--reward=regex: must be a regular expression: it is empty"),
         (["--reward=last_numbr"], r"must be verifier, model, math, last_number, contains, regex:P"),
-        (["--reward.require_end"], r"^--reward.require_end is not a flag"),
+        (["--reward.require_end"], r"^reward.require_end: is not a flag"),
     ],
 )
 def test_bad_rewards_are_named(tmp_path, flags, message):

@@ -152,11 +152,11 @@ def test_programs_on_different_devices_are_not_compared(programs):
     ("arguments", "message"),
     [
         (["--only=tlr"], "--only=tlr must hold a word of rejax-4x128, "),
-        (["--pythons=torch=/bin/sh"], "--pythons has no 'torch'"),
+        (["--pythons=torch=/bin/sh"], "pythons: has no 'torch'"),
         (["--pythons=trl=nowhere"], "--pythons=trl=nowhere must be environment=path"),
-        (["--tiny", "--page=docs/benchmarks.md"], "--tiny has no figures for a page"),
-        (["--page=nowhere.md"], "--page must be a page with the lines <!-- begin"),
-        (["--rounds=0"], "--rounds must lie in [1, inf), got 0"),
+        (["--tiny", "--page=docs/benchmarks.md"], "tiny: has no figures for a page"),
+        (["--page=nowhere.md"], "page: must be a page with the lines <!-- begin"),
+        (["--rounds=0"], "rounds: must lie in [1, inf), got 0"),
     ],
 )
 def test_what_cannot_be_measured_is_named(arguments, message, tmp_path):

@@ -174,5 +174,5 @@ def test_the_table_of_a_suite_is_printed_and_goes_on(tmp_path, monkeypatch, caps
     assert (tmp_path / "brax.png").stat().st_size > 5000
     with pytest.raises(UsageError, match="--envs=Snake must hold a word of CartPole-v1; CartPole"):
         suites.main([*arguments, "--envs=Snake"])
-    with pytest.raises(UsageError, match="--methods has no"):
+    with pytest.raises(UsageError, match="methods: has no"):
         suites.main([*arguments, "--methods=dqn"])

@@ -127,7 +127,7 @@ def test_a_run_is_evaluated_again_and_its_games_are_shown(games, tmp_path, capsy
     assert "score none" in shown
     assert "(reward none, advantage none)" in shown
     assert report.main([str(out), f"--out={tmp_path / 'run.html'}"]) == 0
-    with pytest.raises(UsageError, match="--width must be left out"):
+    with pytest.raises(UsageError, match="width: must be left out"):
         render.main([f"--run={out}", "--width=200"])
 
 

@@ -91,10 +91,10 @@ def test_a_teacher_with_other_actions_is_refused():
         return Categorical(jnp.zeros((*inputs.shape, 5))), jnp.zeros(inputs.shape)
 
     learner = distillation.make(distillation.Config(), with_teacher(problem, params, apply))
-    with pytest.raises(ConfigError, match=r"teacher must have the 4 actions .* got 5"):
+    with pytest.raises(ConfigError, match=r"teacher: must have the 4 actions .* got 5"):
         jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
     alone = distillation.make(distillation.Config(), problem)
-    with pytest.raises(ConfigError, match="teacher must be given for distillation"):
+    with pytest.raises(ConfigError, match="teacher: must be given for distillation"):
         jax.eval_shape(lambda key: alone.step(alone.init(key)), jax.random.key(0))
 
 
@@ -146,5 +146,5 @@ def test_what_cannot_teach_is_refused(earlier, tmp_path):
 def test_control_has_no_teacher(tmp_path):
     sizes = ["--problem.num_prompts=4", "--problem.group_size=4", "--problem.num_steps=24"]
     argv = ["--algorithm=distillation", *sizes, "--seeds=1", "--total_steps=768"]
-    with pytest.raises(UsageError, match="teacher must be given for distillation"):
+    with pytest.raises(UsageError, match="teacher: must be given for distillation"):
         launch.control([*argv, f"--out={tmp_path / 'run'}"])

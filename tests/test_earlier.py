@@ -100,7 +100,7 @@ def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--run must name the folder of a run of jaxrl-po control or jaxrl-po language"),
+        ([], "run: must name the folder of a run of jaxrl-po control or jaxrl-po language"),
         (
             ["--run={tmp}"],
             (

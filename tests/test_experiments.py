@@ -215,7 +215,7 @@ def test_a_deterministic_run_does_not_go_on_under_other_versions(runs, tmp_path)
     (out / "config.json").write_text(json.dumps(stored))
     before = snapshot(out)
     with pytest.raises(
-        UsageError, match=rf"^--deterministic promises .* jax: 0\.0\.1 → {jax.__version__}"
+        UsageError, match=rf"^deterministic: promises .* jax: 0\.0\.1 → {jax.__version__}"
     ):
         launch.control(["--resume", f"--out={out}"])
     with pytest.raises(UsageError, match=r"^--deterministic=false must be true, as in the run"):

@@ -160,7 +160,7 @@ def test_event_files_on_a_full_disk_end_no_run(tmp_path):
 def test_a_missing_package_is_named_before_anything_starts():
     errors.require("tensorboard", "tensorboardX", "tensorboard")
     with pytest.raises(
-        UsageError, match=r"--wandb needs the package absent: pip install 'jaxrl_po\[wandb\]'"
+        UsageError, match=r"wandb: needs the package absent: pip install 'jaxrl_po\[wandb\]'"
     ):
         errors.require("wandb", "absent", "wandb")
 

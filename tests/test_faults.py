@@ -448,7 +448,7 @@ def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_pa
     before = everything(bound)
     with pytest.raises(
         UsageError,
-        match=r"--deterministic promises the same bits only .*; "
+        match=r"deterministic: promises the same bits only .*; "
         r"there differ placement: .* on 2 dev",
     ):
         main(bound, "--resume", "--devices=2", "--total_steps=100")

@@ -25,7 +25,7 @@ class Config:
 
     def validate(self):
         if self.gamma == 0.5:
-            raise ConfigError("gamma must not be a half")
+            raise ConfigError("gamma", "must not be a half")
         config.require_effect(self, "target_kl", self.early_stop, "early_stop is on")
 
 

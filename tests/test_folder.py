@@ -108,9 +108,9 @@ def test_the_flags_of_a_start_are_not_taken_over(used):
 @pytest.mark.parametrize(
     ("out", "switches", "message"),
     [
-        ("", {}, "--out must name a folder"),
+        ("", {}, "out: must name a folder"),
         (".", {}, r"--out=.* already holds files; add --resume .* --overwrite"),
-        (".", {"resume": True, "overwrite": True}, "--resume and --overwrite exclude each other"),
+        (".", {"resume": True, "overwrite": True}, "resume: and --overwrite exclude each other"),
         ("odd [1]/a", {}, r"--out=.* must have no \[ in its path .*odd \[1\]"),
         ("notes.txt", {}, r"--out=.*notes.txt must be a folder, but .*notes.txt is a file"),
         ("notes.txt/below", {}, r"--out=.*below must be a folder, but .*notes.txt is a file"),
@@ -199,7 +199,7 @@ def test_what_cannot_be_deleted_is_named_and_the_folder_is_still_that_of_a_run(u
     with (
         pytest.raises(
             UsageError,
-            match=r"^--overwrite: \S+/checkpoints/3 cannot be deleted: Permission denied; other "
+            match=r"^overwrite: \S+/checkpoints/3 cannot be deleted: Permission denied; other "
             r"files of the run in \S+ may be deleted already$",
         ),
         folder.claim(str(used), overwrite=True),
@@ -321,7 +321,7 @@ def test_json_is_strict(tmp_path):
 )
 def test_damaged_settings_are_named(used, config):
     (used / folder.CONFIG).write_text(config)
-    with pytest.raises(UsageError, match=r"^--resume: \S+config.json is damaged"):
+    with pytest.raises(UsageError, match=r"^resume: \S+config.json is damaged"):
         inspect(used, resume=True)
 
 

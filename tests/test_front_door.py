@@ -209,7 +209,7 @@ def test_a_picture_that_fails_fails_no_run(seeds, tmp_path, monkeypatch, capsys)
     assert shown.err == f"warning: {picture}\n"
     counted, worst = {1: ("1 seed", ""), 2: ("2 seeds", ", worst seed 0")}[seeds]
     assert f"ppo on CartPole-v1, {counted}: compiling the training step" in shown.out
-    assert "--total_steps: 40 becomes 32: a whole number of iterations\n" in shown.out
+    assert "total_steps: 40 becomes 32: a whole number of iterations\n" in shown.out
     assert shown.out.endswith(f"\ndone: greedy return 0{worst}; results in {out}\n")
 
 
@@ -343,7 +343,7 @@ def test_a_file_whose_name_is_too_long_is_not_there():
             r"--policy=\S+ must be an instance of flax.linen.Module, .*, got NoneType",
         ),
         (launch.control, "critic", "three", r"--critic=\S+ must be an instance .*, got int"),
-        (launch.control, "env", "three", "--env must have the interface .* int lacks reset"),
+        (launch.control, "env", "three", "env: must have the interface .* int lacks reset"),
         (
             launch.language,
             "task",
@@ -414,7 +414,7 @@ class Both(nn.Module):
         (WideFinalObservation(), {}, r"final_observation of step must be .*\[1\], .*\[3\]"),
         (NoSpace(), {}, "NoSpace lacks action_space"),
         (gymnax.make("CartPole-v1"), {}, r"pass gymnax.make\(name\)\[0\]"),
-        (object(), {}, "env must have the interface of gymnax >= 1.0; object lacks reset, step"),
+        (object(), {}, "env: must have the interface of gymnax >= 1.0; object lacks reset, step"),
         (MatchCue(), {"policy": Logits()}, r"wrap logits as jaxrl_po.distributions.Categorical"),
         (
             MatchCue(),

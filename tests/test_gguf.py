@@ -284,7 +284,7 @@ def test_the_package_is_asked_for(small, tmp_path, rows, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda n: None if n == "gguf" else find(n))
         with pytest.raises(
-            UsageError, match=r"^--init_from needs .* gguf: pip install 'jaxrl_po\[gg"
+            UsageError, match=r"^init_from: needs .* gguf: pip install 'jaxrl_po\[gg"
         ):
             launch.language([*SMALL, f"--init_from={path}", rows, f"--out={tmp_path / 'run'}"])
     monkeypatch.setitem(sys.modules, "gguf", None)

@@ -171,8 +171,8 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     [
         (["--env=gymnasium:CartPol-v1"], "Did you mean: `CartPole`"),
         (["--env=gymnasium:Blackjack-v1"], "must be one array"),
-        (["--env=gymnasium:CartPole-v1", "--distributed"], "--distributed must be off"),
-        (["--env=gymnasium:CartPole-v1", "--deterministic"], "--deterministic must be off"),
+        (["--env=gymnasium:CartPole-v1", "--distributed"], "distributed: must be off"),
+        (["--env=gymnasium:CartPole-v1", "--deterministic"], "deterministic: must be off"),
         (["--env=gymnasium:CartPole-v1", "--algorithm=grpo"], "--sampling=groups does"),
         (["--env=gymnasium:CartPole-v1", "--sampling=vine"], "--sampling=vine does"),
         (["--env=gymnasium:CartPole-v1", "--env_params=[1]"], "must be a JSON object"),

@@ -91,7 +91,7 @@ def test_no_run_takes_the_place_of_one_that_it_began_with(earlier, tmp_path):
     settings = json.loads((earlier / "config.json").read_text())
     (later / "config.json").write_text(json.dumps({**settings, "init_from": str(place)}))
     for run_before in (place, later, link):
-        with pytest.raises(UsageError, match=r"^--init_from leads back to \S+run, which another r"):
+        with pytest.raises(UsageError, match=r"^init_from: leads back to \S+run, which another r"):
             launch.language([*SMALL, f"--init_from={run_before}", f"--out={place}", "--overwrite"])
     assert (place / "summary.json").exists()
     (place / "config.json").write_text(json.dumps({**settings, "init_from": str(later)}))
@@ -104,7 +104,7 @@ def test_parameters_of_another_model_are_refused_by_the_problem():
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
     model, other = sizes.build(task.tokenizer.size), sizes.build(task.tokenizer.size + 1)
     params = other.parameter_shapes()
-    with pytest.raises(ConfigError, match=r"initial must be parameters of the model: .*embedding"):
+    with pytest.raises(ConfigError, match=r"initial: must be parameters of the model: .*embedding"):
         language.make_problem(task, model, num_prompts=2, group_size=2, initial=params)
 
 
@@ -146,7 +146,7 @@ def test_a_control_run_needs_the_run_that_it_began_from_no_more(walked, tmp_path
     [
         (["--network.width=16"], r"^--init_from=\S+: its policy has \[8, 2\] at \['params'\]"),
         (["--env=Acrobot-v1"], r"^--init_from=\S+: its policy has \[.*\] at .* this one \["),
-        (["--problem.normalize_observations={other}"], r"^--problem.normalize_observations must"),
+        (["--problem.normalize_observations={other}"], r"^problem.normalize_observations: must"),
         (["--init_from=nowhere"], r"^--init_from=\S*nowhere must be the folder of a run of jaxrl"),
     ],
 )

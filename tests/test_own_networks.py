@@ -25,11 +25,11 @@ from jaxrl_po.run.experiment import control as command
 @pytest.mark.parametrize(
     ("env", "network", "message"),
     [
-        ("CartPole-v1", {"squash": True}, "squash applies to continuous actions only"),
-        ("CartPole-v1", {"std": "dependent"}, "std applies to continuous actions only"),
-        ("CartPole-v1", {"shared_torso": True, "memory": "gru"}, "shared_torso must be off"),
-        ("CartPole-v1", {"shared_torso": True, "critic_width": 8}, "critic_width must be 0"),
-        ("CartPole-v1", {"memory": "lstm"}, "memory must be one of"),
+        ("CartPole-v1", {"squash": True}, "squash: applies to continuous actions only"),
+        ("CartPole-v1", {"std": "dependent"}, "std: applies to continuous actions only"),
+        ("CartPole-v1", {"shared_torso": True, "memory": "gru"}, "shared_torso: must be off"),
+        ("CartPole-v1", {"shared_torso": True, "critic_width": 8}, "critic_width: must be 0"),
+        ("CartPole-v1", {"memory": "lstm"}, "memory: must be one of"),
     ],
 )
 def test_networks_that_cannot_work_are_named(env, network, message):
@@ -38,7 +38,7 @@ def test_networks_that_cannot_work_are_named(env, network, message):
 
 
 def test_a_body_for_both_is_refused_where_the_critic_sees_more():
-    with pytest.raises(ConfigError, match="shared_torso must be off where the critic sees more"):
+    with pytest.raises(ConfigError, match="shared_torso: must be off where the critic sees more"):
         problem_of(Structured(), control.NetworkSettings(shared_torso=True))
 
 
@@ -130,7 +130,7 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
     assert int(policy.act(jnp.zeros(4))) in (0, 1)
     for flags, message in (
         ([critic, "--network.width=8"], "width has no effect"),
-        ([critic, "--algorithm=grpo"], "--critic must be left out"),
+        ([critic, "--algorithm=grpo"], "critic: must be left out"),
         (["--policy=mlp"], "--policy=mlp must be a file and a name"),
         ([f"--policy={tmp_path}/own.py:Three"], r"one of 2 options.*a Categorical over 3 options"),
         ([f"--policy={tmp_path}/own.py:Four"], "policy.*Four"),
@@ -143,10 +143,10 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("given", "settings", "message"),
     [
-        ("policy", {"squash": True}, "squash has no effect unless the policy is made here"),
-        ("policy", {"initial_log_std": 1.0}, "initial_log_std has no effect unless the policy"),
-        ("critic", {"critic_width": 7}, "critic_width has no effect unless the critic is made"),
-        ("critic", {"shared_torso": True}, "shared_torso has no effect unless the critic"),
+        ("policy", {"squash": True}, "squash: has no effect unless the policy is made here"),
+        ("policy", {"initial_log_std": 1.0}, "initial_log_std: has no effect unless the policy"),
+        ("critic", {"critic_width": 7}, "critic_width: has no effect unless the critic is made"),
+        ("critic", {"shared_torso": True}, "shared_torso: has no effect unless the critic"),
     ],
 )
 def test_settings_for_which_a_module_stands_are_refused(given, settings, message):
@@ -266,7 +266,7 @@ def test_networks_that_are_no_modules_are_named(got):
     }
     for role, factories in makes.items():
         for make in factories:
-            message = f"^{role} must be an instance of flax.linen.Module.* got {got}: .*ToLinen"
+            message = f"^{role}: must be an instance of flax.linen.Module.* got {got}: .*ToLinen"
             with pytest.raises(ConfigError, match=message):
                 make(MISTAKEN[got])
 
@@ -297,14 +297,14 @@ def test_parts_that_would_not_be_trained_are_named(policy, name):
 )
 def test_memories_must_be_functions_that_make_one(memory):
     policy = networks.Recurrent(TORSO, HEAD, 4, memory=memory)
-    with pytest.raises(ConfigError, match=r"memory of a networks.Recurrent must be .*ToLinen"):
+    with pytest.raises(ConfigError, match=r"^memory: must be a function .*ToLinen"):
         control.make_problem(CART_POLE, policy=policy)
 
 
 @pytest.mark.parametrize("network", [control.NetworkSettings, Layered(), {"width": 8}])
 def test_settings_of_networks_are_no_network(network):
     for make in (control.make_problem, control.make_groups, control.make_vine):
-        with pytest.raises(ConfigError, match=r"network must be a control.NetworkSettings, got"):
+        with pytest.raises(ConfigError, match=r"network: must be a control.NetworkSettings, got"):
             make(CART_POLE, network=network)
 
 

@@ -54,9 +54,9 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(
     ]
     plain = write_rows(tmp_path / "plain.jsonl", [{"prompt": f"{i}"} for i in range(20)])
     alone = ["--task=file", plain, flags[-1], f"--out={tmp_path / 'run'}"]
-    with pytest.raises(UsageError, match=r"--problem\.max_new_tokens must be given where"):
+    with pytest.raises(UsageError, match=r"problem\.max_new_tokens: must be given where"):
         launch.language(alone)
-    with pytest.raises(UsageError, match=r"--warm_start\.steps needs prompts with answers"):
+    with pytest.raises(UsageError, match=r"warm_start\.steps: needs prompts with answers"):
         launch.language([*flags, "--warm_start.steps=3"])
     assert launch.language(flags) == 0
     row = read(tmp_path / "run" / "metrics.jsonl")[0]
@@ -115,9 +115,9 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     for flag, message in (
         (
             "--task.template=w9",
-            r"^--task.template must be chat or a text with \{prompt\}, got 'w9'",
+            r"^task.template: must be chat or a text with \{prompt\}, got 'w9'",
         ),
-        ('--task.template_arguments={"a": 1}', r"^--task.template_arguments has no effect unless"),
+        ('--task.template_arguments={"a": 1}', r"^task.template_arguments: has no effect unless"),
     ):
         with pytest.raises(UsageError, match=message):
             asked(flag)
@@ -216,11 +216,11 @@ BAD_FOLDERS = {
     "no end": (without_end, r"--init_from=\S+: \S+ must name a token that ends a text"),
     "short context": (
         rewrite("config.json", max_position_embeddings=1),
-        r"--task.train: \S+ line \d+: the prompt has 2 tokens, more than 1, the context of the mo",
+        r"task.train: \S+ line \d+: the prompt has 2 tokens, more than 1, the context of the mo",
     ),
     "context without room": (
         rewrite("config.json", max_position_embeddings=5),
-        r"--problem.max_new_tokens: the longest prompt and completion have 6 tokens together, "
+        r"problem.max_new_tokens: the longest prompt and completion have 6 tokens together, "
         r"more than 5, the context",
     ),
     "no weights": (
@@ -240,21 +240,21 @@ def test_a_bad_folder_ends_in_one_line_before_anything_is_written(place, tmp_pat
 
 
 BAD_FLAGS = {
-    "--model.width=8": r"--model.width has no effect with --init_from=\S+: a pretrained model has",
-    "--model.gated=false": r"--model.gated has no effect with --init_from",
-    "--lora.rank=0": r"--lora.rank must lie in \[1, inf\), got 0",
-    "--lora.rank=-1": r"--lora.rank must lie in",
-    "--lora.alpha=8": r"--lora.alpha has no effect unless rank is given",
-    "--lora.targets=query": r"--lora.targets has no effect unless rank is given",
-    "--lora.rank=2 --lora.targets=embedding": "--lora.targets must be some of query, .* got embed",
-    "--lora.rank=2 --lora.targets=,": "--lora.targets must be some of query, .* got nothing",
-    "--lora.rank=2 --lora.alpha=0": "--lora.alpha must lie in",
+    "--model.width=8": r"model.width: has no effect with --init_from=\S+: a pretrained model has",
+    "--model.gated=false": r"model.gated: has no effect with --init_from",
+    "--lora.rank=0": r"lora.rank: must lie in \[1, inf\), got 0",
+    "--lora.rank=-1": r"lora.rank: must lie in",
+    "--lora.alpha=8": r"lora.alpha: has no effect unless rank is given",
+    "--lora.targets=query": r"lora.targets: has no effect unless rank is given",
+    "--lora.rank=2 --lora.targets=embedding": "lora.targets: must be some of query, .* got embed",
+    "--lora.rank=2 --lora.targets=,": "lora.targets: must be some of query, .* got nothing",
+    "--lora.rank=2 --lora.alpha=0": "lora.alpha: must lie in",
     "--task=addition": "--task=addition has a vocabulary of its own: choose file, reasoning_gym",
-    "--task.characters=ab": "--task.characters has no effect with the tokenizer of a pretrained",
-    "--task.template_arguments=[1]": "--task.template_arguments must be a JSON object",
-    "--task.template_arguments={": "--task.template_arguments must be a JSON object, got '{'",
-    '--task.template_arguments={"a":1}': "--task.template_arguments has no effect unless",
-    "--critic.width=8": "--critic.width is not a flag",
+    "--task.characters=ab": "task.characters: has no effect with the tokenizer of a pretrained",
+    "--task.template_arguments=[1]": "task.template_arguments: must be a JSON object",
+    "--task.template_arguments={": "task.template_arguments: must be a JSON object, got '{'",
+    '--task.template_arguments={"a":1}': "task.template_arguments: has no effect unless",
+    "--critic.width=8": "critic.width: is not a flag",
     "--reward=maths": "--reward=maths must be verifier, model, math, .*or .*did you mean math",
 }
 
@@ -272,7 +272,7 @@ def test_a_bad_flag_ends_in_one_line_before_anything_is_written(place, tmp_path,
 
 def test_targets_that_the_model_lacks_are_named(tmp_path):
     flags = [*tiny.LANGUAGE, "--model.gated=false", "--lora.rank=2", "--lora.targets=gate"]
-    with pytest.raises(UsageError, match=r"--lora\.targets must name matrices .* has no gate"):
+    with pytest.raises(UsageError, match=r"lora\.targets: must name matrices .* has no gate"):
         launch.language([*flags, "--algorithm=grpo", f"--out={tmp_path / 'run'}"])
 
 
@@ -314,7 +314,7 @@ BAD_ROWS = {
 def test_a_bad_row_is_named(place, tmp_path, bad):
     row, message = BAD_ROWS[bad]
     train = write_rows(tmp_path / "rows.jsonl", [*CHAT, row])
-    with pytest.raises(UsageError, match=f"^--task.train: .*{message}"):
+    with pytest.raises(UsageError, match=f"^task.train: .*{message}"):
         launch.language(arguments(place, tmp_path / "run", train))
     assert not (tmp_path / "run").exists()
 

@@ -346,7 +346,7 @@ def test_another_base_is_refused_and_a_missing_one_is_named(moved, tmp_path, mon
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--run must name the folder of a run of jaxrl-po language"),
+        ([], "run: must name the folder of a run of jaxrl-po language"),
         (["--run={run}"], "--out= must be a folder that is new or empty"),
         (["--run={run}", "--out={run}"], r"--out=\S+ must be a folder that is new or empty"),
         (["--run={run}", "--out={run}/x", "--seed=2"], "--seed=2 must be below 2, the seeds of"),

@@ -259,7 +259,7 @@ def test_the_flag_on_which_processes_disagree_is_named(monkeypatch):
     with (
         pytest.raises(
             UsageError,
-            match=r"^--config.gamma must be the same in all processes, but is 0.99 in process 0 "
+            match=r"^config.gamma: must be the same in all processes, but is 0.99 in process 0 "
             r"and 0.9 in process 1$",
         ),
         processes.together() as require_same,
@@ -310,7 +310,7 @@ def test_a_cluster_that_does_not_tell_all_is_named(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", refuse)
     with pytest.raises(
         UsageError,
-        match=r"^--distributed found no cluster .*: give --coordinator=host:port, --num_processes "
+        match=r"^distributed: found no cluster .*: give --coordinator=host:port, --num_processes "
         r"and --process_id \(coordinator_address should be defined",
     ):
         processes.start()
@@ -339,11 +339,11 @@ def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
     [
         (
             {"coordinator": "somewhere"},
-            r"--coordinator must read like host:port, e\.g\. 10\.0\.0\.1:1234, got 'somewhere'",
+            r"coordinator: must read like host:port, e\.g\. 10\.0\.0\.1:1234, got 'somewhere'",
         ),
-        ({"coordinator": "host:port"}, r"--coordinator must read like host:port"),
-        ({"coordinator": "host:70000"}, r"--coordinator must read like host:port"),
-        ({"coordinator": ":1234"}, r"--coordinator must read like host:port"),
+        ({"coordinator": "host:port"}, r"coordinator: must read like host:port"),
+        ({"coordinator": "host:70000"}, r"coordinator: must read like host:port"),
+        ({"coordinator": ":1234"}, r"coordinator: must read like host:port"),
         (
             {"num_processes": 2, "process_id": 2},
             r"--process_id=2 must be below --num_processes=2; the first is 0",

@@ -193,7 +193,7 @@ def test_xla_hears_it(tmp_path):
     ]
     process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert process.returncode == 2
-    assert "--env has no 'none'" in process.stderr
+    assert "env: has no 'none'" in process.stderr
     options = [path.read_text() for path in dump.glob("*debug_options")]
     assert options
     assert all("xla_gpu_deterministic_ops: true" in text for text in options)

@@ -241,12 +241,12 @@ def test_a_place_that_cannot_be_written_is_told_of(script, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--run="], r"--run must name the folder"),
+        (["--run="], r"run: must name the folder"),
         (["--run={tmp}"], r"--run=.* holds no config\.json"),
         (["--run={tmp}/absent"], r"--run=.* holds no config\.json"),
         (
             ["--run={tmp}/language"],
-            r"--max_steps must be left out: --run=.* is one of language",
+            r"max_steps: must be left out: --run=.* is one of language",
         ),
         (["--run={tmp}/damaged"], r"--run=.* holds a config\.json that is damaged"),
         (
@@ -259,16 +259,16 @@ def test_a_place_that_cannot_be_written_is_told_of(script, run):
         ),
         (["--run={tmp}/early"], r"--checkpoint=best: --run=.* holds no intact checkpoint"),
         (["--seed_index=2"], r"--seed_index=2 must be below 2, the seeds of --run="),
-        (["--seed_index=-1"], r"--seed_index must lie in \[0, inf\), got -1"),
-        (["--checkpoint=worst"], r"--checkpoint must be one of best, latest"),
+        (["--seed_index=-1"], r"seed_index: must lie in \[0, inf\), got -1"),
+        (["--checkpoint=worst"], r"checkpoint: must be one of best, latest"),
         (["--out={tmp}/a.png"], r"--out=.* must be a file whose name ends in \.gif"),
         (["--out={tmp}/folder.gif"], r"--out=.* must be a file whose name ends in \.gif"),
         (
             ["--out={tmp}/file/a.gif"],
             r"--out=.* must be a file that can be written; .*file is no folder",
         ),
-        (["--width=100"], r"--width must lie in \[120, 1920\] pixels, got 100"),
-        (["--sead=1"], r"--sead is not a flag; did you mean --seed\?"),
+        (["--width=100"], r"width: must lie in \[120, 1920\] pixels, got 100"),
+        (["--sead=1"], r"sead: is not a flag; did you mean --seed\?"),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_flag(script, run, tmp_path, arguments, message):

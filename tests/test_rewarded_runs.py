@@ -55,18 +55,18 @@ def rows(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--task=file"], r"--task\.train must name a file of prompts"),
+        (["--task=file"], r"task\.train: must name a file of prompts"),
         (
             ["--task=file", "--task.train={tmp}/bad.jsonl"],
-            r"--task\.train: .*bad\.jsonl line 1 lacks the column 'answer'",
+            r"task\.train: .*bad\.jsonl line 1 lacks the column 'answer'",
         ),
         (
             [*FILE[:2], "--task.test={rows}"],
-            r"--task\.test: .* the test prompt '0\+0=' is a training prompt as well",
+            r"task\.test: .* the test prompt '0\+0=' is a training prompt as well",
         ),
         (
             [*FILE, "--task.max_prompt_length=3"],
-            r"--task\.train: .*line 1: the prompt has 4 tokens, more than 3",
+            r"task\.train: .*line 1: the prompt has 4 tokens, more than 3",
         ),
         (
             [*FILE, "--reward=nowhere.py:f"],
@@ -83,26 +83,26 @@ def rows(tmp_path):
         ),
         (
             [*FILE, *REWARD, "--reward_timeout=0"],
-            r"--reward_timeout must lie in \(0, inf\) seconds, got 0",
+            r"reward_timeout: must lie in \(0, inf\) seconds, got 0",
         ),
         (
             [*FILE, "--reward_timeout=5"],
-            r"--reward_timeout has no effect unless reward names functions",
+            r"reward_timeout: has no effect unless reward names functions",
         ),
         (
             [*FILE, *REWARD, "--shard_params", "--devices=2"],
-            r"--reward must be left out where parameters are sharded",
+            r"reward: must be left out where parameters are sharded",
         ),
         (
             [*FILE, *REWARD, "--algorithm=dapo", "--config.dynamic_sampling=refill"],
             (
-                r"--config\.dynamic_sampling must not refill groups of a problem "
+                r"config\.dynamic_sampling: must not refill groups of a problem "
                 r"that is scored outside the program"
             ),
         ),
         (
             [*REWARD, "--problem.process_reward"],
-            r"--problem\.process_reward has no effect unless the verifier",
+            r"problem\.process_reward: has no effect unless the verifier",
         ),
     ],
 )

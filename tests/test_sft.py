@@ -132,17 +132,17 @@ def test_a_text_is_demonstrated_after_an_end(tmp_path):
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, message):
-    with pytest.raises(UsageError, match=f"^--task.train: .*{message}"):
+    with pytest.raises(UsageError, match=f"^task.train: .*{message}"):
         read_task(tmp_path, [row | {"i": i} for i in range(20)])
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--reward=math"], r"^--reward has no effect unless the method samples completions"),
-        (["--eval_samples=2"], r"^--eval_samples has no effect unless the method samples"),
-        (["--warm_start.steps=2"], r"^--warm_start.steps is not a flag"),
-        (["--environment=a.py:A"], r"^--environment must be left out with algorithm=sft"),
+        (["--reward=math"], r"^reward: has no effect unless the method samples completions"),
+        (["--eval_samples=2"], r"^eval_samples: has no effect unless the method samples"),
+        (["--warm_start.steps=2"], r"^warm_start.steps: is not a flag"),
+        (["--environment=a.py:A"], r"^environment: must be left out with algorithm=sft"),
         (["--task=mastermind"], r"^--task=mastermind must be no dialogue with --algorithm=sft"),
     ],
 )

@@ -68,7 +68,7 @@ def test_without_strings_there_is_no_state():
     assert ends.begin(4) is None
     assert ends.after(None, jnp.array([0, 1, 2]))[0] is None
     assert ends.after(None, jnp.array([0, 1, 2]))[1].tolist() == [False, True, True]
-    with pytest.raises(ConfigError, match="stop_strings must not be empty"):
+    with pytest.raises(ConfigError, match="stop_strings: must not be empty"):
         make_stops(["a", ""], ENCODED)
 
 

@@ -307,7 +307,7 @@ def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, mo
 
     # What was said before cannot be changed after.
     small.write_text(small.read_text().replace("None, 0.5", "None, 0.1"))
-    with pytest.raises(UsageError, match=r"--resume: comparisons of the claim differs"):
+    with pytest.raises(UsageError, match=r"resume: comparisons of the claim differs"):
         study.main([*arguments, "--resume"])
     with pytest.raises(UsageError, match="already holds files"):
         study.main(arguments)

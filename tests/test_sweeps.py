@@ -35,7 +35,7 @@ SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
 
 def test_a_sweep_runs_in_one_process(tmp_path):
     with pytest.raises(
-        UsageError, match=r"^--distributed is for jaxrl-po control and jaxrl-po language"
+        UsageError, match=r"^distributed: is for jaxrl-po control and jaxrl-po language"
     ):
         sweep.main(
             [*SMALL, f"--out={tmp_path / 'new'}", "--distributed", "--coordinator=localhost:1234"]
@@ -149,7 +149,7 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
         (["--network.width=4"], r"--network\.width=4 must be 4,8, as in"),
         (["--algorithm=a2c", "--config.n=3"], r"--algorithm=a2c must be left out, as in"),
         (["--total_steps=512"], r"--total_steps=512 must be 256, as in"),
-        (["--config.gama=0.9"], r"--config\.gama is not a flag; did you mean --config\.gamma\?"),
+        (["--config.gama=0.9"], r"config\.gama: is not a flag; did you mean --config\.gamma\?"),
     ],
 )
 def test_a_resumed_sweep_names_the_flags_that_differ(tmp_path, swept, arguments, message):
@@ -167,7 +167,7 @@ def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
     (tmp_path / "config.json").write_text(stored)
     with pytest.raises(
         UsageError,
-        match=r"^--resume: --out=\S+ must hold a sweep of this version of jaxrl-po sweep",
+        match=r"^resume: --out=\S+ must hold a sweep of this version of jaxrl-po sweep",
     ):
         sweep.main([*SMALL, f"--out={tmp_path}", "--resume"])
 
@@ -254,7 +254,7 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
         sweep.main([*SMALL, *RANGES, f"--out={out}"])
     assert str(said.value) == (
         f"{out}: No space left on device; free some space there, then continue with --out={out} "
-        "--resume: what is done is kept"
+        "resume: what is done is kept"
     )
     monkeypatch.setattr(folder, "write_json", write)
     assert sweep.main([f"--out={out}", "--resume"]) == 0
@@ -268,10 +268,10 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
         (["--config.learning_rat=1e-3,1e-2"], "learning_rate"),
         (["--problem.num_envs=4,many"], "num_envs"),
         (["--env=CartPole-v2"], "CartPole-v1"),
-        (["--eval_every=3"], "--eval_every must be left out: a sweep has --evaluations"),
+        (["--eval_every=3"], "eval_every: must be left out: a sweep has --evaluations"),
         (["--total_steps=0"], "--total_steps=0 must be at least the steps of an iteration"),
         (["--total_steps=1"], "--total_steps=1 must be 0 or at least 32"),
-        (["--devices=99"], "--devices must be at most"),
+        (["--devices=99"], "devices: must be at most"),
         (["--critic=nowhere.py:A"], "there is no file"),
         (["--draws=3"], "--draws=3 must be left out without a distribution"),
         (["--config.gamma=uniform(0,1)"], "--draws=0 must be at least 1 with a distribution"),
@@ -283,7 +283,7 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
             ["--draws=3", "--config.learning_rate=uniform(0,inf)"],
             r"--config.learning_rate=uniform\(0,inf\) must be uniform\(low,high\) with finite low",
         ),
-        (["--draws=3", "--config.gamma=uniform(3,4)"], "--config.gamma must lie in"),
+        (["--draws=3", "--config.gamma=uniform(3,4)"], "config.gamma: must lie in"),
         (
             ["--draws=3", "--problem.num_envs=uniform(4,8)"],
             r"^--problem.num_envs=uniform\(4,8\) must be choice\(a,b,…\): its values are integers",
@@ -320,11 +320,11 @@ def test_bad_sweeps_are_named_and_touch_nothing(tmp_path, arguments, match):
 def test_a_damaged_table_is_named(tmp_path, swept, rows):
     out = shutil.copytree(swept, tmp_path / "sweep")
     (out / "sweep.json").write_text(rows)
-    with pytest.raises(UsageError, match=r"^--resume: \S+sweep.json is damaged"):
+    with pytest.raises(UsageError, match=r"^resume: \S+sweep.json is damaged"):
         sweep.main([f"--out={out}", "--resume"])
     stored = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(stored | {"swept": 5}))
-    with pytest.raises(UsageError, match=r"^--resume: \S+config.json is damaged"):
+    with pytest.raises(UsageError, match=r"^resume: \S+config.json is damaged"):
         sweep.main([f"--out={out}", "--resume"])
 
 

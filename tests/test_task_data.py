@@ -207,7 +207,7 @@ def test_a_run_is_resumed_only_with_the_prompts_it_began_with(tmp_path):
     assert launch.language(flags) == 0
     (tmp_path / "all.jsonl").write_text(kept.replace('"answer": "4"', '"answer": "5"', 1))
     assert (tmp_path / "all.jsonl").read_text() != kept
-    with pytest.raises(UsageError, match=r"^--resume: --out=\S+ began with another set of pro"):
+    with pytest.raises(UsageError, match=r"^resume: --out=\S+ began with another set of pro"):
         launch.language(again)
     (tmp_path / "all.jsonl").write_text(kept)
     assert launch.language(again) == 0

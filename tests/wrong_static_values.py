@@ -7,7 +7,7 @@ WRONG = [
     Wrong(
         "a traced static field passes",
         "config",
-        'raise ConfigError(f"{name} is static: build one program for each value")',
+        'raise ConfigError(name, "is static: build one program for each value")',
         "return value",
         (
             f"{TESTS}test_traced_static_fields_are_named[ppo]",

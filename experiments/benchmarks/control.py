@@ -151,10 +151,8 @@ def measure(options: Options) -> dict[str, Any]:
     )
     iterations = options.total_steps // (options.envs * options.steps)
     if iterations < 1:
-        raise ConfigError(
-            "total_steps",
-            f"must be at least {options.envs * options.steps}, got {options.total_steps}",
-        )
+        least = options.envs * options.steps
+        raise ConfigError("total_steps", f"must be at least {least}, got {options.total_steps}")
 
     def train(keys: jax.Array) -> tuple[TrainState, jax.Array]:
         def iteration(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
@@ -262,8 +260,7 @@ def main(argv: Sequence[str]) -> int:
     if not (options.envs or options.updates):
         table(options.devices)
         return 0
-    with flags.blame({"": Options}):
-        row = compare_updates(options) if options.updates else measure(options)
+    row = compare_updates(options) if options.updates else measure(options)
     timing.show(row, as_json=options.json)
     return 0
 

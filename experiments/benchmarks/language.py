@@ -123,8 +123,8 @@ def probability_of(lengths: str, budget: int) -> float:
     if tokens <= 1.0:
         raise ConfigError(
             "lengths",
-            "must be sampled, equal, or geometric: with a share of the budget above one token, as "
-            f"in geometric:0.2, got {lengths}",
+            "must be sampled, equal, or geometric: with a share of the budget that is above one "
+            f"token, as in geometric:0.2, got {lengths}",
         )
     return 1.0 / tokens
 
@@ -393,10 +393,12 @@ def main(argv: Sequence[str]) -> int:
     if options.width or options.shape != "none":
         if options.profile:  # on one core, before JAX starts: times of operations then add up
             if not hasattr(os, "sched_setaffinity"):
-                raise ConfigError("profile", "keeps to one core, which only Linux supports")
+                raise ConfigError("profile", "keeps to one core, which only Linux lets it do")
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        with flags.blame(SECTIONS):
+        try:
             row = (account if options.profile else measure)(options, adapters)
+        except ConfigError as error:
+            raise flags.located(error, SECTIONS) from None
         timing.show(row, as_json=options.json)
         return 0
     print(

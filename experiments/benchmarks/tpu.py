@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
     }
     asked = [row for row in rows() if options.only in f"{row.name} {row.machine}"]
     if not asked:
-        raise ConfigError("only", f"{options.only} is in no row, such as {next(rows()).name}")
+        raise ConfigError("only", f"is in no row, such as {next(rows()).name}, got {options.only}")
     for row in asked:
         if (row.name, row.machine) not in done:
             done[row.name, row.machine] = found = measure(row, options.seconds)

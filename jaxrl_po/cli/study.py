@@ -291,8 +291,7 @@ def begin(claim: Claim, number: int, setting: str, out: Path) -> list[str]:
 def carry_out(claim: Claim, options: Options) -> int:
     """Tests a claim; returns the exit status."""
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    with flags.blame({"": Options}):
-        parallel.split(options.devices)
+    parallel.split(options.devices)
     check(claim)
     said = json.loads(json.dumps(stated(claim)))
     for name, value in said.items():

@@ -49,8 +49,7 @@ class Experiment:
         own = {field.name for field in dataclasses.fields(language.Options)}
         shared = {field.name for field in dataclasses.fields(control.Options)}
         script = SCRIPTS["language" if flags_.keys() & own - shared else "control"]
-        with flags.as_arguments():
-            self._read(script, given)
+        self._read(script, given)
 
     @classmethod
     def parse(cls, script: Script, argv: Sequence[str]) -> Self:

@@ -6,7 +6,6 @@ documentation cannot disagree. A field whose default is None is set by code (a d
 has no flag.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -14,7 +13,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags as absl_flags
@@ -340,21 +339,6 @@ def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
         if error.field in {field.name for field in dataclasses.fields(record)}:
             return ConfigError(join(prefix, error.field), error.message)
     return error
-
-
-@contextlib.contextmanager
-def blame(sections: Mapping[str, type]) -> Iterator[None]:
-    """Context whose errors name flags; see `located`, which replaces it."""
-    try:
-        yield
-    except ConfigError as error:
-        raise located(error, sections) from None
-
-
-@contextlib.contextmanager
-def as_arguments() -> Iterator[None]:
-    """Context without effect, until its last user is gone."""
-    yield
 
 
 def usage(

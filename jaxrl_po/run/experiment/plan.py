@@ -110,7 +110,7 @@ def prepare(
         provenance.ask_for_determinism(VIRTUAL if options.reproducible else 0)
     settings = flags.flatten(records)
     _agree(options, settings, given, before, require_same)
-    with flags.blame(sections):
+    try:
         placement = _place(script, records, described)
         records, iterations = settle(
             script, records, settings if before else given, resumed=bool(before)
@@ -142,6 +142,8 @@ def prepare(
         programs.check(job)
         chosen = options.exact or microbatches.FLAG in (settings if before else given)
         fit = microbatches.fit(records, job, setup, placement, make_job, chosen=chosen)
+    except ConfigError as error:
+        raise flags.located(error, sections) from None
 
     earlier = before.get("resolved", {})
     tuned = {

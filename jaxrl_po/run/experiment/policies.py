@@ -150,20 +150,19 @@ def load(
     Raises:
       ConfigError: no such run, checkpoint or seed, or a run of another version of the library.
     """
-    with flags.as_arguments():
-        if checkpoint not in earlier.CHECKPOINTS:
-            raise ConfigError(
-                "checkpoint", f"must be one of {', '.join(earlier.CHECKPOINTS)}, got {checkpoint!r}"
-            )
-        for name in own.keys() - set(user_code.FLAGS):
-            known = ", ".join(("checkpoint", "seed", "learner", *user_code.FLAGS))
-            raise ConfigError(name, f"is not an argument of load: {known}")
-        if learner is not None:
-            return _of_learner(learner, str(folder), checkpoint, seed)
-        scripts, own = SCRIPTS.values(), with_names(own)
-        script, records = earlier.read_any(scripts, "folder", str(folder), own)
-        earlier.require_seed("seed", seed, records[""].seeds, "folder", str(folder))
-        _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
+    if checkpoint not in earlier.CHECKPOINTS:
+        raise ConfigError(
+            "checkpoint", f"must be one of {', '.join(earlier.CHECKPOINTS)}, got {checkpoint!r}"
+        )
+    for name in own.keys() - set(user_code.FLAGS):
+        known = ", ".join(("checkpoint", "seed", "learner", *user_code.FLAGS))
+        raise ConfigError(name, f"is not an argument of load: {known}")
+    if learner is not None:
+        return _of_learner(learner, str(folder), checkpoint, seed)
+    scripts, own = SCRIPTS.values(), with_names(own)
+    script, records = earlier.read_any(scripts, "folder", str(folder), own)
+    earlier.require_seed("seed", seed, records[""].seeds, "folder", str(folder))
+    _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
     state, settings = of_seed(stacked, seed), flags.flatten(records)
     if script.name == control.SCRIPT.name:
         collector = state.collector._replace(sharded={})  # environments, which take no part

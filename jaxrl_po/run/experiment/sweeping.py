@@ -106,15 +106,14 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
         if not isinstance(values, str)
     }
     searched = {name: ",".join(map(flags.shown, values)) for name, values in listed.items()}
-    with flags.as_arguments():
-        given = with_names({**experiment.settings, **options, **over, **searched})
-        argv = flags.written(given)
-        sections = sections_of(flags.parse(argv, {"": Options}, partial=True)[""])
-        single = [{name: value} for name, values in listed.items() for value in values]
-        for each in (with_names(options), *single):
-            flags.require_kinds(each, flags.given(flags.written(each), sections))
-        own = {name: value for name, value in given.items() if isinstance(value, Given)}
-        return carry_out(argv, own=own)
+    given = with_names({**experiment.settings, **options, **over, **searched})
+    argv = flags.written(given)
+    sections = sections_of(flags.parse(argv, {"": Options}, partial=True)[""])
+    single = [{name: value} for name, values in listed.items() for value in values]
+    for each in (with_names(options), *single):
+        flags.require_kinds(each, flags.given(flags.written(each), sections))
+    own = {name: value for name, value in given.items() if isinstance(value, Given)}
+    return carry_out(argv, own=own)
 
 
 def carry_out(
@@ -143,13 +142,14 @@ def carry_out(
     rounded = bool(stored) and not stored.get(search.EXACT)
     groups = group(asked, options, sections, rounded=rounded)
     given = frozenset([*asked.flags, *asked.swept, *asked.drawn])
-    with flags.blame(sections):
+    try:
         for each in groups:
             check([records for _, records in each], options, given)
+    except ConfigError as error:
+        raise flags.located(error, sections) from None
     with (
         folder.claim(options.out, overwrite=options.overwrite) as out,
         interrupts.kept(out, leave_early=leave_early),
-        flags.blame(sections),
     ):
         lasting = {
             name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
@@ -194,6 +194,8 @@ def carry_out(
             with plotting.beside(out / "sweep.png"):
                 axis = f"final {metrics.axis('greedy_return')}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
+        except ConfigError as error:
+            raise flags.located(error, sections) from None
         except KeyboardInterrupt:
             raise Interrupted(swept=Swept(rows, best(asked, rows, sections, given), out)) from None
     return Swept(rows, best(asked, rows, sections, given), out)
