@@ -10,7 +10,7 @@ import pytest
 import segments
 import tabular
 
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 
 SCRIPT = Path(__file__).parent.parent / "experiments" / "studies" / "estimators.py"
 SMALL = [
@@ -184,12 +184,12 @@ def test_another_seed_is_another_measurement(script, run):
         ("--lambdas=nan", r"lambdas: must be numbers in \[0, 1\]"),
         ("--value_error=-1", r"value_error: must lie in \[0, inf\)?"),
         ("--accuracy=0", r"accuracy: must lie in \(0, 1\]"),
-        ("--gama=0.9", "gama: is not a flag; did you mean --gamma?"),
+        ("--gama=0.9", "gama: is not a setting; did you mean gamma?"),
         ("--out=", "out: must name a folder"),
     ],
 )
 def test_bad_input_is_one_line(script, argument, message):
-    with pytest.raises(UsageError, match=message) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         script.main([argument])
     assert "\n" not in str(error.value)
 

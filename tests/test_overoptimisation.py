@@ -4,7 +4,7 @@ import numpy as np
 import overoptimisation
 import pytest
 
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 
 
 def curves():
@@ -57,7 +57,7 @@ def test_table_tells_the_end_of_each_run():
     ],
 )
 def test_bad_input_is_named(tmp_path, argument, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         overoptimisation.main([argument, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
 

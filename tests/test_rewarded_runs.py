@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from jaxrl_po.algorithms import dapo
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language.rewards import budget_with_room
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store.metrics import read
 
@@ -58,7 +59,7 @@ def rows(tmp_path):
         (["--task=file"], r"task\.train: must name a file of prompts"),
         (
             ["--task=file", "--task.train={tmp}/bad.jsonl"],
-            r"task\.train: .*bad\.jsonl line 1 lacks the column 'answer'",
+            r"task\.train: .*bad\.jsonl line 1: lacks the column 'answer'",
         ),
         (
             [*FILE[:2], "--task.test={rows}"],
@@ -70,16 +71,19 @@ def rows(tmp_path):
         ),
         (
             [*FILE, "--reward=nowhere.py:f"],
-            r"--reward=/\S+nowhere\.py:f: there is no file /\S+nowhere\.py",
+            r"reward: /\S+nowhere\.py:f: there is no file /\S+nowhere\.py",
         ),
         (
             [*FILE, "--reward={here}:exacts"],
-            r"--reward=.*:exacts cannot be loaded: .*but exact, digits",
+            r"reward: .*:exacts cannot be loaded: .*but exact, digits",
         ),
-        ([*FILE, *REWARD, "--reward_weights=1,2"], r"--reward_weights=1,2 must be 1 numbers"),
+        (
+            [*FILE, *REWARD, "--reward_weights=1,2"],
+            r"reward_weights: must be 1 numbers, .* got 1,2",
+        ),
         (
             [*FILE, *REWARD, "--reward_weights=a"],
-            r"--reward_weights=a must be 1 numbers",
+            r"reward_weights: must be 1 numbers, .* got a",
         ),
         (
             [*FILE, *REWARD, "--reward_timeout=0"],
@@ -115,7 +119,7 @@ def test_bad_flags_are_named_before_anything_is_compiled(
     monkeypatch.setattr(programs, "compile_programs", refuse)
     given = [argument.format(rows=rows, tmp=tmp_path, here=HERE) for argument in arguments]
     algorithm = [] if any("algorithm" in argument for argument in given) else ["--algorithm=grpo"]
-    with pytest.raises(UsageError, match=f"^{message}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         main([*SMALL, *algorithm, *given, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
 
