@@ -104,8 +104,8 @@ def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
         (
             ["--run={tmp}"],
             (
-                r"^run: must be the folder of a run of jaxrl-po control or jaxrl-po language, got .*"
-                r"; it holds no config.json"
+                r"^run: must be the folder of a run of jaxrl-po control or jaxrl-po language, "
+                r"got .*; it holds no config.json"
             ),
         ),
         (["--run={control}", "--checkpoint=worst"], "checkpoint must be one of"),

@@ -77,7 +77,7 @@ WRONG = [
     Wrong(
         "a study goes on without its initial policy",
         "cli.study",
-        'raise ConfigError(f"{place.name} did not finish; see {place}")',
+        'raise UsageError(f"{place.name} did not finish; see {place}")',
         "pass",
         (f"{HERE}test_an_initial_policy_that_does_not_finish_ends_the_study",),
     ),
