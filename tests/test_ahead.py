@@ -145,7 +145,7 @@ def test_an_experiment_is_compiled_for_devices_and_not_run(tmp_path):
     said = "\n".join(report.lines(found))
     assert "cpu:2: an iteration fits" in said
     assert "counted once" in said
-    with pytest.raises(ConfigError, match="compile_for trains nothing"):
+    with pytest.raises(ConfigError, match="compile_for: trains nothing"):
         run.train(run.Experiment(env="CartPole-v1", out=tmp_path / "run", compile_for="cpu:2"))
 
 

@@ -29,7 +29,6 @@ from jaxrl_po.algorithms import (
 )
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.types import ActorCritic
 
 CART_POLE = gymnax.make("CartPole-v1")[0]
@@ -287,7 +286,7 @@ def test_rewards_after_the_end_of_an_episode_do_not_count(make):
 )
 def test_a_vine_refuses_the_settings_of_a_critic(tmp_path, flag, algorithm):
     arguments = ["--sampling=vine", f"--algorithm={algorithm}"]
-    with pytest.raises(UsageError, match=rf"^--config.{flag.split('=')[0]} has no effect unless"):
+    with pytest.raises(ConfigError, match=rf"^config.{flag.split('=')[0]}: has no effect unless"):
         launch.control([*arguments, f"--config.{flag}", f"--out={tmp_path}/run"])
     assert not (tmp_path / "run").exists()
 

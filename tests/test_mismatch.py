@@ -17,7 +17,6 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.language import sampling
 from jaxrl_po.learner import EARLIER_POLICIES, recompute_log_prob
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import Samples
 
@@ -224,7 +223,7 @@ def test_the_knobs_are_flags(tmp_path):
     kept = json.loads((out / "config.json").read_text())
     knobs = {"sampler.dtype": "bfloat16", "sampler.noise": 0.2, "sampler.staleness": 1}
     assert knobs.items() <= kept.items()
-    with pytest.raises(UsageError, match="correction: has no effect unless the sampler differs"):
+    with pytest.raises(ConfigError, match="correction: has no effect unless the sampler differs"):
         launch.language(
             [flag for flag in argv if "sampler" not in flag and "--out" not in flag]
             + [f"--out={tmp_path / 'other'}"]

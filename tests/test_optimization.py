@@ -24,7 +24,6 @@ from jaxrl_po.control import networks
 from jaxrl_po.control.memory import transformer
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.lora import Lora
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as script
 from jaxrl_po.run.experiment import flags, plan
 from jaxrl_po.types import ActorCritic, Facts, Problem
@@ -169,7 +168,7 @@ def test_a_schedule_lasts_as_long_as_the_run(arguments, length):
 
 
 def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(UsageError, match=r"^--config.optimizer must be one of auto, adam, adamw"):
+    with pytest.raises(ConfigError, match=r"^config.optimizer: must be one of auto, adam, adamw"):
         settled("--config.optimizer=adamm")
 
 

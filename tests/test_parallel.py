@@ -156,7 +156,7 @@ def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
 
 
 def test_processes_share_the_devices_evenly():
-    with pytest.raises(ConfigError, match="devices=3 must be a multiple of the 2 processes"):
+    with pytest.raises(ConfigError, match=r"^devices: must be a multiple of the 2 proces.* got 3"):
         parallel.choose(3, num_seeds=3, num_rows=64, num_processes=2)
 
 
@@ -215,5 +215,7 @@ def test_a_backend_that_is_not_there_is_named(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(jax, "device_count", count)
-    with pytest.raises(ConfigError, match=r"^JAX_PLATFORMS=.* must name backends that are .*: \w"):
+    with pytest.raises(
+        ConfigError, match=r"^devices: JAX_PLATFORMS = .* must name backends that are .*: \w"
+    ):
         parallel.choose("auto", num_seeds=1, num_rows=1)

@@ -129,13 +129,13 @@ def test_bad_lines_are_named(tmp_path, line, match):
 def test_other_bad_input(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl cannot be read: No such file"):
         prompts.read_jsonl(str(tmp_path / "nowhere.jsonl"))
-    with pytest.raises(ConfigError, match="line 1 is not JSON: maximum recursion depth"):
+    with pytest.raises(ConfigError, match="line 1: is not JSON: maximum recursion depth"):
         prompts.read_jsonl(write(tmp_path / "deep.jsonl", ['{"prompt": ' + 100_000 * "["]))
     with pytest.raises(ConfigError, match="holds no prompts"):
         prompts.read_jsonl(write(tmp_path / "empty.jsonl", [""]))
     rows = prompts.read_jsonl(write(tmp_path / "rows.jsonl"))
     advice = "leaves none to train on; give at least 3 different prompts"
-    with pytest.raises(ConfigError, match=rf"fraction=0.1 of 2 prompts {advice}$"):
+    with pytest.raises(ConfigError, match=rf"fraction: 0.1 of 2 prompts {advice}$"):
         prompts.split(rows[:2], 0.1, 2)
     other = prompts.read_jsonl(write(tmp_path / "other.jsonl", [{**ROWS[7], "answer": "15"}]))
     with pytest.raises(
@@ -175,5 +175,7 @@ def test_a_null_answer_is_no_demonstration():
     messages = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]
     row = prompts.Row({"messages": messages, "answer": None}, "rows.jsonl line 1")
     assert [each.columns["answer"] for each in row.demonstrations()] == ["4"]
-    with pytest.raises(ConfigError, match=r"^rows.jsonl line 1 must have completion, answer"):
+    with pytest.raises(
+        ConfigError, match=r"^task.train: rows.jsonl line 1: must have completion, answer"
+    ):
         prompts.Row({"prompt": "2+2", "answer": None}, "rows.jsonl line 1").demonstrations()

@@ -16,7 +16,6 @@ from jaxrl_po import backend, control, run
 from jaxrl_po.algorithms import a2c, ppo
 from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as control_command
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS
@@ -82,11 +81,11 @@ def stopped(tmp_path_factory):
 
 
 def test_what_differs_from_the_run_is_named(stopped):
-    with pytest.raises(ConfigError, match=r"^out=\S+ already holds files; add resume"):
+    with pytest.raises(ConfigError, match=r"^out: \S+ already holds files; give resume"):
         train(4, out=stopped, log_every=2)
-    with pytest.raises(ConfigError, match=r"^seeds=3 must be 2, as in the run"):
+    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run .* got 3;"):
         run.train(LEARNER, 4, seeds=3, steps_per_iteration=32, out=stopped, resume=True)
-    with pytest.raises(ConfigError, match=r"^log_every=3 must be 2, as in the run"):
+    with pytest.raises(ConfigError, match=r"^log_every: must be 2, as in the run .* got 3;"):
         train(4, out=stopped, log_every=3, resume=True)
     with pytest.raises(ConfigError, match=r"^iterations must be at least 2, those of .* got 1: "):
         train(1, out=stopped, log_every=2, resume=True)
@@ -111,18 +110,20 @@ def test_a_run_is_not_resumed_with_another_learner(stopped, config, options, why
 
 def test_a_folder_without_its_learner_says_so(stopped, finished, tmp_path):
     lacks = "holds a run of run.train, whose learner is not stored: in Python, run.load"
-    with pytest.raises(ConfigError, match=r"^folder=\S+ " + lacks):
+    with pytest.raises(ConfigError, match=r"^folder: \S+ " + lacks):
         run.load(stopped)
-    with pytest.raises(UsageError, match=r"^--run=\S+ " + lacks):
+    with pytest.raises(ConfigError, match=r"^run: \S+ " + lacks):
         evaluate.main([f"--run={stopped}"])
     other = control.make_problem(ENV, num_envs=4, num_steps=8, normalize_observations=True)
-    with pytest.raises(ConfigError, match=r"^learner must be that of the run in folder=\S+: the"):
+    with pytest.raises(ConfigError, match=r"^learner: must be the learner of the run in \S+: the"):
         run.load(stopped, learner=a2c.make(a2c.Config(), other), checkpoint="latest")
-    with pytest.raises(ConfigError, match=r"^seed=2 must be below 2, the seeds of folder="):
+    with pytest.raises(
+        ConfigError, match=r"^seed: must be below 2, the seeds of folder = \S+, got 2$"
+    ):
         run.load(stopped, learner=LEARNER, seed=2)
-    with pytest.raises(ConfigError, match=r"^checkpoint=best: folder=\S+ holds no intact"):
+    with pytest.raises(ConfigError, match=r"^checkpoint: folder = \S+ holds no intact best"):
         run.load(stopped, learner=LEARNER)
-    with pytest.raises(ConfigError, match=r"^learner must be left out: folder=\S+ holds a run of"):
+    with pytest.raises(ConfigError, match=r"^learner: must be left out: \S+ holds a run of"):
         run.load(finished("control", tmp_path / "run"), learner=LEARNER)
 
 
@@ -256,11 +257,13 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
     with pytest.raises(ConfigError, match=r"^observation must have .* got \[2, 8, 4\]"):
         policy.act(jnp.zeros((2, 8, 4)))
     assert jax.vmap(policy.act)(jnp.zeros((8, 4))).shape == (8,)
-    with pytest.raises(ConfigError, match=r"^seed=2 must be below 2, the seeds of folder="):
+    with pytest.raises(
+        ConfigError, match=r"^seed: must be below 2, the seeds of folder = \S+, got 2$"
+    ):
         run.load(out, seed=2)
     with pytest.raises(ConfigError, match=r"^checkpoint must be one of best, latest"):
         run.load(out, checkpoint="worst")
-    with pytest.raises(ConfigError, match=r"^folder=\S+ must be the folder of a run"):
+    with pytest.raises(ConfigError, match=r"^folder: must be the folder of a run .* got \S+;"):
         run.load(tmp_path)
 
 
@@ -340,7 +343,7 @@ def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
     longer = run.resume(tmp_path / "python", total_steps=96)
     assert [row["iteration"] for row in longer.rows] == [0, 1, 2, 3]
     assert longer.folder == tmp_path / "python"
-    with pytest.raises(ConfigError, match=r"^seeds=3 must be 2, as in the run in "):
+    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run in .* got 3;"):
         run.resume(tmp_path / "python", seeds=3)
     with pytest.raises(ConfigError, match=r"^log_every must be left out beside an Experiment"):
         run.train(experiment, log_every=3)

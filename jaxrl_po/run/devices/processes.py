@@ -190,8 +190,8 @@ def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
         _compare([report[0] for report in reports if report[0]])
         for i, (_, parts) in enumerate(reports):
             if raised is None and parts is not None:
-                *field, message = parts
-                raise (ConfigError if field else UsageError)(*field, f"process {i}: {message}")
+                message = f"process {i}: {parts[-1]}"
+                raise ConfigError(parts[0], message) if len(parts) > 1 else UsageError(message)
     if raised is not None:
         raise raised
 

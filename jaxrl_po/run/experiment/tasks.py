@@ -224,7 +224,7 @@ def require_flags(name: str, argv: Sequence[str]) -> None:
     Example:
       >>> require_flags("addition", ["--task.train=rows.jsonl"])
       Traceback (most recent call last):
-      jaxrl_po...ConfigError: --task.train is not a flag of --task=addition, but of --task=file
+      jaxrl_po...ConfigError: task.train: is not a setting of task = addition, but of task = file
     """
     own = {field.name for field in flags.settable(entry(name).settings)}
     for word in argv:
@@ -237,7 +237,7 @@ def require_flags(name: str, argv: Sequence[str]) -> None:
         ]
         if flag.startswith("task.") and field not in own and others:
             raise ConfigError(
-                flag, f"is not a flag of task = {name}, but of task = {' or '.join(others)}"
+                flag, f"is not a setting of task = {name}, but of task = {' or '.join(others)}"
             )
 
 
