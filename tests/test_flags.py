@@ -200,7 +200,9 @@ def test_help_lists_every_field_with_unit_range_and_default():
 def test_lookup_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"^algorithm: unknown name 'pppo'; did you mean ppo\?"):
         errors.lookup("algorithm", "pppo", {"ppo": 1, "trpo": 2})
-    with pytest.raises(ConfigError, match=r"^algorithm: unknown name 'zzzz'; choose one of ppo, trpo"):
+    with pytest.raises(
+        ConfigError, match=r"^algorithm: unknown name 'zzzz'; choose one of ppo, trpo"
+    ):
         errors.lookup("algorithm", "zzzz", {"ppo": 1, "trpo": 2})
 
 
