@@ -82,7 +82,7 @@ def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, mon
     drawn = policy.act(jnp.zeros((64, 1)), jax.random.key(0))
     assert drawn.shape == (64, 1)
     assert len(np.unique(drawn)) > 32  # the others are at the bounds
-    with pytest.raises(ConfigError, match=r"^observation must have the shape \[1\] of one .*got"):
+    with pytest.raises(ConfigError, match=r"^observation: must have the shape \[1\] of one .*got"):
         policy.act(jnp.zeros((2, 3, 1)))
     again = shutil.copytree(trained, tmp_path / "again")
     shapes.trace_only(monkeypatch)
@@ -102,9 +102,9 @@ def test_what_other_processes_can_import_is_named_by_its_file():
     assert user_code.make("env", probe).__class__ is CueReward  # not that of a second import
     one = CueReward()
     assert user_code.make("env", user_code.named("env", one)) is one
-    with pytest.raises(ConfigError, match=r"^reward must be a function or class that can be"):
+    with pytest.raises(ConfigError, match=r"^reward: must be a function or class that can be"):
         user_code.named("reward", 1j)
-    with pytest.raises(ConfigError, match=r"^environment must be a function or class that can"):
+    with pytest.raises(ConfigError, match=r"^environment: must be a function or class that can"):
         user_code.named("environment", lambda: None)
 
 

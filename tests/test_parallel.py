@@ -68,14 +68,14 @@ def test_a_mesh_says_it_by_hand(mesh, want):
 @pytest.mark.parametrize(
     ("mesh", "devices", "match"),
     [
-        ("seed:2,data:4", 4, "has 8 devices, but devices=4"),
+        ("seed:2,data:4", 4, "has 8 devices, but devices = 4"),
         ("seed:2,rows:4", "auto", "must read like"),
         ("seed:0", "auto", "must read like"),
         ("seed:two", "auto", "must read like"),
         ("seed:2,seed:4", "auto", "must read like .* each axis once"),
         ("seed:4,data:4", "auto", "needs 16 devices"),
         ("data:4,model:4", "auto", "needs 16 devices"),
-        ("model:2,data:2", 2, "has 4 devices, but devices=2"),
+        ("model:2,data:2", 2, "has 4 devices, but devices = 2"),
         ("seed:3", "auto", "seed:3 must divide the 4 seeds"),
         ("data:7", "auto", "data:7 must divide the 64 rows"),
     ],

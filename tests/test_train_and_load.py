@@ -87,7 +87,7 @@ def test_what_differs_from_the_run_is_named(stopped):
         run.train(LEARNER, 4, seeds=3, steps_per_iteration=32, out=stopped, resume=True)
     with pytest.raises(ConfigError, match=r"^log_every: must be 2, as in the run .* got 3;"):
         train(4, out=stopped, log_every=3, resume=True)
-    with pytest.raises(ConfigError, match=r"^iterations must be at least 2, those of .* got 1: "):
+    with pytest.raises(ConfigError, match=r"^iterations: must be at least 2, those of .* got 1: "):
         train(1, out=stopped, log_every=2, resume=True)
 
 
@@ -197,16 +197,19 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"iterations": -1}, "iterations must be a whole number in"),
-        ({"resume": True}, "^out must name the folder of a run"),
-        ({"iterations": 1.5}, "iterations must be a whole number in"),
-        ({"total_steps": 9}, "^total_steps is no argument of train with a learner: iterations"),
-        ({"seeds": 0}, "seeds must lie in"),
-        ({"log_every": -1}, "log_every must lie in"),
-        ({"steps_per_iteration": 0}, "steps_per_iteration must be a whole number in"),
-        ({"score": "return"}, "evaluate must be given where score='return'"),
-        ({"score": "retrun", "evaluate": EVALUATE}, "score must be one of ended, length, return"),
-        ({"watch": ("entrpy",)}, "watch must name metrics of the learner"),
+        ({"iterations": -1}, "^iterations: must be a whole number in"),
+        ({"resume": True}, "^out: must name the folder of a run"),
+        ({"iterations": 1.5}, "^iterations: must be a whole number in"),
+        (
+            {"total_steps": 9},
+            "^total_steps: is not an argument of train with a learner: iterations",
+        ),
+        ({"seeds": 0}, "^seeds: must lie in"),
+        ({"log_every": -1}, "^log_every: must lie in"),
+        ({"steps_per_iteration": 0}, "^steps_per_iteration: must be a whole number in"),
+        ({"score": "return"}, "^evaluate: must be given where score = 'return'"),
+        ({"score": "retrun", "evaluate": EVALUATE}, "^score: must be one of ended, length, return"),
+        ({"watch": ("entrpy",)}, "^watch: must name metrics of the learner"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -251,17 +254,18 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
     drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
     assert drawn == {0, 1}
     with pytest.raises(
-        ConfigError, match=r"^observation must have the shape \[4\] .* CartPole-v1, or .* got \[3\]"
+        ConfigError,
+        match=r"^observation: must have the shape \[4\] .* CartPole-v1, or .* got \[3\]",
     ):
         policy.act(jnp.zeros(3))
-    with pytest.raises(ConfigError, match=r"^observation must have .* got \[2, 8, 4\]"):
+    with pytest.raises(ConfigError, match=r"^observation: must have .* got \[2, 8, 4\]"):
         policy.act(jnp.zeros((2, 8, 4)))
     assert jax.vmap(policy.act)(jnp.zeros((8, 4))).shape == (8,)
     with pytest.raises(
         ConfigError, match=r"^seed: must be below 2, the seeds of folder = \S+, got 2$"
     ):
         run.load(out, seed=2)
-    with pytest.raises(ConfigError, match=r"^checkpoint must be one of best, latest"):
+    with pytest.raises(ConfigError, match=r"^checkpoint: must be one of best, latest"):
         run.load(out, checkpoint="worst")
     with pytest.raises(ConfigError, match=r"^folder: must be the folder of a run .* got \S+;"):
         run.load(tmp_path)
@@ -297,7 +301,7 @@ def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):
     sampled = policy.generate(["1+2="] * 64, jax.random.key(0))
     assert len(set(sampled)) > 1
     assert max(map(len, sampled)) == 3
-    with pytest.raises(ConfigError, match="prompts must be a list of texts"):
+    with pytest.raises(ConfigError, match="^prompts: must be a list of texts"):
         policy.generate("1+2=")
     with pytest.raises(
         ConfigError, match=r"prompts must have at most 4 tokens, .* train on longer"
@@ -345,7 +349,7 @@ def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
     assert longer.folder == tmp_path / "python"
     with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run in .* got 3;"):
         run.resume(tmp_path / "python", seeds=3)
-    with pytest.raises(ConfigError, match=r"^log_every must be left out beside an Experiment"):
+    with pytest.raises(ConfigError, match=r"^log_every: must be left out beside an Experiment"):
         run.train(experiment, log_every=3)
 
 
@@ -364,15 +368,15 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s is not an argument; did you mean seeds\?"),
-        ({"seeds": object()}, r"^seeds must be a number or text, got object"),
-        ({"seeds": 2.5}, r"^seeds must be an integer, got '2.5'"),
-        ({"seeds": 0}, r"^seeds must lie in \[1, inf\) seeds, got 0"),
+        ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s: is not a setting; did you mean seeds\?"),
+        ({"seeds": object()}, r"^seeds: must be a number or text, got object"),
+        ({"seeds": 2.5}, r"^seeds: must be an integer, got '2.5'"),
+        ({"seeds": 0}, r"^seeds: must lie in \[1, inf\) seeds, got 0"),
         (
             {"over": {"config.lr": 1.0}},
-            r"^config.lr is not an argument; did you mean config.learning_",
+            r"^config.lr: is not a setting; did you mean config.learning_",
         ),
-        ({"task": "addition", "env": "CartPole-v1"}, r"^env must be left out beside task: "),
+        ({"task": "addition", "env": "CartPole-v1"}, r"^env: must be left out beside task: "),
     ],
 )
 def test_wrong_keywords_of_an_experiment_are_named(keywords, message):

@@ -214,9 +214,7 @@ def _parse_mesh(mesh: str, devices: int | None) -> dict[str, int]:
             )
         axes[name] = int(count)
     if devices not in (None, total := math.prod(axes.values())):
-        raise ConfigError(
-            "mesh", f"must have the {devices} devices of devices, got {mesh} with {total}"
-        )
+        raise ConfigError("mesh", f"{mesh} has {total} devices, but devices = {devices}")
     return {"seed": 1, "data": 1, "model": 1} | axes
 
 
