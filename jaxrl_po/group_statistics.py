@@ -163,8 +163,7 @@ def running_relative(
         raise ConfigError(
             "running_statistics",
             "must have prompts that come again: set prompt_set, or take a task with strata, such "
-            "as addition, whose strata are carries. Dynamic sampling leaves no strata, since the "
-            "groups that it keeps are a biased sample",
+            "as addition; dynamic sampling leaves no strata",
         )
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:

@@ -95,7 +95,7 @@ def gradient_update(
         if rows % (num_minibatches * num_microbatches):
             raise ConfigError(
                 "num_microbatches",
-                f"must divide the rows of a minibatch, {rows} / {num_minibatches}, got "
+                f"must divide the {rows} / {num_minibatches} rows of a minibatch, got "
                 f"{num_microbatches}",
             )
 

@@ -416,7 +416,7 @@ class Both(nn.Module):
         (NoFinalObservation(), {}, "info of step must hold final_observation"),
         (WideFinalObservation(), {}, r"final_observation of step must be .*\[1\], .*\[3\]"),
         (NoSpace(), {}, "NoSpace lacks action_space"),
-        (gymnax.make("CartPole-v1"), {}, r"pass gymnax.make\(name\)\[0\]"),
+        (gymnax.make("CartPole-v1"), {}, r"as in gymnax.make\(name\)\[0\]"),
         (object(), {}, "env: must have the interface of gymnax >= 1.0; object lacks reset, step"),
         (MatchCue(), {"policy": Logits()}, r"wrap logits as jaxrl_po.distributions.Categorical"),
         (
@@ -460,7 +460,7 @@ class Endless:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"), [(6, "add max_steps_in_episode"), (5, "got 5 values")]
+    ("values", "message"), [(6, "by max_steps_in_episode"), (5, "got 5 values")]
 )
 def test_an_evaluation_needs_a_bound_and_a_wrong_step_is_said_first(values, message):
     problem = control.make_problem(Endless(), num_envs=2, num_steps=2)

@@ -223,7 +223,7 @@ def test_what_needs_scores_inside_the_program_is_refused():
         jax.eval_shape(host.step, jax.eval_shape(host.init, jax.random.key(0)))
     problem = language.make_problem(TASK, MODEL, num_prompts=2, group_size=2, verify=False)
     learner = dapo.make(dapo.Config(), problem)
-    with pytest.raises(ConfigError, match="dynamic_sampling: must be off where groups are scored"):
+    with pytest.raises(ConfigError, match="dynamic_sampling: must be off or reweight where groups"):
         jax.eval_shape(learner.sample, jax.eval_shape(learner.init, jax.random.key(0)))
     with pytest.raises(ConfigError, match="process_reward: has no effect unless the verifier"):
         language.make_problem(TASK, MODEL, verify=False, process_reward=True)

@@ -304,7 +304,7 @@ def test_init_fits_to_the_initial_policy_or_takes_a_model_that_was_fitted_before
 def test_bad_models_are_named():
     problem = language.make_problem(TASK, POLICY, num_prompts=2, group_size=1)
     with pytest.raises(
-        ConfigError, match="reward_model: vocabulary must be 14, that of 2-digit addition, got 15"
+        ConfigError, match="reward_model: vocabulary must be 14, as in 2-digit addition, got 15"
     ):
         language.learned_reward(problem, TASK, SIZES.build(15, outputs=1), None)
     with pytest.raises(ConfigError, match="reward_model: must have outputs = 1, got 0"):

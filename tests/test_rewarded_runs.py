@@ -99,10 +99,7 @@ def rows(tmp_path):
         ),
         (
             [*FILE, *REWARD, "--algorithm=dapo", "--config.dynamic_sampling=refill"],
-            (
-                r"config\.dynamic_sampling: must not refill groups of a problem "
-                r"that is scored outside the program"
-            ),
+            r"config\.dynamic_sampling: must be off or reweight where groups are scored in Python",
         ),
         (
             [*REWARD, "--problem.process_reward"],

@@ -250,8 +250,7 @@ def make_estimate(
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         if keep_proposal and "sampler_log_prob" not in batch.columns:
             raise ConfigError(
-                "sampler_log_prob",
-                "must be given by a problem that is not on-policy: it is log μ of the actions",
+                "sampler_log_prob", "must be given by a problem that is not on-policy: it is log μ"
             )
         return Samples(
             inputs=batch.inputs,
@@ -387,9 +386,9 @@ def require_on_policy(problem: Problem) -> None:
     if not problem.facts.on_policy:
         raise ConfigError(
             "sampling",
-            "must be from the policy itself for this method. Here a proposal draws the actions (a "
-            "vine with num_branches = 0 tries each once), and only npg and trpo weigh them by π / "
-            "μ: take one of these, or set num_branches to at least 2",
+            "must be from the policy itself for this method: only npg and trpo weigh the actions "
+            "of a vine with num_branches = 0 by π / μ. Take one of these, or num_branches of at "
+            "least 2",
         )
 
 

@@ -138,6 +138,5 @@ def refuse_shared_parameters(problem: Problem, params: ActorCritic, samples: Sam
         raise ConfigError(
             "shared_torso",
             "must be off, and a module of your own must compute the value without params.policy: "
-            "this method moves policy and critic separately, and fitting a critic that reads the "
-            "policy's parameters would move the policy as well, outside any trust region",
+            "fitting the critic would move the policy outside the trust region",
         )

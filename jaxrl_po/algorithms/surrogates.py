@@ -138,16 +138,12 @@ class Checked(NamedTuple):
         elements, logged = result
         if not jnp.issubdtype(elements.dtype, jnp.floating):
             raise ConfigError(
-                "surrogate",
-                f"must return elements that are floats, got {elements.dtype}, which has no "
-                "gradient",
+                "surrogate", f"must return elements that are floats, got {elements.dtype}"
             )
         for name in logged:
             if not isinstance(name, str) or RUN_READS.fullmatch(name):
                 raise ConfigError(
-                    "surrogate",
-                    f"must log {name} under another name, a text that is not a field which a run "
-                    "reads",
+                    "surrogate", f"must log {name} under another name, a text that no run reads"
                 )
         return elements, {
             name: x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
@@ -238,9 +234,8 @@ def parts(
         if num_microbatches > 1:
             raise ConfigError(
                 "num_microbatches",
-                "must be 1 with this surrogate, which reads other rows of its minibatch: in parts "
-                "it would be another loss. A surrogate that reads its own row alone is marked by "
-                "surrogates.row_wise(surrogate)",
+                "must be 1 with this surrogate, which reads other rows of its minibatch; if it "
+                "reads its own row alone, mark it by surrogates.row_wise(surrogate)",
             )
         marked = "one that reads its own row alone is marked by surrogates.row_wise(surrogate)"
         if num_parts > 1:

@@ -84,11 +84,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         _require_whole(env)
         return env
     if isinstance(env, tuple):
-        raise ConfigError(
-            "env",
-            "must be the environment alone; gymnax.make returns it with its parameters: pass "
-            "gymnax.make(name)[0]",
-        )
+        raise ConfigError("env", "must be the environment alone, as in gymnax.make(name)[0]")
     if isinstance(env, type):
         raise ConfigError("env", f"must be an environment, got a class: give {env.__name__}()")
     missing = [name for name in METHODS if not callable(getattr(env, name, None))]

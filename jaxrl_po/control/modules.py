@@ -138,25 +138,17 @@ def default_modules(
     if not small and settings.channels != NetworkSettings.channels:
         raise ConfigError(
             "channels",
-            "applies to small images only; this environment's observations are "
+            "applies to small images only, got observations "
             f"{jax.tree.map(lambda x: list(x.shape), seen)}",
         )
     if not spaces.action_size:
         for name in ("initial_log_std", "std", "squash"):
             if getattr(settings, name) != getattr(NetworkSettings, name):
-                raise ConfigError(
-                    name,
-                    "applies to continuous actions only; this environment's actions are discrete",
-                )
+                raise ConfigError(name, "applies to continuous actions only")
     if settings.squash and not spaces.bounded:
-        raise ConfigError(
-            "squash", "must be off where actions are unbounded: tanh would bound them"
-        )
+        raise ConfigError("squash", "must be off where actions are unbounded")
     if settings.shared_torso and judged is not seen:
-        raise ConfigError(
-            "shared_torso",
-            "must be off where the critic sees more than the policy (privileged_state)",
-        )
+        raise ConfigError("shared_torso", "must be off where the critic sees more than the policy")
 
     torso = _torso(seen, settings, settings.width, target)
     head = _head(spaces, settings, target)
@@ -226,10 +218,7 @@ def choose_modules(
     settings = _require_settings(settings)
     if actor_critic is not None:
         if policy is not None or critic is not None:
-            raise ConfigError(
-                "actor_critic",
-                "must be given alone, or policy and critic: it stands for both networks",
-            )
+            raise ConfigError("actor_critic", "must be given without policy and critic")
         _require_default(settings)
         return {"actor_critic": actor_critic}
     given = {
@@ -246,9 +235,7 @@ def choose_modules(
             require_unset(settings, name, f"the {role} is made here, not given; leave it out")
         if settings.memory_of == role:
             raise ConfigError(
-                "memory_of",
-                f"must not be {role}, which is given: a networks.Recurrent of your own has its "
-                "memory in it",
+                "memory_of", f"must not be {role}, which is given and has a memory of its own"
             )
     return default_modules(spaces, settings, target) | given
 

@@ -218,9 +218,7 @@ def _reader(name: str, space: Any, inside: bool = False) -> Callable[[Any], PyTr
         return lambda raw: tuple(read(x) for read, x in zip(readers, raw, strict=True))
     if inside and {LEGAL, PRIVILEGED} & set(parts):
         raise ConfigError(
-            "env",
-            f"{name}: {LEGAL} and {PRIVILEGED} must be entries of the observation itself, not of a "
-            "part of it",
+            "env", f"{name}: {LEGAL} and {PRIVILEGED} must be entries of the observation itself"
         )
     of = {key: _reader(name, part, True) for key, part in parts.items() if key != LEGAL}
     if parts and not set(of) - {PRIVILEGED}:

@@ -137,8 +137,8 @@ class ModelSettings(Computation):
             if vocabulary != model.vocabulary:
                 raise ConfigError(
                     "shape",
-                    f"{self.shape} has a vocabulary of {model.vocabulary} tokens and the task one "
-                    f"of {vocabulary}: choose task=random",
+                    f"{self.shape} has a vocabulary of {model.vocabulary} and the task one of "
+                    f"{vocabulary}: choose task=random",
                 )
             return model.clone(outputs=outputs, fused_attention=self.fused_attention)
         sizes = dict(vars(self), dtype=DTYPES[self.dtype])

@@ -200,8 +200,7 @@ def _agreed(
     if len(found) > 1 or len(ropes) > 1:
         raise ConfigError(
             "folder",
-            f"rope_parameters, rope_scaling and rope_theta must agree, got {given} and {theta}: "
-            "remove the wrong one",
+            f"rope_parameters, rope_scaling and rope_theta must agree, got {given} and {theta}",
         )
     return ropes.pop()
 

@@ -124,8 +124,7 @@ def table(
         for prompt, _ in examples:
             if found.setdefault(prompt, split) != split and not share_prompts:
                 raise ConfigError(
-                    split,
-                    f"must share no prompt with {found[prompt]}, but both hold {str(prompt)!r}",
+                    split, f"must share no prompt with {found[prompt]}, but has {str(prompt)!r}"
                 )
     rows = make_rows(tokenizer, [*train, *validation, *test])
     tested = range(len(train) + len(validation), len(rows.pad))
