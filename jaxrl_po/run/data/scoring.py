@@ -424,9 +424,7 @@ def check(rewards: Sequence[Reward]) -> None:
             raise ConfigError("reward", f"{reward.source}: there is no file {place}")
         check_number("reward_weights", reward.weight)
         if names.count(reward.name) > 1:
-            raise ConfigError(
-                "reward", f"names {reward.name} twice: give the functions different names"
-            )
+            raise ConfigError("reward", f"names {reward.name} twice: give different names")
 
 
 def _equal(score: Floats) -> Floats:
