@@ -150,8 +150,14 @@ def test_a_dialogue_in_a_file_of_ones_own(tmp_path):
     [
         (["--problem.prompt_set=4"], "problem.prompt_set"),
         (["--problem.process_reward=true"], "problem.process_reward"),
-        (["--reward=model"], "reward: must be left out with task = higher_lower, got model"),
-        (["--reward=mine.py:f"], "must be left out with task = higher_lower, got"),
+        (
+            ["--reward=model"],
+            "reward: must be left out with task = higher_lower, which has its own, got model",
+        ),
+        (
+            ["--reward=mine.py:f"],
+            "must be left out with task = higher_lower, which has its own, got ",
+        ),
         (["--task.numbers=1"], "numbers must lie in [2, 100], got 1"),
         (["--task.max_turns=0"], "max_turns must lie in [1, 100], got 0"),
         (["--task=mastermnd"], "mastermind"),

@@ -108,7 +108,7 @@ def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
                 r"got .*; it holds no config.json"
             ),
         ),
-        (["--run={control}", "--checkpoint=worst"], "checkpoint must be one of"),
+        (["--run={control}", "--checkpoint=worst"], "checkpoint: must be one of"),
         (
             ["--run={control}", "--out={tmp}/a.txt"],
             "out: must be a file whose name ends in .json, got .*a.txt",
@@ -259,7 +259,7 @@ def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
     ]
     with pytest.raises(
         ConfigError,
-        match=r"^metric: must name a metric of all runs, which have no score in common: entropy$",
+        match=r"^metric: must be given, as the runs have no score in common: entropy$",
     ):
         plot.main([*paths, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
@@ -275,7 +275,7 @@ def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
         (["{tmp}/nowhere"], "nowhere must be the folder of a run; it holds no config.json"),
         (
             ["{run}", "--metric=speed"],
-            "metric: must be in the lines of all runs, which have entropy, greedy_return, got sp",
+            "metric: must be in all runs, which have entropy, greedy_return, got speed",
         ),
         (["{run}", "--metrics=speed"], "did you mean metric"),
         (["{tmp}/grid"], "grid must be the folder of a run; a sweep has its own sweep.png"),

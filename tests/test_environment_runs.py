@@ -244,7 +244,7 @@ def test_a_template_without_tools_and_rows_that_no_user_ends_are_one_line(place,
     few = "--total_steps=12"
     flags = arguments(place, tmp_path / "out", few, f"--init_from={folder}")
     with pytest.raises(
-        ConfigError, match=r"chat template: it must write calls.*; it does not show them"
+        ConfigError, match=r"chat_template: must write calls.*; it does not show them"
     ):
         launch.language(flags)
     (folder / "chat_template.jinja").unlink()

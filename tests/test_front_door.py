@@ -229,13 +229,13 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
     assert launch.control(more) == 0
     with pytest.raises(
         ConfigError,
-        match=r"^env: must be /\S+mine.py:Corridor, as .* got /\S+elsewhere/mine.py:Corridor;",
+        match=r"^env: must be /\S+mine.py:Corridor, as .* got /\S+elsewhere/mine.py:Corridor$",
     ):
         launch.control([*more, env])
     with (files / "mine.py").open("a") as mine:
         mine.write("# another line\n")
     with pytest.raises(
-        ConfigError, match=r"^deterministic: .* differ env: (\w+:Corridor) → (?!\1)\w+:Corridor\. "
+        ConfigError, match=r"^deterministic: .* differ env: (\w+:Corridor) → (?!\1)\w+:Corridor$"
     ):
         launch.control(more)
     (files / "mine.py").write_text("1 / 0\n")
@@ -351,7 +351,7 @@ def test_a_file_whose_name_is_too_long_is_not_there():
             launch.language,
             "task",
             "three",
-            r"task: \S+ must make a \S+language.Task or Dialogue, got int",
+            r"task: must be a \S+language.Task or Dialogue, got int",
         ),
         (
             launch.control,

@@ -126,7 +126,7 @@ def test_whole_numbers_and_flags_are_observed_as_numbers(seen, monkeypatch):
     ],
 )
 def test_spaces_that_cannot_be_handled_are_named(observations, actions):
-    with pytest.raises(ConfigError, match=r"env odd: (observations|actions|the policy) must"):
+    with pytest.raises(ConfigError, match=r"^env: odd: (observations|actions|the policy) must"):
         control.spaces.read_spaces("odd", observations, actions)
 
 

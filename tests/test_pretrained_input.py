@@ -213,7 +213,7 @@ BAD_FOLDERS = {
     ),
     "unknown family": (
         rewrite("config.json", model_type="mamba"),
-        r"init_from: \S+: model_type: must be one of llama, .*, got 'mamba'",
+        r"init_from: \S+: model_type must be one of llama, .*, got 'mamba'",
     ),
     "no end": (without_end, r"init_from: \S+: \S+ must name a token that ends a text"),
     "short context": (
@@ -251,8 +251,8 @@ BAD_FLAGS = {
     "--lora.rank=2 --lora.targets=embedding": "lora.targets: must be some of query, .* got embed",
     "--lora.rank=2 --lora.targets=,": "lora.targets: must be some of query, .* got nothing",
     "--lora.rank=2 --lora.alpha=0": "lora.alpha: must lie in",
-    "--task=addition": "task: addition has a vocabulary of its own: choose file, reasoning_gym",
-    "--task.characters=ab": "task.characters: has no effect with the tokenizer of a pretrained",
+    "--task=addition": "task: addition has its own vocabulary: choose file, reasoning_gym",
+    "--task.characters=ab": "task.characters: has no effect with a pretrained model's tokenizer",
     "--task.template_arguments=[1]": "task.template_arguments: must be a JSON object",
     "--task.template_arguments={": "task.template_arguments: must be a JSON object, got '{'",
     '--task.template_arguments={"a":1}': "task.template_arguments: has no effect unless",
@@ -307,7 +307,7 @@ BAD_ROWS = {
     "answer": ({**CHAT[0], "answer": 0.5}, "answer must be text or a whole number, got 0.5"),
     "refused": (
         {"messages": [{"role": "tool", "content": "w4"}], "answer": "w5"},
-        r"line 21: chat template line \d: role tool is unknown",
+        r"line 21: chat_template: line \d: role tool is unknown",
     ),
 }
 

@@ -174,7 +174,7 @@ def test_adapters_train_over_a_model_of_ours(tmp_path, begun, written_down):
         "value",
     }
     written_down(launch.language, over(tmp_path / "a", *flags, f"--out={tmp_path / 'b'}"))
-    with pytest.raises(ConfigError, match="started from a model of ours, whose tokenizer"):
+    with pytest.raises(ConfigError, match="started from a model of ours: use"):
         export.main([f"--run={tmp_path / 'b'}", f"--out={tmp_path / 'c'}"])
 
 

@@ -150,11 +150,11 @@ def test_other_bad_input(tmp_path):
         prompts.make_task("doubles", rows[:20], rows[20:], max_prompt_length=5)
     with pytest.raises(
         ConfigError,
-        match=r"rows.jsonl line 10: character '9' of its prompt is not among '012345678\+='",
+        match=r"rows.jsonl line 10: prompt must not hold '9', only '012345678\+='",
     ):
         prompts.make_task("doubles", rows[:20], rows[20:], characters="012345678+=")
     pair = [language.tasks.Example("a", "b")]
-    with pytest.raises(ConfigError, match="must share no prompt, but both hold 'a'"):
+    with pytest.raises(ConfigError, match="test: must share no prompt with train, but has 'a'"):
         language.tasks.table("pairs", language.make_tokenizer("ab"), pair, pair)
 
 

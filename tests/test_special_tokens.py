@@ -128,7 +128,7 @@ def test_a_last_message_that_is_not_shown_whole_is_refused(folder, content):
     template = ChatTemplate(KEEPS.replace("m.content", content), {})
     row = prompts.Row({"messages": SAID}, "rows.jsonl line 3")
     with pytest.raises(
-        ConfigError, match=r"^task.train: rows.jsonl line 3: chat template: it does not show"
+        ConfigError, match=r"^task.train: rows.jsonl line 3: chat_template: does not show"
     ):
         prompts.Text(read(folder), template).encode(row)
 
@@ -163,7 +163,8 @@ def test_only_a_use_of_a_token_outside_the_vocabulary_is_refused(folder):
     assert tokenizer.pad < tokenizer.size == WORDS
     row = prompts.Row({"prompt": "w4 <image>"}, "rows.jsonl line 2")
     with pytest.raises(
-        ConfigError, match=r"^task.train: rows.jsonl line 2: the token '<image>' must be left"
+        ConfigError,
+        match=r"^task.train: rows.jsonl line 2: text: must leave out the token '<image>'",
     ):
         prompts.Text(tokenizer, None).encode(row)
     (folder / text.GENERATION).unlink()

@@ -83,9 +83,9 @@ def stopped(tmp_path_factory):
 def test_what_differs_from_the_run_is_named(stopped):
     with pytest.raises(ConfigError, match=r"^out: \S+ already holds files; give resume"):
         train(4, out=stopped, log_every=2)
-    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run .* got 3;"):
+    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run .* got 3$"):
         run.train(LEARNER, 4, seeds=3, steps_per_iteration=32, out=stopped, resume=True)
-    with pytest.raises(ConfigError, match=r"^log_every: must be 2, as in the run .* got 3;"):
+    with pytest.raises(ConfigError, match=r"^log_every: must be 2, as in the run .* got 3$"):
         train(4, out=stopped, log_every=3, resume=True)
     with pytest.raises(ConfigError, match=r"^iterations: must be at least 2, those of .* got 1: "):
         train(1, out=stopped, log_every=2, resume=True)
@@ -103,7 +103,7 @@ def test_a_run_is_not_resumed_with_another_learner(stopped, config, options, why
     problem = control.make_problem(ENV, num_envs=4, num_steps=8, **options)
     other = a2c.make(a2c.Config(**config), problem)
     with pytest.raises(
-        ConfigError, match=r"^learner must be that of the run in out=\S+ that.*" + why
+        ConfigError, match=r"^learner: must be the learner of the run in \S+ that.*" + why
     ):
         run.train(other, 4, seeds=2, steps_per_iteration=32, out=stopped, resume=True)
 
@@ -202,7 +202,7 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
         ({"iterations": 1.5}, "^iterations: must be a whole number in"),
         (
             {"total_steps": 9},
-            "^total_steps: is not an argument of train with a learner: iterations",
+            "^total_steps: is not an argument of train with a learner: iterat",
         ),
         ({"seeds": 0}, "^seeds: must lie in"),
         ({"log_every": -1}, "^log_every: must lie in"),
@@ -304,7 +304,7 @@ def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):
     with pytest.raises(ConfigError, match=r"^prompts: must be a list of texts"):
         policy.generate("1+2=")
     with pytest.raises(
-        ConfigError, match=r"prompts must have at most 4 tokens, .* train on longer"
+        ConfigError, match=r"^prompts: must have at most 4 tokens, .* train on longer"
     ):
         policy.generate(["1+2+3="])
 
@@ -347,7 +347,7 @@ def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
     longer = run.resume(tmp_path / "python", total_steps=96)
     assert [row["iteration"] for row in longer.rows] == [0, 1, 2, 3]
     assert longer.folder == tmp_path / "python"
-    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run in .* got 3;"):
+    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run in .* got 3$"):
         run.resume(tmp_path / "python", seeds=3)
     with pytest.raises(ConfigError, match=r"^log_every: must be left out beside an Experiment"):
         run.train(experiment, log_every=3)

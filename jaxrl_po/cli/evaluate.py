@@ -106,8 +106,7 @@ def record(options: Options, script: Script, records: dict[str, Any]) -> None:
     if bound is None or not hasattr(spaces.observation, "shape"):
         raise ConfigError(
             "record",
-            f"{records[''].env} must be in JAX, bound its episodes, and have one array as its "
-            "observation",
+            f"{records[''].env} must be in JAX, with bounded episodes and one array as observation",
         )
     made = make_record(
         env, problem, num_episodes=options.size or records[""].eval_episodes, max_steps=bound

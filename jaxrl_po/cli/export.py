@@ -92,9 +92,7 @@ def main(argv: Sequence[str]) -> int:
         raise earlier.unsuitable("run", options.run, error) from None
     if base is None:
         raise ConfigError(
-            "run",
-            f"{options.run} started from a model of ours, whose tokenizer transformers cannot "
-            "read: jaxrl_po.run.load reads its policy, and init_from starts another run from it",
+            "run", f"{options.run} started from a model of ours: use jaxrl_po.run.load or init_from"
         )
     _, iteration, state = earlier.state(script, records, "run", options.run, options.checkpoint)
     model = base.model.clone(lora=records["lora"].lora) if records["lora"].rank else base.model

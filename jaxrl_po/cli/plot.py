@@ -155,13 +155,9 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     known_scores = [*SCORES, *(run.config.get("score", "") for run in runs)]
     name = asked or next((score for score in known_scores if score in shared), "")
     if not name:
-        raise ConfigError(
-            "metric", f"must name a metric of all runs, which have no score in common: {known}"
-        )
+        raise ConfigError("metric", f"must be given, as the runs have no score in common: {known}")
     if name not in shared:
-        raise ConfigError(
-            "metric", f"must be in the lines of all runs, which have {known}, got {name}"
-        )
+        raise ConfigError("metric", f"must be in all runs, which have {known}, got {name}")
     return name
 
 

@@ -298,9 +298,7 @@ def main(argv: Sequence[str]) -> int:
     own = adapt(player.built.env) if source is None else source
     limit = options.max_steps or own.max_steps
     if not limit:
-        raise ConfigError(
-            "max_steps", "must be at least 1: the environment has no limit of its own"
-        )
+        raise ConfigError("max_steps", "must be at least 1: the environment has no limit")
     if source is None:
         key = jax.random.key(options.seed)
         episode = play(player, key, max_steps=int(limit), greedy=options.greedy)

@@ -93,7 +93,7 @@ def check(claim: Claim) -> None:
         if len(arm.values) < 2 or list(arm.values) != sorted(set(arm.values)) or arm.values[0] <= 0:
             raise ConfigError(
                 "claim",
-                f"the values of arm {name!r} must be two or more positive numbers, ascending, got "
+                f"the values of arm {name!r} must be positive and ascending, two or more, got "
                 f"{list(arm.values)}",
             )
         for setting in claim.settings_of(name):
@@ -117,11 +117,7 @@ def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
         if getattr(options, "environment", "") or reward != VERIFIER:
             raise ConfigError("claim", "reward and environment of a study must be in its program")
     if len({search.static_part(records) for records, _ in each}) > 1:
-        raise ConfigError(
-            "claim",
-            f"{arm.tuned} cannot be tuned: only a number of config.* can, which needs no program "
-            "of its own",
-        )
+        raise ConfigError("claim", f"{arm.tuned} cannot be tuned: only a number of config.* can")
 
 
 def settled(
@@ -297,9 +293,7 @@ def carry_out(claim: Claim, options: Options) -> int:
     for name, value in said.items():
         if stored and stored.get(name) != value:
             raise ConfigError(
-                "resume",
-                f"{name} of the claim differs from the claim in {options.out}, which was stated "
-                "before anything ran; choose another out",
+                "resume", f"{name} of the claim differs from {options.out}; choose another out"
             )
     keep_programs(options.compilation_cache)
     with folder.claim(options.out, overwrite=options.overwrite) as out, interrupts.kept(out):

@@ -111,8 +111,7 @@ def describe(name: str) -> Machine:
             devices = tuple(jax.devices("gpu"))
         except RuntimeError:
             raise ConfigError(
-                "compile_for",
-                "gpu needs a GPU that is attached: its compiler measures kernels on it",
+                "compile_for", "gpu needs a GPU that is attached, to measure kernels"
             ) from None
         return Machine(name, devices, Target("gpu", len(devices), 1), None)
     raise ConfigError("compile_for", f"must read like tpu:v5e:4x4, cpu:8 or gpu, got {name!r}")

@@ -194,9 +194,7 @@ def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
         raise row.error(f"must have {PROMPT} or {MESSAGES}, not both")
     for name in (MESSAGES if chat else PROMPT, *([ANSWER] if answers else [])):
         if name not in columns:
-            raise row.error(
-                f"lacks the column {name!r}; it has {', '.join(map(repr, columns)) or 'none'}"
-            )
+            raise row.error(f"lacks the column {name!r}; it has {', '.join(map(repr, columns))}")
     answer = columns.get(ANSWER, "")
     if answer is None and not answers:
         answer = ""  # the functions that reward are given None
@@ -206,8 +204,7 @@ def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
         raise row.error(f"{ANSWER} must be text or a whole number, got {answer!r}")
     if clash := [name for name in TAKEN if name in columns]:
         raise row.error(
-            f"the column {clash[0]!r} must have another name, which reward functions get for "
-            "something else"
+            f"the column {clash[0]!r} must have another name: reward functions get that one"
         )
     if chat:
         _check_chat(columns[MESSAGES], row)
@@ -337,7 +334,7 @@ def make_task(
     for row in test:
         if (identity := row.identity(whole)) in where:
             raise row.error(
-                f"the test prompt {identity!r} is a training prompt as well, in {where[identity]}"
+                f"the test prompt {identity!r} is a training prompt as well: {where[identity]}"
             )
     tokenizer: AnyTokenizer
     if text is None:
@@ -379,6 +376,6 @@ def _alphabet(rows: Sequence[Row], characters: str) -> AnyTokenizer:
             raise row.error(f"{MESSAGES} need a pretrained model, whose chat template writes them")
         if unknown := set(written) - set(tokenizer.characters):
             raise row.error(
-                f"character {min(unknown)!r} of its {column} is not among {tokenizer.characters!r}"
+                f"{column} must not hold {min(unknown)!r}, only {tokenizer.characters!r}"
             )
     return tokenizer

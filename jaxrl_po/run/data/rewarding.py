@@ -106,13 +106,11 @@ def host_score(
             return None
         raise ConfigError(
             "reward",
-            f"must be left out with task = {options.task}, got {options.reward}: a dialogue gives "
-            "its rewards itself",
+            f"must be left out with task = {options.task}, which has its own, got {options.reward}",
         )
     if options.reward == MODEL and tasks.entry(options.task).reward:
         raise ConfigError(
-            "reward",
-            f"{MODEL} must be fitted to a verifier in the program; task = {options.task} has none",
+            "reward", f"{MODEL} must be fitted to a verifier: task = {options.task} has none"
         )
     if not sources:
         return None
@@ -127,14 +125,10 @@ def host_score(
         errors.require("reward", "math_verify", "math")
     if options.distributed:
         raise ConfigError(
-            "reward", "must be left out with distributed: completions are scored in one process"
+            "reward", "must be left out with distributed: one process scores completions"
         )
     if placement.cuts_params:
-        raise ConfigError(
-            "reward",
-            "must be left out where parameters are sharded over devices (shard_params, model in "
-            "mesh)",
-        )
+        raise ConfigError("reward", "must be left out with sharded parameters (shard_params, mesh)")
     weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)
     try:
         rewards = [
@@ -143,8 +137,7 @@ def host_score(
         ]
     except ValueError:
         raise ConfigError(
-            "reward_weights",
-            f"must be {len(sources)} numbers, one for each function, got {options.reward_weights}",
+            "reward_weights", f"must be {len(sources)} numbers, got {options.reward_weights}"
         ) from None
     return scoring.HostScore(
         rewards,
@@ -251,10 +244,7 @@ def with_reward_model(
     """
     settings = records["problem"]
     if settings.process_reward:
-        raise ConfigError(
-            "problem.process_reward",
-            f"has no effect with reward = {MODEL}: the model rewards the last token",
-        )
+        raise ConfigError("problem.process_reward", f"has no effect with reward = {MODEL}")
     model = (
         records["reward_model"]
         .build(task.tokenizer.size, outputs=1)

@@ -101,9 +101,7 @@ def from_file(
       ConfigError: names the flag, the file and the line.
     """
     if text is not None and characters:
-        raise ConfigError(
-            "task.characters", "has no effect with the tokenizer of a pretrained model"
-        )
+        raise ConfigError("task.characters", "has no effect with a pretrained model's tokenizer")
     whole |= supervised
     parts = read_rows(train, test, test_fraction, answers=answers, whole=whole, texts=supervised)
     if supervised:
@@ -157,8 +155,7 @@ def worded(
     if arguments and (text is None or prompts.MESSAGES not in written[0][0].columns):
         raise ConfigError(
             "task.template_arguments",
-            "has no effect unless a pretrained model reads messages: rows with messages, or "
-            "task.template = chat",
+            "has no effect unless a pretrained model reads messages or task.template = chat",
         )
     return written, text and text._replace(arguments=arguments)
 

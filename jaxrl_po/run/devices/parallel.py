@@ -161,7 +161,7 @@ def choose(
             "devices",
             f"must be all {jax.device_count()} of the {jax.process_count()} processes, got "
             f"{placement.num_devices}: let them divide the {num_seeds} seeds or the {num_rows} "
-            "rows (environments or prompts)",
+            "rows",
         )
     return placement
 
@@ -186,17 +186,13 @@ def _choose(
             if shardable % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)
         )
     if wanted > available:
-        raise ConfigError(
-            "devices", f"must be at most {available}, the number of devices, got {wanted}"
-        )
+        raise ConfigError("devices", f"must be at most {available}, all there are, got {wanted}")
     if shardable % wanted == 0:
         return Placement(num_seeds, wanted, 1)
     if num_rows % wanted == 0:
         return Placement(num_seeds, 1, wanted)
     raise ConfigError(
-        "devices",
-        f"must divide the {num_seeds} seeds or the {num_rows} rows (environments or prompts), got "
-        f"{wanted}",
+        "devices", f"must divide the {num_seeds} seeds or the {num_rows} rows, got {wanted}"
     )
 
 
@@ -208,9 +204,7 @@ def _parse_mesh(mesh: str, devices: int | None) -> dict[str, int]:
         known = name in ("seed", "data", "model") and name not in axes
         if not (known and count.isdecimal() and int(count) > 0):
             raise ConfigError(
-                "mesh",
-                "must read like seed:2,data:4,model:1, each axis once, with counts of at least 1, "
-                f"got {mesh!r}",
+                "mesh", f"must read like seed:2,data:4,model:1, each axis once, got {mesh!r}"
             )
         axes[name] = int(count)
     if devices not in (None, total := math.prod(axes.values())):
@@ -224,7 +218,7 @@ def _by_hand(
     placement = Placement(num_seeds, axes["seed"], axes["data"], axes["model"])
     if placement.num_devices > available:
         raise ConfigError(
-            "mesh", f"{mesh} needs {placement.num_devices} devices, but there are {available}"
+            "mesh", f"{mesh} needs {placement.num_devices} devices, there are {available}"
         )
     rows = ("data", num_rows, "rows (environments or prompts)")
     for name, size, what in (("seed", num_seeds, "seeds"), rows):

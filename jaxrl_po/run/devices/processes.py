@@ -48,8 +48,7 @@ def start(
         )
     if num_processes and process_id >= num_processes:
         raise ConfigError(
-            "process_id",
-            f"must be below num_processes = {num_processes}, got {process_id}; the first is 0",
+            "process_id", f"must be below num_processes = {num_processes}, got {process_id}"
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # The service would intercept SIGTERM, which the runner handles itself.

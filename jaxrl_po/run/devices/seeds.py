@@ -147,8 +147,7 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: Any
     if any(used and not free for used, free in zip(read, shared, strict=True)):
         raise ConfigError(
             "learner",
-            "must have frozen parameters that do not depend on the key: all seeds share one copy; "
-            "load or draw them before the problem is made",
+            "must have frozen parameters that do not depend on the key: load or draw them first",
         )
 
 

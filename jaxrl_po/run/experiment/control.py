@@ -126,15 +126,12 @@ class Options(RunOptions):
             )
         if self.demonstrations and vector_envs.is_host(self.env):
             raise ConfigError(
-                "demonstrations",
-                f"must be left out with env = {self.env}: it is for environments in JAX",
+                "demonstrations", f"must be left out with env = {self.env}, which is not in JAX"
             )
         for name in ("distributed", "deterministic", "reproducible"):
             if getattr(self, name) and vector_envs.is_host(self.env):
                 raise ConfigError(
-                    name,
-                    f"must be off with env = {self.env}: environments of the host run in one "
-                    "process, and their states cannot be saved",
+                    name, f"must be off with env = {self.env}: its states cannot be saved"
                 )
 
 
@@ -151,9 +148,9 @@ def sampling(options: Options) -> Sampling:
     if vector_envs.is_host(options.env) and chosen in ("groups", "vine"):
         raise ConfigError(
             "env",
-            f"{options.env} runs on the host and cannot return to a state, which sampling = "
-            f"{chosen} does: choose sampling = path and one of {', '.join(methods.WITH_CRITIC)}, "
-            "or an environment of gymnax",
+            f"{options.env} cannot return to a state, as sampling = {chosen} does: choose "
+            f"sampling = path and one of {', '.join(methods.WITH_CRITIC)}, or an environment of "
+            "gymnax",
         )
     return SAMPLINGS[chosen]
 
@@ -254,9 +251,7 @@ def build_problem(
     if options.demonstrations:
         steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
         if options.sampling not in ("auto", "path"):
-            raise ConfigError(
-                "sampling", f"must be path with demonstrations, got {options.sampling}"
-            )
+            raise ConfigError("sampling", "must be path with demonstrations")
         if settings.normalize_observations:
             raise ConfigError("problem.normalize_observations", "must be off with demonstrations")
         problem = control.demonstrated(problem, *steps, num_steps=settings.num_steps)
@@ -284,10 +279,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     options, settings = records[""], records["problem"]
     for name in ("overlong_filtering", "soft_overlong"):
         if vars(records["config"]).get(name):
-            raise ConfigError(
-                f"config.{name}",
-                "must be false in control: an episode that reaches its time limit is not too long",
-            )
+            raise ConfigError(f"config.{name}", "must be false in control: no episode is too long")
     make = algorithm.make
     if options.sampling == "vine":
         for name in sorted(VINE_DOES_WITHOUT & vars(records["config"]).keys()):

@@ -79,9 +79,7 @@ def maker(scripts: Collection[Script], flag: str, run: str) -> tuple[Script, dic
             "run.load(folder, learner=…) gives its parameters",
         )
     raise ConfigError(
-        flag,
-        f"must be the folder of a run of {makers}, got {run}, which is of jaxrl-po "
-        f"{found['script']}",
+        flag, f"must be the folder of a run of {makers}, got {run} of {found['script']}"
     )
 
 
@@ -128,11 +126,7 @@ def state(
     data = [Path(settings[name]) for name in user_code.DATA if settings.get(name)]
     for file in [*user_code.files(vars(options)), *data]:
         if not file.is_file():
-            raise ConfigError(
-                flag,
-                f"{run} was made with {file}, which must be there again, or unchanged in the "
-                "current folder",
-            )
+            raise ConfigError(flag, f"{run} was made with {file}, which must be there again")
     parallel.device_count()
     try:
         placement = Placement(options.seeds, 1, 1)

@@ -465,20 +465,12 @@ def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
     streams.guard()
     try:
         status = main(sys.argv[1:])
-    except ConfigError as error:
-        status = _report(f"--{error}", 2)
-    except UsageError as error:
-        status = _report(str(error), 2)
-    except RunError as error:
-        status = _report(str(error), 1)
-    except MemoryError as error:
-        status = _report(f"out of memory: {error}", 1)
+    except (UsageError, ConfigError, RunError, MemoryError) as error:
+        name = "out of memory: " if isinstance(error, MemoryError) else ""
+        name = "--" if isinstance(error, ConfigError) else name
+        print(f"error: {name}{' '.join(str(error).split())}", file=sys.stderr)
+        status = 1 if isinstance(error, RunError | MemoryError) else 2
     except OSError as error:
-        status = _report(failures.line(error), 1)
+        print(f"error: {failures.line(error)}", file=sys.stderr)
+        status = 1
     sys.exit(status)
-
-
-def _report(message: str, status: int) -> int:
-    """Prints an error as one line, and returns the status."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return status

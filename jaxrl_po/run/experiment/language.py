@@ -103,19 +103,12 @@ class Options(RunOptions):
         if not self.environment:
             return
         if self.algorithm in methods.SUPERVISED:
-            raise ConfigError(
-                "environment",
-                f"must be left out with algorithm = {self.algorithm}, which samples no dialogues",
-            )
+            raise ConfigError("environment", f"must be left out with algorithm = {self.algorithm}")
         beside = f"with environment = {self.environment}"
         if self.distributed:
-            raise ConfigError(
-                "distributed", f"must be false {beside}: environments run in one process"
-            )
+            raise ConfigError("distributed", f"must be false {beside}: there is one process")
         if self.task != "file":
-            raise ConfigError(
-                "task", f"must be file {beside}: its prompts come from a file, got {self.task}"
-            )
+            raise ConfigError("task", f"must be file {beside}, got {self.task}")
 
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
@@ -256,7 +249,7 @@ def require_room(records: Mapping[str, Any], start: models.Start) -> None:
     if rewarding.unanswered(options, task):
         if not (records["problem"].max_new_tokens or start.base):
             raise ConfigError(
-                "problem.max_new_tokens", "must be given where the prompts have no answers"
+                "problem.max_new_tokens", "must be given where prompts have no answers"
             )
         if records["warm_start"].steps:
             raise ConfigError("warm_start.steps", "must be 0 where the prompts have no answers")

@@ -75,9 +75,7 @@ def root(init_from: str, *seen: str) -> str:
     here, path = os.path.realpath(init_from), os.path.join(init_from, folder.CONFIG)
     if here in seen:
         raise UserCodeError(
-            "init_from",
-            f"leads back to {init_from}, which another run replaces or has replaced: keep the run "
-            "that others started from",
+            "init_from", f"leads back to {init_from}, which another run replaces: keep it"
         )
     if not os.path.isfile(path):
         raise UserCodeError(
@@ -108,7 +106,7 @@ def require_effect(argv: Sequence[str], record: type) -> None:
         tasks.require_flags(options.task, argv)
     if given.get("lora.rank") == 0:
         raise ConfigError(
-            "lora.rank", "must lie in [1, inf), got 0; leave it out to train every parameter"
+            "lora.rank", "must lie in [1, inf), got 0; leave it out to train all parameters"
         )
     if not root(options.init_from, *[os.path.realpath(options.out)] * options.overwrite):
         return
@@ -118,7 +116,7 @@ def require_effect(argv: Sequence[str], record: type) -> None:
             raise ConfigError(
                 name,
                 f"has no effect with init_from = {options.init_from}: a pretrained model has its "
-                "own sizes",
+                "own",
             )
 
 
@@ -160,7 +158,7 @@ def read_base(init_from: str, settings: Any) -> Base | None:
         model = model.clone(fused_attention=settings.fused_attention)
         tokenizer, template = texts.read_tokenizer(found, model.vocabulary)
     except ConfigError as error:
-        raise ConfigError("init_from", f"{path}: {error}") from None
+        raise ConfigError("init_from", f"{path}: {error.message}") from None
     return Base(found, model, prompts.Text(tokenizer, template, stored.get(texts.CONTEXT, 0)))
 
 
@@ -233,7 +231,7 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
                 base.folder, whole, dtype=None if half else "float32", place=_on_host
             )
         except ConfigError as error:
-            raise ConfigError("init_from", f"{options.init_from}: {error}") from None
+            raise ConfigError("init_from", f"{options.init_from}: {error.message}") from None
     elif options.init_from:
         params = of_run(script, records, task, whole)
     elif adapters.rank and options.compile_for:  # no machine need hold the parameters
@@ -346,9 +344,7 @@ def _latest(
     except (CheckpointError, ConfigError) as error:
         raise earlier.unsuitable(flag, run, error) from None
     if found is None:
-        raise ConfigError(
-            flag, f"{run} holds no intact checkpoint; wait for one or choose another run"
-        )
+        raise ConfigError(flag, f"{run} holds no intact checkpoint; wait for one")
     if over is not None:
         earlier.require_base(over.digest, flag, run)
         found = _merged(over.policy, over.params, found)

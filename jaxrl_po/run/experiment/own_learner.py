@@ -33,9 +33,7 @@ def _earlier(options: Options, iterations: int) -> dict[str, Any]:
     if (options.resume or options.overwrite) and not out:
         raise ConfigError("out", "must name the folder of a run that is resumed or replaced")
     if processes.several():
-        raise ConfigError(
-            "learner", "is trained in one process; an Experiment has distributed=True"
-        )
+        raise ConfigError("learner", "is trained in one process; an Experiment can be distributed")
     stored = folder.inspect(out, resume=options.resume, overwrite=options.overwrite) if out else {}
     if stored.get("script", TRAIN) != TRAIN:
         raise ConfigError("out", f"{out} holds a run of jaxrl-po {stored['script']}, not of train")
@@ -43,8 +41,8 @@ def _earlier(options: Options, iterations: int) -> dict[str, Any]:
     if iterations < least:
         raise ConfigError(
             "iterations",
-            f"must be at least {least}, those of the run in {out} that is resumed, got "
-            f"{iterations}: they may only grow",
+            f"must be at least {least}, those of the run in {out}, got {iterations}: they may "
+            "only grow",
         )
     return stored
 
@@ -69,9 +67,7 @@ def plan_of(
     iterations = check_size("iterations", iterations, NON_NEGATIVE)
     steps_per_iteration = check_size("steps_per_iteration", steps_per_iteration)
     if score and evaluate is None:
-        raise ConfigError(
-            "evaluate", f"must be given where score = {score!r} marks the best checkpoint"
-        )
+        raise ConfigError("evaluate", f"must be given where score = {score!r}")
     total = iterations * steps_per_iteration
     lasting: Any = {"seeds": seeds, "seed": seed, "eval_every": eval_every, "total_steps": total}
     options = Options(
@@ -152,9 +148,7 @@ def require_same_learner(
         why = "the program of an iteration is another (method, settings or problem)"
     if why:
         raise ConfigError(
-            "learner",
-            f"must be the learner of the run in {out} that is resumed: {why}; give that learner, "
-            "or choose another out",
+            "learner", f"must be the learner of the run in {out} that is resumed: {why}"
         )
 
 

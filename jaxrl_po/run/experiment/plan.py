@@ -122,9 +122,7 @@ def prepare(
         )
         if placement.cuts_params and setup.axes is None:
             raise ConfigError(
-                "mesh",
-                f"must have no model axis: the networks of jaxrl-po {script.name} are not "
-                f"sharded, got {options.mesh}",
+                "mesh", f"must have no model axis with jaxrl-po {script.name}, got {options.mesh}"
             )
         make_job = functools.partial(
             assembly.make_job,
@@ -328,15 +326,14 @@ def settle(
     if 0 < options.total_steps < of_one:
         raise ConfigError(
             "total_steps",
-            f"must be 0 or at least {of_one}, the {script.unit} of one iteration, got "
+            f"must be 0 or at least {of_one} {script.unit}, those of an iteration, got "
             f"{options.total_steps}",
         )
     iterations = options.total_steps // of_one
     if iterations >= 2**31:  # a state counts them in 32 bits
         raise ConfigError(
             "total_steps",
-            f"must make fewer than {2**31:,} iterations, each of {of_one} {script.unit}, got "
-            f"{options.total_steps}",
+            f"must make fewer than {2**31:,} iterations of {of_one}, got {options.total_steps}",
         )
     defaults = script.defaults(options, flags.flatten(records))
     schedule = vars(records["config"]).get("schedule", AUTO)
@@ -353,8 +350,7 @@ def settle(
             raise ConfigError(
                 "total_steps",
                 f"must stay as it was, got {options.total_steps}: the learning rate of this run "
-                f"reaches 0 after its {decay_iterations} iterations. Start another run, with more "
-                "steps or with config.decay_iterations = 0",
+                f"reaches 0 after its {decay_iterations} iterations",
             )
         raise ConfigError(
             "config.decay_iterations",

@@ -176,9 +176,7 @@ def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerStat
     """What the folder of a user's learner holds; raises ConfigError."""
     settings = earlier.settings_of("folder", run, "run.train")
     if settings["script"] != earlier.TRAIN:
-        raise ConfigError(
-            "learner", f"must be left out: {run} holds a run of jaxrl-po {settings['script']}"
-        )
+        raise ConfigError("learner", f"must be left out: {run} holds a run of {settings['script']}")
     options = Options(seeds=settings["seeds"], seed=settings["seed"], out=run)
     earlier.require_seed("seed", seed, options.seeds, "folder", run)
     setup = assembly.Setup(learner, None, "")

@@ -255,16 +255,11 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
       ConfigError: names the first flag that differs, with both values.
     """
     if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
-        raise ConfigError(
-            "resume",
-            f"{out} must hold a sweep of this version of jaxrl-po sweep; choose another out",
-        )
+        raise ConfigError("resume", f"{out} must hold a sweep of this version of jaxrl-po sweep")
     asked = Asked(**{name: stored[name] for name in Asked._fields})
     code = stored.get("resolved", {}).get(user_code.DIGESTS, {})
     if not all(isinstance(field, dict) for field in (*asked, code)):
-        raise ConfigError(
-            "resume", f"{Path(out) / folder.CONFIG} is damaged; repair it, or choose another out"
-        )
+        raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
     asked = asked._replace(flags=asked.flags | user_code.found(asked.flags, code, Path(out)))
     options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]
     again = read(argv, options)
@@ -275,7 +270,7 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
             raise ConfigError(
                 name,
                 f"must be {wanted}, as in the sweep in {out} that is resumed, got "
-                f"{flags.shown(value)}; leave it out, or choose another out",
+                f"{flags.shown(value)}",
             )
     may_differ = {name: x for name, x in again.flags.items() if name in search.MAY_DIFFER}
     return asked._replace(flags=asked.flags | may_differ)
@@ -286,27 +281,20 @@ def refuse(options: Options, asked: Asked) -> None:
     for name in OF_A_RUN_ALONE:
         if getattr(options, name):
             raise ConfigError(
-                name,
-                "is for jaxrl-po control and jaxrl-po language: a sweep runs in one process, and "
-                "writes sweep.json",
+                name, "must be left out: a sweep is one process that writes sweep.json"
             )
     for name in OF_ONE_RUN:
         if name in asked.flags:
-            raise ConfigError(
-                name, "must be left out: a sweep has evaluations, and keeps complete runs"
-            )
+            raise ConfigError(name, "must be left out: a sweep has evaluations")
     if asked.drawn and not options.draws:
         raise ConfigError("draws", "must be at least 1 with a distribution, got 0")
     if options.draws and not asked.drawn:
         raise ConfigError(
             "draws",
-            "must be left out without a distribution (log_uniform(1e-5,1e-2), uniform(low,high) "
-            f"or choice(a,b,c)), got {options.draws}",
+            f"must be left out without a distribution, e.g. uniform(0,1), got {options.draws}",
         )
     if not options.total_steps:
-        raise ConfigError(
-            "total_steps", "must be at least the steps of an iteration in a sweep, got 0"
-        )
+        raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
 def check(group: Group, options: Options, given: Collection[str]) -> None:
@@ -315,11 +303,7 @@ def check(group: Group, options: Options, given: Collection[str]) -> None:
         options.devices, num_seeds=len(group) * options.seeds, num_rows=1, mesh=options.mesh
     )
     if placement.cuts_params:
-        raise ConfigError(
-            "mesh",
-            f"must have no model axis, which is for jaxrl-po language, got {options.mesh}: these "
-            "networks are not sharded",
-        )
+        raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
     for records in group:
         build(plan.settle(control.SCRIPT, records, given)[0])
 
@@ -367,9 +351,7 @@ def done(path: Path) -> list[dict[str, Any]]:
         )
         return [row for row in rows if row["flags"] is not None]
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(
-            "resume", f"{path} is damaged; repair it, or choose another out"
-        ) from None
+        raise ConfigError("resume", f"{path} is damaged; choose another out") from None
 
 
 def sections_of(options: Options) -> dict[str, type]:

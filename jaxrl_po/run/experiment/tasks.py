@@ -200,8 +200,7 @@ def make(
     if text is not None and not user_code.is_source(name):
         raise ConfigError(
             "task",
-            f"{name} has a vocabulary of its own: choose file, reasoning_gym or a task of your "
-            "own for a pretrained model",
+            f"{name} has its own vocabulary: choose file, reasoning_gym or a task of your own",
         )
     return row.make(**vars(settings))
 
@@ -257,8 +256,7 @@ def _own(name: str) -> AnyTask:
     task = user_code.make("task", name)
     if not isinstance(task, AnyTask):
         raise ConfigError(
-            "task",
-            f"{name} must make a jaxrl_po.language.Task or Dialogue, got {type(task).__name__}",
+            "task", f"must be a jaxrl_po.language.Task or Dialogue, got {type(task).__name__}"
         )
     if isinstance(task, language.Task) and len(task.test) > 1 and not task.validation:
         task = task._replace(test=task.test[1::2], validation=task.test[::2])

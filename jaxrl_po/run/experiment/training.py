@@ -269,7 +269,7 @@ def _train(
             return outcome, hearing.enter_context(hear_signals(None, leave_early=leave_early))
         except CheckpointError as error:
             raise ConfigError(
-                "resume", f"{error}; put back the former files, or choose another out"
+                "resume", f"{error}; put the files back, or choose another out"
             ) from None
 
 

@@ -211,8 +211,7 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
         if one.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
             raise ConfigError(
                 "env",
-                f"{name} must reset in the step after an episode's end (AutoresetMode.NEXT_STEP), "
-                "so that its final observations are seen",
+                f"{name} must reset in the step after an episode's end (AutoresetMode.NEXT_STEP)",
             )
         seen = one.single_observation_space
         registered = one.spec and one.spec.max_episode_steps
@@ -277,9 +276,7 @@ def _spaces(name: str, seen: Any, acts: Any) -> Spaces:
     spaces = read_spaces(name, seen, acts)
     if not isinstance(spaces.observation, jax.ShapeDtypeStruct):
         raise ConfigError(
-            "env",
-            f"{name} must have observations of one array, got {type(seen).__name__}: flatten them "
-            "by a wrapper",
+            "env", f"{name} must have observations of one array, got {type(seen).__name__}"
         )
     return spaces
 

@@ -47,8 +47,7 @@ def fields(on_row: OnRow, row: Row, num_seeds: int, score: str = "") -> Row:
     except (TypeError, ValueError):
         raise ConfigError(
             "on_row",
-            f"must return a number, or one for each of {num_seeds} seeds, under each name, got "
-            f"{added!r}",
+            f"must return one number or {num_seeds}, one per seed, for each name, got {added!r}",
         ) from None
     new = metrics.by_seed(each)
     for name in new.keys() & {*row, score}:

@@ -74,8 +74,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if "[" in str(folder.absolute()):  # a pattern to orbax, which then finds no file
         raise ConfigError(
             "out",
-            f"{out} must have no [ in its path ({folder.absolute()}): checkpoints could not be "
-            "read again",
+            f"{folder.absolute()} must have no [ in its path, which orbax takes for a pattern",
         )
     require_links("out", folder, () if overwrite else LINKED)
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -89,8 +88,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if used and not (resume or overwrite):
         raise ConfigError(
             "out",
-            f"{out} already holds files; give resume to continue a run, overwrite to replace it, "
-            "or choose another folder",
+            f"{out} already holds files; give resume to continue, overwrite to replace the run",
         )
     if not (used and resume):
         return {}
@@ -189,7 +187,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
         raise ConfigError(
             name,
             f"must be {shown(stored[name])}, as in the run in {out} that is resumed{or_same}, got "
-            f"{shown(value)}; leave it out, or choose another out",
+            f"{shown(value)}",
         )
     if settings["total_steps"] < stored.get("total_steps", 0):
         least = f"{stored['total_steps']}, as in the run in {out} that is resumed"

@@ -288,7 +288,7 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str, fl
         raise ConfigError(
             flag,
             f"promises the same bits only under the circumstances of the run in {out}; there "
-            f"differ {'; '.join(found)}. Resume it there, or start another without {flag}",
+            f"differ {'; '.join(found)}",
         )
 
 

@@ -67,9 +67,7 @@ def make(
     try:
         if not offer.reward and rewarded is None:
             raise ConfigError(
-                "environment",
-                "must have a method get_reward, or reward must name functions, got "
-                f"{options.environment}",
+                "environment", "must have a method get_reward, or reward must name functions"
             )
         arguments = flags.json_object("task.template_arguments", records["task"].template_arguments)
         try:
@@ -101,37 +99,27 @@ def require_fit(records: Mapping[str, Any], start: models.Start, placement: Plac
     """Raises ConfigError for flags that do not go together with `--environment`."""
     options = records[""]
     if not user_code.is_source(options.environment):
-        raise ConfigError(
-            "environment", f"must be a file and a class, file.py:Class, got {options.environment}"
-        )
+        raise ConfigError("environment", "must be a file and a class, file.py:Class")
     if start.base is None or start.base.text.template is None:
         raise ConfigError(
-            "init_from",
-            f"{options.init_from} must have a chat template, which writes the tools of the "
-            "environment and their results",
+            "init_from", f"{options.init_from} must have a chat template, which writes the tools"
         )
     if placement.cuts_params:
         raise ConfigError(
-            "environment",
-            "must be left out where parameters are sharded over devices (shard_params, model in "
-            "mesh)",
+            "environment", "must be left out with sharded parameters (shard_params, mesh)"
         )
     if options.reward == rewarding.MODEL:
         raise ConfigError("reward", f"must be left out with environment, got {options.reward}")
     if records["warm_start"].steps:
-        raise ConfigError(
-            "warm_start.steps", "must be 0 with environment, which demonstrates nothing"
-        )
+        raise ConfigError("warm_start.steps", "must be 0 with environment")
     if vars(records["config"]).get("dynamic_sampling") == dapo.REFILL:
         raise ConfigError(
             "config.dynamic_sampling",
-            f"must be {dapo.REWEIGHT} or off with environment, got {dapo.REFILL}: a refill needs "
-            "dialogues inside the program",
+            f"must be {dapo.REWEIGHT} or off with environment: a refill needs JAX",
         )
     if not records["problem"].max_new_tokens:
         raise ConfigError(
-            "problem.max_new_tokens",
-            "must be given with environment: the token budget of a message",
+            "problem.max_new_tokens", "must be given with environment: a message's budget"
         )
 
 
@@ -155,10 +143,7 @@ def read_rows(records: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not any(message["role"] == USER for message in messages):
             raise row.error(f"{prompts.MESSAGES} must have a user's")
         if messages[-1]["role"] == ASSISTANT:
-            raise row.error(
-                f"{prompts.MESSAGES} must not end with the assistant's, whose dialogue an "
-                "environment begins"
-            )
+            raise row.error(f"{prompts.MESSAGES} must not end with the assistant's")
         found.append(columns | {prompts.PROMPT: messages})
     return found
 
@@ -174,7 +159,7 @@ def require_reply(reply_length: int, tools: Tools, offer: Offer) -> None:
     if least >= reply_length:
         raise ConfigError(
             "environment.reply_length",
-            f"must be above {least}, the tokens of an empty result of a tool, got {reply_length}",
+            f"must be above {least}, as an empty result of a tool has, got {reply_length}",
         )
 
 
