@@ -76,7 +76,7 @@ def stated(claim: Claim) -> dict[str, Any]:
 
 
 def check(claim: Claim) -> None:
-    """Raises ConfigError for a claim that names what it does not have, or that cannot be tested."""
+    """Raises ConfigError for a claim with an unknown name, or one that cannot be tested."""
     if not claim.comparisons:
         raise ConfigError("claim", "must have a comparison")
     if claim.warm_start and claim.script is not language.SCRIPT:
@@ -103,7 +103,7 @@ def check(claim: Claim) -> None:
 
 
 def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
-    """Raises ConfigError for flags that do not parse, or that ask for what a study cannot train."""
+    """Raises ConfigError for flags that do not parse, or that a study cannot train."""
     each = [settled(claim, setting, arm, value, []) for value in arm.values]
     for records, iterations in each:
         options = records[""]

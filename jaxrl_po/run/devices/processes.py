@@ -39,7 +39,7 @@ def start(
       timeout: seconds to wait for all processes to join, and later for a heartbeat of each.
 
     Raises:
-      ConfigError: there is no cluster to ask, or not all processes joined in time.
+      ConfigError: no cluster answers, or not all processes joined in time.
     """
     host, _, port = coordinator.rpartition(":")
     if coordinator and not (host and port.isdecimal() and 0 < int(port) < 2**16):

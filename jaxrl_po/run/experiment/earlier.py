@@ -193,7 +193,7 @@ def require_base(digest: str, flag: str, run: str) -> None:
 
 
 def unsuitable(flag: str, run: str, error: Exception) -> ConfigError:
-    """Returns the error about a run whose settings or state raise an error when they are used."""
+    """Returns the error for a run with unsuitable settings or an unsuitable state."""
     other_version = not isinstance(error, UserCodeError)
     why = " does not suit this version of the library" if other_version else ""
     return ConfigError(flag, f"{run}{why}: {error}")

@@ -207,7 +207,7 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
       answers: whether each prompt needs an answer.
 
     Raises:
-      ConfigError: what `--init_from`, `--task` or `--lora` name cannot be used.
+      ConfigError: the value of `--init_from`, `--task` or `--lora` cannot be used.
     """
     options, adapters = records[""], records["lora"]
     base = read_base(options.init_from, records["model"])

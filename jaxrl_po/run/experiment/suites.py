@@ -69,8 +69,8 @@ def make(name: str, env_params: str = "") -> Environment:
       env_params: JSON object with arguments of the suite's adapter; or empty.
 
     Raises:
-      ConfigError: the package is not installed, there is no environment of that name, or it does
-        not take the arguments.
+      ConfigError: the package is not installed, the name is unknown, or the environment does not
+        accept the arguments.
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
@@ -101,7 +101,7 @@ def make_env(name: str, env_params: str = "") -> Any:
         environment's `default_params`; or empty.
 
     Raises:
-      ConfigError: there is none of that name, or the file or the arguments cannot be used.
+      ConfigError: the name is unknown, or the file or the arguments cannot be used.
     """
     if is_suite(name):
         return make(name, env_params)

@@ -209,7 +209,7 @@ def entry(name: str) -> TaskEntry:
     """The task of a name, or that of `file.py:name`, a function without arguments that makes it.
 
     Raises:
-      ConfigError: there is none of that name, or the file cannot be used.
+      ConfigError: the name is unknown, or the file cannot be used.
     """
     if user_code.is_source(name):
         return TaskEntry(NoSettings, lambda: _own(name))

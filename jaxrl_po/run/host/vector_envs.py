@@ -122,8 +122,8 @@ def find(name: str, env_params: str = "") -> Source:
       env_params: JSON object with arguments of `envpool.make` or `gymnasium.make_vec`; or empty.
 
     Raises:
-      ConfigError: the package is not installed, there is no environment of that name, or it does
-        not take the arguments.
+      ConfigError: the package is not installed, the name is unknown, or the environment does not
+        accept the arguments.
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")

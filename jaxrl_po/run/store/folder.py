@@ -244,7 +244,7 @@ def _clear(folder: Path) -> None:
     """Deletes the files of an earlier run; the one that makes the folder that of a run goes last.
 
     Raises:
-      ConfigError: names what cannot be deleted.
+      ConfigError: names the file that cannot be deleted.
     """
     try:
         for name in reversed(ARTEFACTS):
@@ -291,7 +291,7 @@ def writing(path: Path) -> Iterator[None]:
     """Creates the folder of the file `--out`; inside, a failure to write becomes a `ConfigError`.
 
     Raises:
-      ConfigError: names the file and what went wrong.
+      ConfigError: names the file and the reason.
       RunError: likewise, where the disk is full.
     """
     try:

@@ -42,7 +42,7 @@ BASE = "base"  # entry of a run with adapters: the digest of what they are train
 PROMPTS = "prompts"  # entry of a run on prompts of a file: their digest, in the model's tokens
 # What is said of data that changed.
 DATA = {
-    BASE: ("holds adapters over another base", "what init_from of the run names"),
+    BASE: ("holds adapters over another base", "the base that init_from of the run names"),
     PROMPTS: (
         "began with another set of prompts and answers, or demonstrations",
         "the file, or, where a chat template writes today's date, give it the date of the run as "
@@ -303,7 +303,7 @@ def require_data(entry: str, digest: str, resolved: Mapping[str, Any], flag: str
       run: folder of the run.
 
     Raises:
-      ConfigError: says what to put back.
+      ConfigError: names the data to put back.
     """
     before = resolved.get(entry, digest)
     if digest and before != digest:
