@@ -208,7 +208,7 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
         ([f"--environment={CLASSES}:Gess"], "holds no 'Gess', but Guess"),
         ([f"--environment={CLASSES}:Blind"], "must have a method get_reward, or reward"),
         (["--task=mastermind"], "task: must be file with environment = "),
-        (["--init_from="], "init_from:  must have a chat template"),
+        (["--init_from="], "init_from: must have a chat template"),
         (["--problem.max_new_tokens=0"], "problem.max_new_tokens: must be given"),
         (["--environment.reply_length=3"], "must be above 3"),
         (["--environment.turns=12"], "the longest dialogue has"),

@@ -204,7 +204,7 @@ def test_several_processes_use_all_devices(monkeypatch):
     )
     with pytest.raises(
         ConfigError,
-        match=r"devices: must be all 8 of the 2 processes, got 6: let them divide the 6 seeds",
+        match=r"^devices: must be all 8 of the 2 processes, got 6: let them divide the 6 seeds",
     ):
         parallel.choose("auto", num_seeds=6, num_rows=5, num_processes=2)
 

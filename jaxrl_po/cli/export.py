@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
                 context=context,
             )
     except ConfigError as error:
-        raise ConfigError("run", f"{options.run}: {error}") from None
+        raise ConfigError("run", f"{options.run}: {error.message}") from None
     which = f"{options.checkpoint} checkpoint (iteration {iteration})"
     print(f"{script.title(records)}, seed {options.seed}, {which}")
     if dtype is not None and changed and jnp.dtype(dtype).itemsize < 4:

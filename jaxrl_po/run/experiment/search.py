@@ -72,7 +72,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[st
             if found[1] not in DISTRIBUTIONS:
                 close = errors.suggest(found[1], DISTRIBUTIONS)
                 close = "; did you mean choice?" if "int" in found[1] else close
-                raise ConfigError(name, f"must be a distribution of a sweep{close}, got {value}")
+                raise ConfigError(name, f"must be a distribution of a sweep, got {value}{close}")
             drawn[name] = value.replace(" ", "")
         elif name.startswith(SWEPT) and "," in value:
             swept[name] = value.split(",")

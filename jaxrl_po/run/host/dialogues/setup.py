@@ -102,7 +102,8 @@ def require_fit(records: Mapping[str, Any], start: models.Start, placement: Plac
         raise ConfigError("environment", "must be a file and a class, file.py:Class")
     if start.base is None or start.base.text.template is None:
         raise ConfigError(
-            "init_from", f"{options.init_from} must have a chat template, which writes the tools"
+            "init_from",
+            f"must have a chat template, which writes the tools, got {options.init_from!r}",
         )
     if placement.cuts_params:
         raise ConfigError(
