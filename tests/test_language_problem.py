@@ -374,7 +374,7 @@ def test_other_bad_input():
         language.make_evaluate(TASK, MODEL, num_prompts=0)
     with pytest.raises(ConfigError, match="max_new_tokens"):
         language.make_evaluate(TASK, MODEL, decoding=language.Decoding(2))
-    with pytest.raises(ConfigError, match="accuracy has no effect"):
+    with pytest.raises(ConfigError, match="accuracy: has no effect"):
         language.WarmStart(accuracy=0.5).validate()
     with pytest.raises(ConfigError, match="accuracy: must lie in"):
         language.WarmStart(steps=1, accuracy=1.5).validate()

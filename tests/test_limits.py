@@ -88,7 +88,7 @@ def test_warm_starts_and_budgets_are_checked():
         task.tokenizer.size
     )
     for field, value in (("steps", -1), ("batch_size", 0), ("steps", 2.5)):
-        with pytest.raises(ConfigError, match=f"^{field} must"):
+        with pytest.raises(ConfigError, match=f"^{field}: must"):
             language.make_problem(task, model, warm=language.WarmStart(**{field: value}))
     for budget in (-1, 1, math.nan, 9.5):
         with pytest.raises(ConfigError, match=r"^max_new_tokens: must"):

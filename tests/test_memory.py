@@ -509,7 +509,7 @@ def test_what_cannot_remember_is_named():
     for flags, message in (
         ({"memory_of": "policy"}, r"memory_of.* memory is gru or transformer"),
         ({"memory": "gru", "memory_window": 8}, "memory_window.* memory is transformer"),
-        ({"memory": "transformer", "memory_window": 0}, "memory_window must"),
+        ({"memory": "transformer", "memory_window": 0}, "memory_window: must"),
         ({"memory": "transformer", "memory_heads": 3}, "memory_heads: must divide width = 64"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -128,9 +128,9 @@ def test_optimizer_fields_without_effect_are_refused(module):
     problem, given = tabular_problem(num_prompts=2, group_size=2), optax.sgd(0.1)
     for fields, message, optimizer in (
         ({"optimizer": "lion"}, "optimizer: must be auto", given),
-        ({"learning_rate": 0.5}, "learning_rate has no effect", given),
-        ({"max_grad_norm": 7.0}, "max_grad_norm has no effect", given),
-        ({"optimizer_epsilon": 0.5}, "optimizer_epsilon has no effect", given),
+        ({"learning_rate": 0.5}, "learning_rate: has no effect", given),
+        ({"max_grad_norm": 7.0}, "max_grad_norm: has no effect", given),
+        ({"optimizer_epsilon": 0.5}, "optimizer_epsilon: has no effect", given),
         ({"weight_decay": 0.1}, "weight_decay: has no effect unless optimizer is one of", None),
         ({"schedule": "cosine"}, "schedule: has no effect unless decay_iterations", None),
         ({"schedule": "linear"}, "schedule: has no effect unless decay_iterations", given),

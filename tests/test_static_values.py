@@ -90,7 +90,7 @@ def test_a_record_keeps_its_own_check():
 def test_text_and_bools_are_no_numbers(record):
     for name in {**numbers(record), **fields(record, int, float)}:
         for value in ("1", "1e-3", True, np.bool_(True), jnp.bool_(True), None, [1.0]):
-            with pytest.raises(ConfigError, match=f"^{name} must be (a number|of type|one of)"):
+            with pytest.raises(ConfigError, match=f"^{name}: must be (a number|of type|one of)"):
                 check(record(**{name: value}))
     for name in fields(record, bool):
         for value in ("true", 1, 0.0, np.int64(1)):
@@ -199,7 +199,7 @@ def test_factories_follow_the_rule_of_records(make, values):
             ):
                 jax.eval_shape(traced, value)
         for wrong in ("1", 1 if isinstance(value, bool) else np.bool_(True)):
-            with pytest.raises(ConfigError, match=f"^{name} must be .*, got "):
+            with pytest.raises(ConfigError, match=f"^{name}: must be .*, got "):
                 make(**{name: wrong})
     make(**{name: np.asarray(value)[()] for name, value in values.items()})
     make(**{name: jnp.asarray(value) for name, value in values.items()})
@@ -232,7 +232,7 @@ def test_train_takes_numpy_numbers(tmp_path):
 @pytest.mark.parametrize("name", ["iterations", "seeds", "seed", "steps_per_iteration", "resume"])
 def test_train_refuses_text_by_name(name):
     options = {"iterations": 1, name: "1"}
-    with pytest.raises(ConfigError, match=f"^{name} must be .*, got '1'"):
+    with pytest.raises(ConfigError, match=f"^{name}: must be .*, got '1'"):
         run.train(LEARNER, options.pop("iterations"), **options)
 
 
@@ -280,7 +280,7 @@ def test_a_sweep_takes_arrays_and_lists_of_scalars(tmp_path, monkeypatch):
     assert found[0][-1] == "--config.learning_rate=0.001,0.0001"
     assert found == found[:1] * 4
     for name, value in (("learning_rate", "1e-3"), ("num_epochs", "2"), ("early_stop", 1)):
-        with pytest.raises(ConfigError, match=f"^config.{name} must be .*, got "):
+        with pytest.raises(ConfigError, match=f"^config.{name}: must be .*, got "):
             run.sweep(experiment, over={f"config.{name}": [value]})
     with pytest.raises(ConfigError, match=r"^draws: must be an integer, got '3'"):
         run.sweep(experiment, over={}, draws="3")

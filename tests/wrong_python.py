@@ -97,6 +97,13 @@ WRONG = [
         ("test_reprs.py::test_training_state_has_a_short_text",),
     ),
     Wrong(
+        "an error of a section has no prefix",
+        "run.experiment.flags",
+        "return ConfigError(join(prefix, error.field), error.message)",
+        "return error",
+        ("test_flags.py::test_located_gives_a_field_the_prefix_of_its_section",),
+    ),
+    Wrong(
         "a batch of observations is acted on with one random number",
         "run.experiment.policies",
         "axes = (None, 0, None if key is None else 0)",

@@ -143,8 +143,7 @@ def carry_out(
     groups = group(asked, options, sections, rounded=rounded)
     given = frozenset([*asked.flags, *asked.swept, *asked.drawn])
     try:
-        for each in groups:
-            check([records for _, records in each], options, given)
+        check([[records for _, records in each] for each in groups], options, given)
     except ConfigError as error:
         raise flags.located(error, sections) from None
     with (
@@ -297,15 +296,16 @@ def refuse(options: Options, asked: Asked) -> None:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
-def check(group: Group, options: Options, given: Collection[str]) -> None:
+def check(groups: Sequence[Group], options: Options, given: Collection[str]) -> None:
     """Raises the error of the first combination whose settings are wrong."""
-    placement = parallel.choose(
-        options.devices, num_seeds=len(group) * options.seeds, num_rows=1, mesh=options.mesh
-    )
-    if placement.cuts_params:
-        raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
-    for records in group:
-        build(plan.settle(control.SCRIPT, records, given)[0])
+    for group in groups:
+        placement = parallel.choose(
+            options.devices, num_seeds=len(group) * options.seeds, num_rows=1, mesh=options.mesh
+        )
+        if placement.cuts_params:
+            raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
+        for records in group:
+            build(plan.settle(control.SCRIPT, records, given)[0])
 
 
 def build(records: Mapping[str, Any]) -> assembly.Setup:
