@@ -121,11 +121,8 @@ def probability_of(lengths: str, budget: int) -> float:
     mean = re.fullmatch(r"geometric:(\d*\.\d+)", lengths)
     tokens = float(mean[1]) * budget if mean else math.inf if lengths == "equal" else 0.0
     if tokens <= 1.0:
-        raise ConfigError(
-            "lengths",
-            "must be sampled, equal, or geometric: with a share of the budget that is above one "
-            f"token, as in geometric:0.2, got {lengths}",
-        )
+        valid = "sampled, equal, or geometric:0.2, a share of more than one token"
+        raise ConfigError("lengths", f"must be {valid}, got {lengths}")
     return 1.0 / tokens
 
 
