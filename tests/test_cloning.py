@@ -90,15 +90,15 @@ GOOD = {"observation": np.zeros((5, 4)), "action": np.zeros(5, int)}
     [
         ({"observation": GOOD["observation"]}, "must be an .npz file with observation and action"),
         (GOOD | {"action": np.zeros(4, int)}, "must have an action for each observation"),
-        (GOOD | {"observation": np.zeros((5, 3))}, r"observation: must .* \[5, 4\], got \[5, 3\]"),
-        (GOOD | {"observation": np.full((5, 4), np.nan)}, r"observation: must be finite"),
-        (GOOD | {"action": np.full(5, 0.5)}, "action: must be whole numbers"),
+        (GOOD | {"observation": np.zeros((5, 3))}, r"observation must .* \[5, 4\], got \[5, 3\]"),
+        (GOOD | {"observation": np.full((5, 4), np.nan)}, r"observation must be finite"),
+        (GOOD | {"action": np.full(5, 0.5)}, "action must be whole numbers"),
         ({"observation": np.array(1.0), "action": np.array(1)}, "must have an action for each"),
         (
             GOOD | {"action": np.full(5, "right")},
             "must be an .npz file with .*bad.npz: they hold no numbers",
         ),
-        (GOOD | {"action": np.full(5, 2)}, r"action: must lie in \[0, 1\]"),
+        (GOOD | {"action": np.full(5, 2)}, r"action must lie in \[0, 1\]"),
     ],
 )
 def test_bad_recordings_are_named(tmp_path, arrays, message):

@@ -10,7 +10,7 @@ from jaxrl_po import control
 from jaxrl_po.cli import render
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
-from jaxrl_po.run.experiment import flags
+from jaxrl_po.run import errors
 from jaxrl_po.run.host import rollouts, vector_envs
 from jaxrl_po.run.host.vector_envs import Pool, PoolError, Stepped, named
 
@@ -34,7 +34,7 @@ gymnasium.register("Shifted-v0", entry_point=Shifted)
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr(flags.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'jaxrl_po\[envpool\]'"):
         vector_envs.find("envpool:HalfCheetah-v4")
 
