@@ -92,14 +92,10 @@ def gradient_update(
         )
         rows = jax.tree.leaves(samples)[0].shape[0]
         chex.assert_tree_shape_prefix(samples, (rows,))
-        if rows % num_minibatches:
-            raise ConfigError(
-                "num_minibatches", f"must divide the {rows} rows, got {num_minibatches}"
-            )
         if rows % (num_minibatches * num_microbatches):
             raise ConfigError(
-                "num_microbatches",
-                f"must divide the {rows} / {num_minibatches} rows of a minibatch, got "
+                "num_minibatches",
+                f"times num_microbatches must divide the {rows} rows, got {num_minibatches} × "
                 f"{num_microbatches}",
             )
 

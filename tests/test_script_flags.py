@@ -61,7 +61,7 @@ from jaxrl_po.run.experiment.experiment import Experiment
         (
             "control",
             "--config.num_minibatches=3",
-            r"config\.num_minibatches: must divide the 32 rows, got 3",
+            r"config\.num_minibatches: times num_microbatches must divide the 32 rows, got 3 × 1",
         ),
         (
             "control",
