@@ -145,7 +145,7 @@ def test_an_experiment_is_compiled_for_devices_and_not_run(tmp_path):
     said = "\n".join(report.lines(found))
     assert "cpu:2: an iteration fits" in said
     assert "counted once" in said
-    with pytest.raises(ConfigError, match="compile_for trains nothing"):
+    with pytest.raises(ConfigError, match="compile_for: trains nothing"):
         run.train(run.Experiment(env="CartPole-v1", out=tmp_path / "run", compile_for="cpu:2"))
 
 
@@ -240,8 +240,8 @@ def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("tpu", "must name a chip: v5e, v5p, v6e"),
-        ("tpu:v9:2x4", "must name a chip: v5e, v5p, v6e"),
+        ("tpu", r"^compile_for: must name a chip \(v5e, v5p, v6e\), got tpu"),
+        ("tpu:v9:2x4", r"^compile_for: must name a chip \(v5e, v5p, v6e\), got tpu"),
         ("cpu:0", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
         ("v5e:4x4", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
         ("gpu", "needs a GPU that is attached"),

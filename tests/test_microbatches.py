@@ -119,7 +119,7 @@ def test_a_number_that_does_not_divide_makes_way_for_the_next(monkeypatch):
 
     def check(number):
         if number % 3:
-            raise ConfigError("must divide")
+            raise ConfigError("num_microbatches", "must divide")
 
     monkeypatch.setattr(microbatches.programs, "check", check)
     need = Need(held=0, kept=12, choices=(1, 2, 3, 4, 6, 12))

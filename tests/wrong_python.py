@@ -97,18 +97,11 @@ WRONG = [
         ("test_reprs.py::test_training_state_has_a_short_text",),
     ),
     Wrong(
-        "an error of a run names flags in Python",
+        "an error of a section has no prefix",
         "run.experiment.flags",
-        "except (ConfigError, RunError) as error:",
-        "except ConfigError as error:",
-        ("test_flags.py::test_python_errors_name_arguments",),
-    ),
-    Wrong(
-        "two dashes in a path are taken for those of a flag",
-        "run.experiment.flags",
-        """re.sub(r"(?<![^\\s('\\"])--(?!xla_)(?=[a-z])", "", text)""",
-        'text.replace("--", "")',
-        ("test_flags.py::test_python_errors_name_arguments",),
+        "return ConfigError(join(prefix, error.field), error.message)",
+        "return error",
+        ("test_flags.py::test_located_gives_a_field_the_prefix_of_its_section",),
     ),
     Wrong(
         "a batch of observations is acted on with one random number",

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from rich import filesize
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, static
-from jaxrl_po.run import errors
+from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.run.ahead.report import amount
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.store import folder
@@ -145,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
     }
     asked = [row for row in rows() if options.only in f"{row.name} {row.machine}"]
     if not asked:
-        raise errors.UsageError(f"--only={options.only} is in no row, such as {next(rows()).name}")
+        raise ConfigError("only", f"is in no row, such as {next(rows()).name}, got {options.only}")
     for row in asked:
         if (row.name, row.machine) not in done:
             done[row.name, row.machine] = found = measure(row, options.seconds)

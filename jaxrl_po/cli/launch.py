@@ -22,7 +22,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
     failed on the first batch, an environment failed, or the folder could no longer be written.
 
     Raises:
-      UsageError: invalid flags, before anything is compiled or the folder is changed; or later, a
+      ConfigError: invalid flags, before anything is compiled or the folder is changed; or later, a
         resumed run none of whose checkpoints can be used.
     """
     asks, words = flags.help_of(argv)
@@ -52,7 +52,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
 def _compile(experiment: Experiment, options: Options) -> int:
     """Prints what each program needs; 1 where one does not fit."""
     from jaxrl_po.run.ahead import report
-    from jaxrl_po.run.experiment.ahead import reports
+    from jaxrl_po.run.experiment.ahead import compile_for
 
     platform, _, count = options.compile_for.partition(":")
     if platform != "gpu":
@@ -60,7 +60,7 @@ def _compile(experiment: Experiment, options: Options) -> int:
     if platform == "cpu" and count.isdecimal():
         jax.config.update("jax_num_cpu_devices", int(count))
     fits = True
-    for found in reports(experiment, options.compile_for):
+    for found in compile_for(experiment, options.compile_for):
         fits = fits and found.fits
         said = [json.dumps(found.as_json())] if options.json else report.lines(found)
         print("\n".join(said), flush=True)

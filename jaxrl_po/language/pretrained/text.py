@@ -60,8 +60,9 @@ class TextTokenizer(NamedTuple):
         ids: list[int] = found.ids[1:] if _is_doubled(found) else found.ids
         if ids and (largest := max(ids)) >= self.size:
             raise ConfigError(
-                f"the token {self.rules.id_to_token(largest)!r} must be left out: its id is "
-                f"{largest}, and the vocabulary of the model has {self.size}"
+                "text",
+                f"must leave out the token {self.rules.id_to_token(largest)!r}: its id is "
+                f"{largest}, and the vocabulary of the model has {self.size}",
             )
         return ids
 
@@ -110,19 +111,20 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
     from tokenizers import Tokenizer
 
     if not exists(folder / TOKENIZER):
-        raise ConfigError(f"{folder} must hold {TOKENIZER}")
+        raise ConfigError("folder", f"{folder} must hold {TOKENIZER}")
     try:
         rules = Tokenizer.from_str(_read(folder / TOKENIZER))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{folder / TOKENIZER} must be a tokenizer: {error}") from None
+        raise ConfigError("folder", f"{folder / TOKENIZER} must be a tokenizer: {error}") from None
     rules.no_padding()
     rules.no_truncation()
     added = rules.get_added_tokens_decoder()
     largest = max(i for i in rules.get_vocab().values() if i < vocabulary or i not in added)
     if largest >= vocabulary:
         raise ConfigError(
+            "folder",
             f"{folder / TOKENIZER} must have ids below {vocabulary}, the vocabulary of the model, "
-            f"got {largest}"
+            f"got {largest}",
         )
     settings = read_json(folder / SETTINGS, optional=True)
     named = read_json(folder / SPECIAL_MAP, optional=True) | settings
@@ -172,8 +174,9 @@ def _follow_flags(
             return []
         if rules.token_to_id(token) is None:
             raise ConfigError(
+                "folder",
                 f"{folder / SETTINGS}: add_{name} must be false or left out, or {name} one of "
-                f"{TOKENIZER}, got {token!r}"
+                f"{TOKENIZER}, got {token!r}",
             )
         return [token]
 
@@ -183,8 +186,9 @@ def _follow_flags(
         return
     if whole != bare or "TemplateProcessing" in str(rules.post_processor):
         raise ConfigError(
+            "folder",
             f"{folder / SETTINGS}: add_bos_token and add_eos_token must agree with post_processor "
-            f"of {TOKENIZER}: they make {wanted} of 'a', and it {whole}"
+            f"of {TOKENIZER}: they make {wanted} of 'a', and it {whole}",
         )
     rules.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *after],
@@ -201,15 +205,17 @@ def _ends(folder: Path, rules: Any, special: Mapping[str, str], vocabulary: int)
         ends = given if isinstance(given, list) else [given]
         if not all(type(end) is int and 0 <= end < vocabulary for end in ends):
             raise ConfigError(
+                "folder",
                 f"{folder / name}: eos_token_id must be one id or a list of ids below "
-                f"{vocabulary}, the vocabulary of the model, got {json.dumps(given)}"
+                f"{vocabulary}, the vocabulary of the model, got {json.dumps(given)}",
             )
         return tuple(dict.fromkeys(ends))
     end = rules.token_to_id(special.get("eos_token", ""))
     if end is None or end >= vocabulary:
         raise ConfigError(
+            "folder",
             f"{folder} must name a token that ends a text: eos_token_id in {GENERATION} or "
-            f"{CONFIG}, or eos_token in {SETTINGS}"
+            f"{CONFIG}, or eos_token in {SETTINGS}",
         )
     return (end,)
 
@@ -231,7 +237,7 @@ def _stops(folder: Path, rules: Any, vocabulary: int) -> Stops | None:
     try:
         return make_stops(strings, token_texts(rules, vocabulary)) if strings else None
     except ConfigError as error:
-        raise ConfigError(f"{folder / GENERATION}: {error}") from None
+        raise ConfigError("folder", f"{folder / GENERATION}: {error}") from None
 
 
 def token_texts(rules: Any, vocabulary: int) -> list[bytes]:
@@ -310,7 +316,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} must be UTF-8: {error}") from None
+        raise ConfigError("folder", f"{path} must be UTF-8: {error}") from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -320,7 +326,9 @@ def read_config(folder: Path) -> dict[str, Any]:
       ConfigError: neither a folder nor a GGUF file is there, or see `read_json` and `gguf.read`.
     """
     if not folder.exists():
-        raise ConfigError(f"{folder} must be a folder with a pretrained model, or a GGUF file")
+        raise ConfigError(
+            "folder", f"{folder} must be a folder with a pretrained model, or a GGUF file"
+        )
     return read_json(folder / CONFIG)
 
 
@@ -333,13 +341,13 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if not exists(path):
         if optional:
             return {}
-        raise ConfigError(f"{path.parent} must hold {path.name}")
+        raise ConfigError("folder", f"{path.parent} must hold {path.name}")
     try:
         content = json.loads(_read(path))
     except ValueError as error:
-        raise ConfigError(f"{path} must be JSON: {error}") from None
+        raise ConfigError("folder", f"{path} must be JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must be a JSON object")
+        raise ConfigError("folder", f"{path} must be a JSON object")
     return content
 
 

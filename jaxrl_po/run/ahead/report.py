@@ -77,7 +77,7 @@ def reports(
       ConfigError: the run plays its environments on the host.
     """
     if job.rollouts is not None or job.compile_chunk is not None:
-        raise ConfigError("compile_for needs a run whose environments are part of the program")
+        raise ConfigError("compile_for", "needs a run whose environments are part of the program")
     for name, function, arguments in _functions(job, state_like(job, placement, axes), placement):
         yield compile_for(name, function, arguments, machine)
 

@@ -100,8 +100,9 @@ def describe(name: str) -> Machine:
         devices = tuple(jax.devices("cpu"))
         if len(devices) < int(rest):
             raise ConfigError(
-                f"compile_for={name}: this process has {len(devices)} CPU devices; "
-                f'jax.config.update("jax_num_cpu_devices", {rest}) comes before JAX computes'
+                "compile_for",
+                f"{name} needs {rest} CPU devices, but this process has {len(devices)}; call "
+                f'jax.config.update("jax_num_cpu_devices", {rest}) before JAX computes',
             )
         devices = devices[: int(rest)]
         return Machine(name, devices, Target("cpu", len(devices), len(devices)), None)
@@ -110,15 +111,15 @@ def describe(name: str) -> Machine:
             devices = tuple(jax.devices("gpu"))
         except RuntimeError:
             raise ConfigError(
-                "compile_for=gpu needs a GPU that is attached: its compiler measures kernels on it"
+                "compile_for", "gpu needs a GPU that is attached, to measure kernels"
             ) from None
         return Machine(name, devices, Target("gpu", len(devices), 1), None)
-    raise ConfigError(f"compile_for must read like tpu:v5e:4x4, cpu:8 or gpu, got {name!r}")
+    raise ConfigError("compile_for", f"must read like tpu:v5e:4x4, cpu:8 or gpu, got {name!r}")
 
 
 def _tpu(name: str, generation: str, size: str) -> Machine:
     if generation not in CHIPS:
-        raise ConfigError(f"compile_for={name} must name a chip: {', '.join(CHIPS)}")
+        raise ConfigError("compile_for", f"must name a chip ({', '.join(CHIPS)}), got {name}")
     chip = CHIPS[generation]
     for variable, value in WITHOUT_TPU.items():
         os.environ.setdefault(variable, value)
@@ -130,11 +131,12 @@ def _tpu(name: str, generation: str, size: str) -> Machine:
         )
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("INVALID_ARGUMENT"):
-            raise ConfigError(f"compile_for={name}: {error}") from None
+            raise ConfigError("compile_for", f"{name}: {error}") from None
         near = difflib.get_close_matches(size, chip.sizes, 3, 0) or chip.sizes[:3]
         raise ConfigError(
-            f"compile_for={name}: libtpu knows no such topology; near ones are "
-            + ", ".join(f"tpu:{generation}:{other}" for other in near)
+            "compile_for",
+            f"{name} is no topology of libtpu; near ones are "
+            + ", ".join(f"tpu:{generation}:{other}" for other in near),
         ) from None
     devices = tuple(found.devices)
     return Machine(name, devices, Target("tpu", len(devices), 1), chip)

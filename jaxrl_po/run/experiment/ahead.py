@@ -3,15 +3,15 @@
 import dataclasses
 from collections.abc import Iterator
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
 from jaxrl_po.run.ahead import report, topology
 from jaxrl_po.run.ahead.report import Report
 from jaxrl_po.run.ahead.topology import Machine
-from jaxrl_po.run.errors import RunError, UsageError
-from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
 from jaxrl_po.run.experiment.microbatches import FLAG
-from jaxrl_po.run.experiment.plan import Plan, prepare, sections_of
+from jaxrl_po.run.experiment.plan import Plan, prepare
 
 
 def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
@@ -32,28 +32,23 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
       ConfigError: a machine that is not known, or whose chips do not divide seeds or rows.
       RunError: after the reports, where no number of microbatches makes it fit.
     """
-    with flags.as_arguments():
-        yield from reports(experiment, machine)
-
-
-def reports(experiment: Experiment, machine: str) -> Iterator[Report]:
-    """Yields the reports of `compile_for`, for a command; raises UsageError, which names flags."""
-    script = SCRIPTS[experiment.script]
-    options = flags.fill(experiment.settings, {"": script.options})[""]
     if machine.startswith("tpu:"):
         errors.require("compile_for", "libtpu", "tpu-compile")
     settings = {
         name: value for name, value in experiment.settings.items() if name != "compilation_cache"
     }
-    with flags.blame(sections_of(script, options)):
-        described = topology.describe(machine)
-        # A cache would keep programs that this machine cannot run.
-        plan = prepare(script, settings | {"compilation_cache": ""}, described=described.devices)
-        if plan.placement.num_devices != len(described.devices):
-            raise UsageError(
-                f"--mesh must use all {len(described.devices)} devices of --compile_for={machine}"
-            )
-        yield from _fitting(plan, described)
+    described = topology.describe(machine)
+    # A cache would keep programs that this machine cannot run.
+    plan = prepare(
+        SCRIPTS[experiment.script],
+        settings | {"compilation_cache": ""},
+        described=described.devices,
+    )
+    if plan.placement.num_devices != len(described.devices):
+        raise ConfigError(
+            "mesh", f"must use all {len(described.devices)} devices of compile_for = {machine}"
+        )
+    yield from _fitting(plan, described)
 
 
 def _fitting(plan: Plan, machine: Machine) -> Iterator[Report]:

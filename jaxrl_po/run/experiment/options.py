@@ -88,9 +88,10 @@ class Options:
     def validate(self) -> None:
         """Refuses settings without effect."""
         for name in ("coordinator", "num_processes", "process_id", "coordinator_timeout"):
-            config.require_effect(self, name, self.distributed, "--distributed is given")
-        config.require_effect(self, "json", bool(self.compile_for), "--compile_for is given")
+            config.require_effect(self, name, self.distributed, "distributed is given")
+        config.require_effect(self, "json", bool(self.compile_for), "compile_for is given")
         if self.compile_for and (self.distributed or self.devices != AUTO):
             raise ConfigError(
-                "distributed and devices must be left out with compile_for, which names all devices"
+                "distributed" if self.distributed else "devices",
+                "must be left out with compile_for, which names all devices",
             )

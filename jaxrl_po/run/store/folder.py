@@ -14,8 +14,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import UsageError, format_error, unread_format
+from jaxrl_po.run.errors import format_error, unread_format
 from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.experiment.flags import shown
 from jaxrl_po.run.store.metrics import strict, write_atomically
@@ -61,43 +62,45 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
       The `config.json` of the run to resume, without the flags of its start; empty for a new run.
 
     Raises:
-      UsageError: no folder is named, it cannot be written, or it is not empty and neither switch is
-        given.
+      ConfigError: no folder is named, the folder cannot be written, or it holds files and neither
+        switch is given.
     """
     if not out:
-        raise UsageError("--out must name a folder for the results, e.g. --out=runs/first")
+        raise ConfigError("out", "must name a folder for the results, e.g. runs/first")
     if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other: give one of them")
+        raise ConfigError("resume", "must be left out with overwrite: give one of them")
     folder = Path(out)
     require_name(out)
     if "[" in str(folder.absolute()):  # a pattern to orbax, which then finds no file
-        raise UsageError(
-            f"--out={out} must have no [ in its path ({folder.absolute()}): checkpoints could not "
-            "be read again"
+        raise ConfigError(
+            "out",
+            f"{folder.absolute()} must have no [ in its path, which orbax takes for a pattern",
         )
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir():
-        raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
+        raise ConfigError("out", f"{out} must be a folder, but {ancestor} is a file")
     if not os.access(ancestor, os.W_OK | os.X_OK):
-        raise UsageError(f"--out={out} must be a folder that can be written; {ancestor} cannot")
+        raise ConfigError("out", f"{out} must be a folder that can be written; {ancestor} cannot")
     # Hidden files do not count: the lock and temporary files are among them.
     used = folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
     used = used and (resume or not _only_begun(folder))
     if used and not (resume or overwrite):
-        raise UsageError(
-            f"--out={out} already holds files; add --resume to continue a run, "
-            "--overwrite to replace it, or choose another"
+        raise ConfigError(
+            "out",
+            f"{out} already holds files; give resume to continue, overwrite to replace the run",
         )
     if not (used and resume):
         return {}
     try:
         stored = read_settings(folder)
     except FileNotFoundError:
-        why = f"--out={out} holds files but no {CONFIG} of a run; choose the folder of a run"
-        raise UsageError(f"--resume: {why}") from None
+        why = f"{out} holds files but no {CONFIG} of a run; choose the folder of a run"
+        raise ConfigError("resume", why) from None
+    except ConfigError:
+        raise
     except ValueError:
-        why = f"{folder / CONFIG} is damaged; repair it, or choose another --out"
-        raise UsageError(f"--resume: {why}") from None
+        why = f"{folder / CONFIG} is damaged; repair it, or choose another folder"
+        raise ConfigError("resume", why) from None
     return {name: value for name, value in stored.items() if name not in OF_A_START}
 
 
@@ -108,31 +111,31 @@ def _only_begun(folder: Path) -> bool:
         return False
     try:
         ours = "script" in read_settings(folder)
-    except (OSError, ValueError, UsageError):
+    except (OSError, ValueError):
         return False
     begun = "metrics.jsonl" in held and b"\n" in held["metrics.jsonl"].read_bytes()
     return ours and not begun and not any((*folder.glob("checkpoints/*/*"), *folder.glob("arms/*")))
 
 
 def require_name(out: str) -> None:
-    """Raises UsageError if `--out` begins with `~`."""
+    """Raises ConfigError if `--out` begins with `~`."""
     if out.startswith("~"):
         why = "must not begin with ~, which a shell expands only in a word of its own"
-        raise UsageError(f"--out={out} {why}: --out=$HOME{out[1:]}")
+        raise ConfigError("out", f"{out} {why}: $HOME{out[1:]}")
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path, flag: str = "out") -> dict[str, Any]:
     """The settings of a run, its `config.json`; files of code that were moved are named anew.
 
     Raises:
       OSError: it cannot be read.
       ValueError: it is damaged.
-      UsageError: it is of another format, see `FORMATS`.
+      ConfigError: it is of another format, see `FORMATS`.
     """
     stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     ours = isinstance(stored, dict) and ("format" in stored or "script" in stored)
     if ours and (why := unread_format(stored.get("format"))):
-        raise UsageError(f"{folder / CONFIG} {why}")
+        raise ConfigError(flag, f"{folder / CONFIG} {why}")
     resolved = stored.get("resolved", {}) if isinstance(stored, dict) else None
     code = resolved.get(user_code.DIGESTS, {}) if isinstance(resolved, dict) else None
     if not isinstance(code, dict):
@@ -152,7 +155,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
       out: the value of `--out`.
 
     Raises:
-      UsageError: names the first flag that differs.
+      ConfigError: names the first flag that differs.
     """
     code = stored.get("resolved", {}).get(user_code.DIGESTS, {})
     for name, value in settings.items():
@@ -161,13 +164,15 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
         if name in code and user_code.digests({name: value}) == {name: code[name]}:
             continue  # in a file that was moved
         or_same = ", or the same in a file of the same content" * (name in code)
-        raise UsageError(
-            f"--{name}={shown(value)} must be {shown(stored[name])}, as in the run in {out} that "
-            f"is resumed{or_same}; leave it out, or choose another --out"
+        raise ConfigError(
+            name,
+            f"must be {shown(stored[name])}, as in the run in {out} that is resumed{or_same}, got "
+            f"{shown(value)}",
         )
     if settings["total_steps"] < stored.get("total_steps", 0):
-        least = f"{stored['total_steps']}, as in the run in {out} that is resumed: it may only grow"
-        raise UsageError(f"--total_steps={settings['total_steps']} must be at least {least}")
+        least = f"{stored['total_steps']}, as in the run in {out} that is resumed"
+        now = f"got {settings['total_steps']}: it may only grow"
+        raise ConfigError("total_steps", f"must be at least {least}, {now}")
 
 
 @contextmanager
@@ -181,7 +186,7 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
       overwrite: delete the files of an earlier run, and nothing else.
 
     Raises:
-      UsageError: it cannot be created, locked or cleared, or another run has locked it.
+      ConfigError: it cannot be created, locked or cleared, or another run has locked it.
       OSError: raised inside; it names the folder if the system names no file.
     """
     folder = Path(out)
@@ -195,7 +200,7 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
             if overwrite:  # under the lock, so never the files of a run that still writes
                 _clear(folder)
         except OSError as error:
-            raise UsageError(f"--out={out} cannot be used: {format_error(error)}") from None
+            raise ConfigError("out", f"{out} cannot be used: {format_error(error)}") from None
         with naming(folder):
             yield folder
 
@@ -206,7 +211,7 @@ def _lock(file: TextIO, out: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         why = "is in use by another run; wait for its end or choose another"
-        raise UsageError(f"--out={out} {why}") from None
+        raise ConfigError("out", f"{out} {why}") from None
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
@@ -227,16 +232,16 @@ def require_file(out: str, suffix: str, flag: str = "out") -> Path:
     """The path of a flag that names a file, after a check that it can be written.
 
     Raises:
-      UsageError: another suffix, a folder, or a file that cannot be written.
+      ConfigError: another suffix, a folder, or a file that cannot be written.
     """
     path = Path(out)
     require_name(out)
     ancestor = next(each for each in path.absolute().parents if each.exists())
     if path.suffix.lower() != suffix or path.is_dir():
-        raise UsageError(f"--{flag}={out} must be a file whose name ends in {suffix}")
+        raise ConfigError(flag, f"must be a file whose name ends in {suffix}, got {out}")
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
-        why = f"must be a file that can be written; {ancestor} is no folder to write to"
-        raise UsageError(f"--{flag}={out} {why}")
+        why = f"{out} must be a file that can be written; {ancestor} is no folder to write to"
+        raise ConfigError(flag, why)
     return path
 
 
