@@ -203,6 +203,41 @@ class Memory(NamedTuple):
         return f"{said} and at most {filesize.decimal(self.peak)} while it trains"
 
 
+class ProgramMemory(NamedTuple):
+    """Memory of one device for a program, in bytes, as its compiler reports it.
+
+    Attributes:
+      arguments: Bytes of the arguments.
+      outputs: Bytes of the results that do not replace a donated argument.
+      temporaries: Bytes of intermediate values.
+      code: Bytes of machine code.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    code: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all four."""
+        return sum(self)
+
+
+def program_memory(program: Any) -> ProgramMemory | None:
+    """Returns the compiler's memory analysis of a compiled program; None if it has none."""
+    sizes = program.memory_analysis()
+    if sizes is None:
+        return None
+    # A donated argument and its output are one buffer, counted in both sizes.
+    return ProgramMemory(
+        sizes.argument_size_in_bytes,
+        sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+        sizes.temp_size_in_bytes,
+        sizes.generated_code_size_in_bytes,
+    )
+
+
 def memory_of(program: Any, like: PyTree) -> Memory:
     """The memory of one device: the state from shapes and shardings, the rest from the compiler.
 
@@ -214,9 +249,5 @@ def memory_of(program: Any, like: PyTree) -> Memory:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(like)
     )
-    sizes = program.memory_analysis()
-    if sizes is None:
-        return Memory(state, None)
-    # A donated argument and its output are one buffer, counted in both sizes.
-    arrays = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return Memory(state, arrays + sizes.temp_size_in_bytes)
+    sizes = program_memory(program)
+    return Memory(state, None if sizes is None else sizes.total - sizes.code)

@@ -14,8 +14,7 @@ from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer
 from jaxrl_po.language.unembedding import AT_ONCE, HELD
-from jaxrl_po.run.ahead import topology
-from jaxrl_po.run.devices import processes, room
+from jaxrl_po.run.devices import processes, room, topology
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment.assembly import Setup

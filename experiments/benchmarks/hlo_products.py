@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from jaxrl_po.run.ahead.hlo import Computation, Instruction, arrays_of
+from hlo import Computation, Instruction, arrays_of
 
 
 def product(within: Computation, each: Instruction, unit: int) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from jaxrl_po.run.ahead.hlo import ALIASES, Computation, Instruction, source
+from hlo import ALIASES, Computation, Instruction, source
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 

@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from jaxrl_po.run.ahead import hlo, loops, products
-from jaxrl_po.run.ahead.hlo import ALIASES, Array, Computation, Instruction, arrays_of, source
+import hlo
+import hlo_loops
+import hlo_products
+from hlo import ALIASES, Array, Computation, Instruction, arrays_of, source
 
 COLLECTIVES = (
     "all-reduce",
@@ -123,6 +125,11 @@ class Program:
         """What one run of the program does."""
         return self._cost(self.entry, False)
 
+    def argument_bytes(self) -> int:
+        """Returns the bytes of the arguments on a chip, without padding."""
+        given = [i for i in self.computations[self.entry].of.values() if i.opcode == "parameter"]
+        return sum(array.bytes for each in given for array in each.arrays)
+
     def _count(self, name: str, fused: bool) -> Counts:
         """The counts of a computation; within a fusion nothing is moved and no kernel starts."""
         total, within = Counts(), self.computations[name]
@@ -133,7 +140,7 @@ class Program:
                 self._movement(total, within, each)
             called = list(each.called())
             if each.opcode == "while":
-                trips, known = loops.trips(self.computations, within, each)
+                trips, known = hlo_loops.trips(self.computations, within, each)
                 if not known:
                     total.bounds[_operation_name(each)] = trips
                 total.add(self._cost(dict(called)["body"], fused), trips or 1)
@@ -171,7 +178,7 @@ class Program:
             if not NOTES.fullmatch(target):
                 total.uncounted[target] = total.uncounted.get(target, 0) + 1
         elif each.opcode in ("dot", "convolution"):
-            flops, padded = products.product(within, each, self.unit)
+            flops, padded = hlo_products.product(within, each, self.unit)
             total.flops += flops
             total.padded += padded
         elif each.opcode in ("reduce", "reduce-window"):

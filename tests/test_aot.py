@@ -1,0 +1,231 @@
+"""Programs that are compiled for machines that need not be attached."""
+
+import dataclasses
+import json
+import os
+import sys
+from types import SimpleNamespace
+
+import hlo_counts
+import jax
+import pytest
+
+from jaxrl_po import __main__ as command_line
+from jaxrl_po import run
+from jaxrl_po.algorithms import sft
+from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import Transformer
+from jaxrl_po.language.settings import Settings
+from jaxrl_po.language.tasks import addition
+from jaxrl_po.run import aot
+from jaxrl_po.run.devices import topology
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import RunError
+from jaxrl_po.run.experiment.composition import Composition
+from jaxrl_po.run.experiment.microbatches import FLAG
+from jaxrl_po.run.experiment.models import Start
+
+
+def test_an_experiment_is_compiled_for_devices_and_not_run(tmp_path):
+    small = {"problem.num_envs": 4, "problem.num_steps": 8, "config.num_epochs": 1}
+    experiment = run.Experiment(
+        env="CartPole-v1", seeds=2, total_steps=64, out=tmp_path / "run", over=small
+    )
+    (found,) = run.compile_for(experiment, "cpu:2")
+    assert not (tmp_path / "run").exists()
+    *parts, total = found.memory.values()
+    assert list(found.memory) == ["arguments", "outputs", "temporaries", "code", "total"]
+    assert total == sum(parts) > found.memory["arguments"] > 0
+    counts = hlo_counts.Program(found.as_text()).counts()
+    assert counts.flops > 0
+    assert counts.collectives == {}
+    assert json.loads(json.dumps(found.as_json())) == {
+        "name": "iteration",
+        "machine": "cpu:2",
+        "compile_seconds": found.compile_seconds,
+        "memory": found.memory,
+        "capacity": None,
+        "fits": True,
+        "reason": "",
+    }
+    assert found.describe().startswith("iteration fits cpu:2: ")
+    with pytest.raises(ConfigError, match="compile_for trains nothing"):
+        run.train(run.Experiment(env="CartPole-v1", out=tmp_path / "run", compile_for="cpu:2"))
+
+
+def test_a_description_names_each_size():
+    memory = {"arguments": 1000, "outputs": 200, "temporaries": 30, "code": 4, "total": 1234}
+    found = run.CompiledProgram("iteration", "tpu:v5e:1x1", 1.25, memory, 1500, True)
+    need = (
+        "1.2 kB of 1.5 kB per device (arguments 1.0 kB, outputs 200 bytes, temporaries 30 bytes, "
+        "code 4 bytes); compiled in 1.2 s"
+    )
+    assert found.describe() == f"iteration fits tpu:v5e:1x1: {need}"
+    larger = dataclasses.replace(found, fits=False)
+    assert larger.describe() == f"iteration does not fit tpu:v5e:1x1: {need}; {aot.SMALLER}"
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_the_command_prints_a_line_per_program(monkeypatch, capsys, flags):
+    """Its status is 1 if a program does not fit."""
+    memory = {"arguments": 1000, "outputs": 200, "temporaries": 30, "code": 4, "total": 1234}
+    small = run.CompiledProgram("sampling", "tpu:v5e:1x1", 1.25, memory, 1500, True)
+    large = dataclasses.replace(small, name="update", capacity=1000, fits=False)
+    for status, programs in enumerate([[small], [small, large]]):
+        monkeypatch.setattr(aot, "compile_programs", lambda *_, found=programs: iter(found))
+        argv = ["--env=CartPole-v1", "--compile_for=tpu:v5e:1x1", *flags]
+        assert launch.control(argv) == status
+        lines = capsys.readouterr().out.splitlines()
+        if flags:
+            assert list(map(json.loads, lines)) == [each.as_json() for each in programs]
+        else:
+            assert lines == [each.describe() for each in programs]
+
+
+class Lowered:
+    """A program of so many bytes, or one that the compiler refuses with a message."""
+
+    def __init__(self, sizes, message=""):
+        self.sizes, self.message = sizes, message
+
+    def lower(self, *_):
+        return self
+
+    def compile(self):
+        if self.message:
+            raise jax.errors.JaxRuntimeError(self.message)
+        names = ("argument", "output", "alias", "temp", "generated_code")
+        sizes = {f"{name}_size_in_bytes": n for name, n in zip(names, self.sizes, strict=True)}
+        return SimpleNamespace(memory_analysis=lambda: SimpleNamespace(**sizes))
+
+
+@pytest.mark.parametrize(("capacity", "fits"), [(138, True), (137, False), (None, True)])
+def test_a_program_fits_if_its_total_is_within_the_memory(monkeypatch, capacity, fits):
+    """Outputs that replace a donated argument count once."""
+    monkeypatch.setattr(jax, "jit", lambda *_, **options: Lowered((100, 90, 85, 30, 3)))
+    machine = topology.Machine("tpu:v5e:1x1", (), capacity)
+    found = aot.compile_program("iteration", None, (), machine)
+    sizes = {"arguments": 100, "outputs": 5, "temporaries": 30, "code": 3, "total": 138}
+    assert (found.memory, found.capacity, found.fits) == (sizes, capacity, fits)
+
+
+REFUSED = {
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
+    "hbm. Used 20.10G of 15.75G hbm. Exceeded hbm capacity by 4.35G.\n\nTotal hbm usage": (
+        "Used 20.10G of 15.75G hbm. Exceeded hbm capacity by 4.35G",
+        20.10,
+    ),
+    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+    "required for HLO temporaries (38.09G) exceeds available HBM (15.75G). HLO module: jit_f.": (
+        "temporaries (38.09G) exceeds available HBM (15.75G)",
+        38.09,
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_refused_program_has_the_compilers_reason(monkeypatch, message):
+    reason, gibibytes = REFUSED[message]
+    monkeypatch.setattr(jax, "jit", lambda *_, **options: Lowered((), message))
+    machine = topology.Machine("tpu:v5e:1x1", (), 16_000_000_000)
+    found = aot.compile_program("iteration", None, (), machine)
+    assert (found.reason, found.fits, found.as_text()) == (reason, False, "")
+    assert found.memory == {"total": int(gibibytes * 2**30)}
+    assert reason in found.describe()
+    assert "--config.num_microbatches" in found.describe()
+
+
+def test_each_program_of_a_run_is_reported_once(monkeypatch):
+    """With the fewest microbatches whose update fits, whether sampling does or not."""
+    monkeypatch.setattr(aot, "_functions", lambda job, *_: iter(job))
+
+    def compile_program(name, fits, arguments, machine):
+        (total,) = arguments
+        return run.CompiledProgram(name, machine, 1.0, {"total": total}, None, fits)
+
+    monkeypatch.setattr(aot, "compile_program", compile_program)
+
+    def plan(number, sampling_fits, later):
+        def refit(peak):
+            assert peak == 80 // number
+            if not later:
+                raise RunError("nothing fits")
+            return plan(later[0], sampling_fits, later[1:])
+
+        return SimpleNamespace(
+            job=[(aot.SAMPLING, sampling_fits, (99,)), ("update", number == 4, (80 // number,))],
+            placement=0,
+            setup=SimpleNamespace(axes=0),
+            settings={FLAG: number},
+            refit=refit,
+        )
+
+    for sampling_fits in (True, False):
+        found = list(aot._fitting(plan(1, sampling_fits, (2, 4)), "m"))
+        assert [(each.name, each.fits) for each in found] == [
+            ("sampling in 4 microbatches", sampling_fits),
+            ("update in 4 microbatches", True),
+        ]
+    programs = aot._fitting(plan(1, True, (2,)), "m")
+    found = [next(programs), next(programs)]
+    assert [(each.name, each.fits) for each in found] == [
+        ("sampling in 2 microbatches", True),
+        ("update in 2 microbatches", False),
+    ]
+    with pytest.raises(RunError, match="nothing fits"):
+        next(programs)
+
+
+@pytest.mark.parametrize("columns", [None, 4])
+def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
+    task = addition(1)
+    model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
+    placement = Placement(1, 1, 1, described=(SimpleNamespace(platform="tpu"),))
+    composed = Composition(
+        records={"": SimpleNamespace(algorithm="sft")},
+        algorithm=sft,
+        placement=placement,
+        start=Start(task, model, None, None, ""),
+        settings=Settings(num_prompts=2),
+        teacher=None,
+        verify=True,
+        columns=columns,
+        policy=model,
+        critic=None,
+    )
+    assert composed._problem(None, {}).target == placement.target
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tpu", "must name a chip: v5e, v5p, v6e"),
+        ("tpu:v9:2x4", "must name a chip: v5e, v5p, v6e"),
+        ("cpu:0", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
+        ("v5e:4x4", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
+        ("gpu", "needs an attached GPU"),
+    ],
+)
+def test_unknown_machines_are_refused(name, message):
+    with pytest.raises(ConfigError, match=f"^compile_for: {name} {message}"):
+        topology.describe(name)
+
+
+@pytest.mark.parametrize("chips", [0, 4])
+def test_libtpu_is_silenced_where_no_tpu_is(monkeypatch, chips):
+    """JAX sets the first of the variables as it is imported on a machine without a TPU."""
+    found = {} if chips else {"TPU_SKIP_MDS_QUERY": "1"}
+    monkeypatch.setattr(os, "environ", found)
+    topology.silence_libtpu()
+    assert found == ({} if chips else topology.WITHOUT_TPU)
+
+
+def test_every_command_silences_libtpu(monkeypatch):
+    calls = []
+    monkeypatch.setattr(topology, "silence_libtpu", lambda: calls.append(1))
+    monkeypatch.setattr(command_line, "main", lambda argv: len(calls))
+    monkeypatch.setattr(sys, "argv", ["jaxrl-po"])
+    with pytest.raises(SystemExit) as left:
+        command_line.entry("control")
+    assert left.value.code == 1
