@@ -252,7 +252,7 @@ def test_python_errors_name_arguments(tmp_path):
     with pytest.raises(ConfigError, match=r"^out=\S+/a--b must hold a run of jaxrl-po"):
         run.resume(tmp_path / "a--b")
     experiment = run.Experiment(env="CartPole-v1", out=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"^compile_for: abacus must read like tpu:v5e:4x4"):
+    with pytest.raises(ConfigError, match=r"^compile_for: must read like tpu:v5e:4x4"):
         next(run.compile_for(experiment, "abacus"))
     with pytest.raises(ConfigError, match=r"^total_steps=0 must be at least the steps of an"):
         run.sweep(experiment, over={"config.gamma": [0.9]}, total_steps=0)

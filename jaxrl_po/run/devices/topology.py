@@ -94,9 +94,9 @@ def describe(name: str) -> Machine:
     if platform == "cpu" and re.fullmatch(r"[1-9]\d*", rest):
         devices = tuple(jax.devices("cpu"))
         if len(devices) < int(rest):
-            raise _invalid(
-                name,
-                f"needs more than the {len(devices)} CPU devices of this process; call "
+            raise ConfigError(
+                "compile_for",
+                f"{name} needs {rest} CPU devices, but this process has {len(devices)}; call "
                 f'jax.config.update("jax_num_cpu_devices", {rest}) before JAX computes',
             )
         return Machine(name, devices[: int(rest)], None)
@@ -104,14 +104,14 @@ def describe(name: str) -> Machine:
         try:
             devices = tuple(jax.devices("gpu"))
         except RuntimeError:
-            raise _invalid(name, "needs an attached GPU, whose compiler times kernels") from None
+            raise ConfigError("compile_for", "gpu needs an attached GPU to time kernels") from None
         return Machine(name, devices, (devices[0].memory_stats() or {}).get("bytes_limit"))
-    raise _invalid(name, "must read like tpu:v5e:4x4, cpu:8 or gpu")
+    raise ConfigError("compile_for", f"must read like tpu:v5e:4x4, cpu:8 or gpu, got {name!r}")
 
 
 def _tpu(name: str, generation: str, size: str) -> Machine:
     if generation not in CHIPS:
-        raise _invalid(name, f"must name a chip: {', '.join(CHIPS)}")
+        raise ConfigError("compile_for", f"must name a chip ({', '.join(CHIPS)}), got {name}")
     chip = CHIPS[generation]
     _pretend_tpu_host()
     sides = [int(n) for n in re.findall(r"\d+", size)]
@@ -122,12 +122,10 @@ def _tpu(name: str, generation: str, size: str) -> Machine:
         )
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("INVALID_ARGUMENT"):
-            raise _invalid(name, str(error)) from None
+            raise ConfigError("compile_for", f"{name}: {error}") from None
         near = difflib.get_close_matches(size, chip.sizes, 3, 0) or chip.sizes[:3]
         names = ", ".join(f"tpu:{generation}:{other}" for other in near)
-        raise _invalid(name, f"is unknown to libtpu; near topologies are {names}") from None
+        raise ConfigError(
+            "compile_for", f"{name} is no topology of libtpu; near ones are {names}"
+        ) from None
     return Machine(name, tuple(found.devices), chip.memory)
-
-
-def _invalid(name: str, message: str) -> ConfigError:
-    return ConfigError("compile_for", f"{name} {message}")
