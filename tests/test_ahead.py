@@ -23,7 +23,6 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import ahead
 from jaxrl_po.run.experiment.composition import Composition
-from jaxrl_po.run.experiment.microbatches import FLAG
 from jaxrl_po.run.experiment.models import Start
 
 # A loop as a TPU's compiler writes it: a product of 128 rows by 64 columns as a convolution, its
@@ -174,46 +173,38 @@ def test_what_limits_a_program_and_what_does_not_fit():
     assert report._exceeded(words) == "temporaries (38.09G) exceeds available HBM (15.75G)"
 
 
-def test_each_program_of_a_run_is_reported_once(monkeypatch):
-    """With the fewest microbatches whose update fits, whether sampling does or not."""
-    monkeypatch.setattr(report, "reports", lambda job, *_: iter(job))
+def test_programs_are_reported_with_the_fewest_microbatches(monkeypatch):
+    """Those with which the update fits, whether sampling does or not."""
+    monkeypatch.setattr(report, "reports", lambda job, *_: job.made(job.number))
+    names = report.SAMPLING, "update of an iteration"
 
-    def plan(number, sampling_fits, later):
-        def refit(peak):
-            assert peak == 80 // number
-            if not later:
-                raise RunError("nothing fits")
-            return plan(later[0], sampling_fits, later[1:])
+    def fitting(space, sampling_fits):
+        def made(number):
+            peak = 8 + 80 // number
+            for name, fits in zip(names, (sampling_fits, peak <= space), strict=True):
+                yield report.Report("m", name, fits, {"peak": peak}, None, {}, 1.0)
 
-        made = [
-            report.Report("m", name, fits, {"peak": peak}, None, {}, 1.0)
-            for name, fits, peak in (
-                (report.SAMPLING, sampling_fits, 99),
-                ("update of an iteration", number == 4, 80 // number),
-            )
-        ]
-        return SimpleNamespace(
-            job=made,
-            placement=0,
-            setup=SimpleNamespace(axes=0),
-            counted=None,
-            settings={FLAG: number},
-            refit=refit,
-        )
+        def rebuild(number):
+            return job(number) if number in (2, 4, 8) else None
 
-    for sampling_fits in (True, False):
-        found = list(ahead._fitting(plan(1, sampling_fits, (2, 4)), None))
-        assert [(each.program, each.fits) for each in found] == [
-            (f"{report.SAMPLING} in 4 microbatches", sampling_fits),
-            ("update of an iteration in 4 microbatches", True),
-        ]
-    reports = ahead._fitting(plan(1, True, (2,)), None)
+        def job(number):
+            return SimpleNamespace(number=number, made=made, rebuild=rebuild, steps_per_iteration=8)
+
+        plan = SimpleNamespace(job=job(1), placement=0, setup=SimpleNamespace(axes=0))
+        machine = SimpleNamespace(chip=SimpleNamespace(memory=space))
+        return ahead._fitting(plan, machine)
+
+    for space, suffix in ((88, ""), (28, " in 4 microbatches"), (25, " in 8 microbatches")):
+        for sampling_fits in (True, False):
+            found = [(each.program, each.fits) for each in fitting(space, sampling_fits)]
+            assert found == [(names[0] + suffix, sampling_fits), (names[1] + suffix, True)]
+    reports = fitting(17, True)
     found = [next(reports), next(reports)]
     assert [(each.program, each.fits) for each in found] == [
-        (f"{report.SAMPLING} in 2 microbatches", True),
-        ("update of an iteration in 2 microbatches", False),
+        (f"{names[0]} in 8 microbatches", True),
+        (f"{names[1]} in 8 microbatches", False),
     ]
-    with pytest.raises(RunError, match="nothing fits"):
+    with pytest.raises(RunError, match="training needs 18 bytes of a device, which has 17 bytes"):
         next(reports)
 
 

@@ -17,7 +17,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.ahead.counts import Counts, Program
 from jaxrl_po.run.ahead.topology import Machine
 from jaxrl_po.run.devices import parallel
-from jaxrl_po.run.devices.compilation import memory_of
+from jaxrl_po.run.devices.memory import exhausted_bytes, memory_of
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
 from jaxrl_po.run.loop import programs
@@ -40,8 +40,7 @@ class Report:
       machine: as it was asked for.
       program: which one of the run, and what one call of it is.
       fits: whether its memory is there.
-      memory: bytes of a chip: `state`, `temporary`, `code`, `peak`, and where known `capacity` and
-        `counted`, the peak of an iteration by its shapes alone.
+      memory: bytes of a chip: `state`, `temporary`, `code`, `peak`, and where known `capacity`.
       counts: see `Counts`; None where the program did not fit or cannot be read.
       seconds: estimates by what may limit it: `products`, `memory`, `links`; `operations` from the
         compiler's count of cycles. Empty without public figures of the chip.
@@ -128,8 +127,8 @@ def compile_for(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         took, why = time.perf_counter() - begun, _exceeded(str(error))
-        used = re.match(r"\D*([\d.]+)G", why)
-        peak = {"peak": int(float(used[1]) * 2**30)} if used else {}
+        used = exhausted_bytes(error)
+        peak = {} if used is None else {"peak": used}
         return Report(machine.name, name, False, capacity | peak, None, {}, took, why=why)
     took = time.perf_counter() - begun
     counts, why = None, ""
@@ -181,7 +180,6 @@ def lines(report: Report) -> Iterator[str]:
         f"{report.machine}: {report.program} {'fits' if report.fits else 'does not fit'}: a chip "
         f"holds {memory['state']} of state, {memory['temporary']} of temporaries and "
         f"{memory['code']} of code, {memory['peak']}{of} at its peak"
-        + (f", {memory['counted']} by its shapes" if "counted" in memory else "")
     )
     if report.counts is not None:
         yield from _counted(report.counts)

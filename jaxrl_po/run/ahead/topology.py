@@ -56,11 +56,6 @@ CHIPS = {
 }
 
 
-def chip_of(device: Any) -> Chip | None:
-    """The chip that a device is; None for one without public figures."""
-    return next((chip for chip in CHIPS.values() if chip.kind == device.device_kind), None)
-
-
 # Read by libtpu as it starts: ask no server of metadata, and lock no TPU.
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",

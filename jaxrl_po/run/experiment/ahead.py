@@ -7,11 +7,13 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.ahead import report, topology
 from jaxrl_po.run.ahead.report import Report
 from jaxrl_po.run.ahead.topology import Machine
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
-from jaxrl_po.run.experiment.microbatches import FLAG
 from jaxrl_po.run.experiment.plan import Plan, prepare, sections_of
+from jaxrl_po.run.loop.microbatches import choose_microbatches
+from jaxrl_po.run.loop.programs import Job
 
 
 def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
@@ -57,21 +59,19 @@ def reports(experiment: Experiment, machine: str) -> Iterator[Report]:
 
 
 def _fitting(plan: Plan, machine: Machine) -> Iterator[Report]:
-    """The reports of a plan, or of one with more microbatches where an update does not fit."""
-    counted = {} if plan.counted is None else {"counted": plan.counted}
-    number = plan.settings.get(FLAG, 1)
+    """Yields the reports of a plan with the fewest microbatches whose update fits."""
     found = list[Report]()
-    for each in report.reports(plan.job, plan.placement, plan.setup.axes, machine):
-        name = f"{each.program} in {number} microbatches" if number > 1 else each.program
-        found.append(dataclasses.replace(each, program=name, memory=each.memory | counted))
-        if each.fits or plan.refit is None or each.program == report.SAMPLING:
-            continue
-        try:
-            smaller = plan.refit(each.memory.get("peak", 0))
-        except RunError:
-            yield from found
-            raise
-        if smaller is not None:
-            yield from _fitting(smaller, machine)
-            return
-    yield from found
+
+    def compile_job(job: Job, number: int = 1) -> Memory:
+        suffix = f" in {number} microbatches" if number > 1 else ""
+        each = report.reports(job, plan.placement, plan.setup.axes, machine)
+        found[:] = [dataclasses.replace(x, program=x.program + suffix) for x in each]
+        sizes = found[-1].memory
+        return Memory(sizes.get("state", 0), sizes.get("peak"), sizes.get("state", 0))
+
+    memory = compile_job(plan.job)
+    try:
+        if plan.job.rebuild is not None and machine.chip is not None:
+            choose_microbatches(plan.job, memory, compile_job, int(machine.chip.memory))
+    finally:
+        yield from found
