@@ -23,7 +23,6 @@ from jaxrl_po.run.devices import topology
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment.composition import Composition
-from jaxrl_po.run.experiment.microbatches import FLAG
 from jaxrl_po.run.experiment.models import Start
 
 
@@ -132,44 +131,43 @@ def test_a_refused_program_has_the_compilers_reason(monkeypatch, message, reason
     assert found.describe() == line
 
 
-def test_each_program_of_a_run_is_reported_once(monkeypatch):
-    """With the fewest microbatches whose update fits, whether sampling does or not."""
-    monkeypatch.setattr(aot, "_functions", lambda job, *_: iter(job))
+def test_programs_are_reported_with_the_fewest_microbatches(monkeypatch):
+    """Those with which the update fits, whether sampling does or not."""
+    names = "sampling", "update"
+    monkeypatch.setattr(aot, "_functions", lambda job, *_: job.made(job.number))
 
     def compile_program(name, fits, arguments, machine):
-        (total,) = arguments
-        return run.CompiledProgram(name, machine, 1.0, {"total": total}, None, fits)
+        sizes = {"total": arguments[0]}
+        return run.CompiledProgram(name, "m", 1.0, sizes, machine.memory, fits)
 
     monkeypatch.setattr(aot, "compile_program", compile_program)
 
-    def plan(number, sampling_fits, later):
-        def refit(peak):
-            assert peak == 80 // number
-            if not later:
-                raise RunError("nothing fits")
-            return plan(later[0], sampling_fits, later[1:])
+    def fitting(space, sampling_fits):
+        def made(number):
+            peak = 8 + 80 // number
+            for name, fits in zip(names, (sampling_fits, peak <= space), strict=True):
+                yield name, fits, (peak,)
 
-        return SimpleNamespace(
-            job=[(aot.SAMPLING, sampling_fits, (99,)), ("update", number == 4, (80 // number,))],
-            placement=0,
-            setup=SimpleNamespace(axes=0),
-            settings={FLAG: number},
-            refit=refit,
-        )
+        def rebuild(number):
+            return job(number) if number in (2, 4, 8) else None
 
-    for sampling_fits in (True, False):
-        found = list(aot._fitting(plan(1, sampling_fits, (2, 4)), "m"))
-        assert [(each.name, each.fits) for each in found] == [
-            ("sampling in 4 microbatches", sampling_fits),
-            ("update in 4 microbatches", True),
-        ]
-    programs = aot._fitting(plan(1, True, (2,)), "m")
+        def job(number):
+            return SimpleNamespace(number=number, made=made, rebuild=rebuild, steps_per_iteration=8)
+
+        plan = SimpleNamespace(job=job(1), placement=0, setup=SimpleNamespace(axes=0))
+        return aot._fitting(plan, topology.Machine("m", (), space))
+
+    for space, suffix in ((88, ""), (28, " in 4 microbatches"), (25, " in 8 microbatches")):
+        for sampling_fits in (True, False):
+            found = [(each.name, each.fits) for each in fitting(space, sampling_fits)]
+            assert found == [(names[0] + suffix, sampling_fits), (names[1] + suffix, True)]
+    programs = fitting(17, True)
     found = [next(programs), next(programs)]
     assert [(each.name, each.fits) for each in found] == [
-        ("sampling in 2 microbatches", True),
-        ("update in 2 microbatches", False),
+        (f"{names[0]} in 8 microbatches", True),
+        (f"{names[1]} in 8 microbatches", False),
     ]
-    with pytest.raises(RunError, match="nothing fits"):
+    with pytest.raises(RunError, match="training needs 18 bytes of a device, which has 17 bytes"):
         next(programs)
 
 

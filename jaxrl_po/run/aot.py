@@ -15,16 +15,15 @@ from rich import filesize
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, topology
-from jaxrl_po.run.devices.compilation import program_memory
+from jaxrl_po.run.devices.memory import Memory, exhausted_bytes, program_memory
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
 from jaxrl_po.run.devices.topology import Machine
-from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
-from jaxrl_po.run.experiment.microbatches import FLAG
 from jaxrl_po.run.experiment.plan import Plan, prepare, sections_of
 from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.microbatches import choose_microbatches
 from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.types import PyTree, TrainState
 
@@ -32,7 +31,6 @@ SMALLER = (
     "try fewer --seeds, more --config.num_microbatches, a --mesh that shards parameters, "
     "--lora.rank, --model.dtype=bfloat16 or --model.remat"
 )
-SAMPLING = "sampling"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,23 +121,24 @@ def compile_programs(experiment: Experiment, machine: str) -> Iterator[CompiledP
 
 def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:
     """Yields the programs with the fewest microbatches whose update fits."""
-    number = plan.settings.get(FLAG, 1)
-    suffix = f" in {number} microbatches" if number > 1 else ""
     found = list[CompiledProgram]()
-    for name, function, arguments in _functions(plan.job, plan.placement, plan.setup.axes):
-        program = compile_program(f"{name}{suffix}", function, arguments, machine)
-        found.append(program)
-        if program.fits or plan.refit is None or name == SAMPLING:
-            continue
-        try:
-            smaller = plan.refit(program.memory.get("total", 0))
-        except RunError:
-            yield from found
-            raise
-        if smaller is not None:
-            yield from _fitting(smaller, machine)
-            return
-    yield from found
+
+    def compile_job(job: Job, number: int = 1) -> Memory:
+        suffix = f" in {number} microbatches" if number > 1 else ""
+        found[:] = [
+            compile_program(f"{name}{suffix}", function, arguments, machine)
+            for name, function, arguments in _functions(job, plan.placement, plan.setup.axes)
+        ]
+        sizes = found[-1].memory
+        fixed = sizes.get("arguments", 0) + sizes.get("outputs", 0)
+        return Memory(fixed, sizes.get("total"), fixed)
+
+    memory = compile_job(plan.job)
+    try:
+        if plan.job.rebuild is not None and machine.memory is not None:
+            choose_microbatches(plan.job, memory, compile_job, machine.memory)
+    finally:
+        yield from found
 
 
 def _functions(
@@ -150,7 +149,7 @@ def _functions(
     if job.rewarded is None:
         yield "iteration", programs.chunk_of(job), (like, np.int32(0))
         return
-    yield SAMPLING, job.learner.sample, (like,)
+    yield "sampling", job.learner.sample, (like,)
     batch = programs.with_reward(jax.eval_shape(job.learner.sample, like)[1])
     yield "update", job.learner.update, (like, _placed(batch, parallel.batch_spec(), placement))
 
@@ -183,8 +182,8 @@ def compile_program(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         took, reason = time.perf_counter() - begun, _excess(str(error))
-        used = re.match(r"\D*([\d.]+)G", reason)
-        memory = {"total": int(float(used[1]) * 2**30)} if used else {}
+        used = exhausted_bytes(error)
+        memory = {} if used is None else {"total": used}
         return CompiledProgram(name, machine.name, took, memory, machine.memory, False, reason)
     took = time.perf_counter() - begun
     sizes = program_memory(executable)

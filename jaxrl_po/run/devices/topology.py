@@ -48,11 +48,6 @@ WITHOUT_TPU = {
 }
 
 
-def chip_of(device: Any) -> Chip | None:
-    """Returns the TPU generation of a device; None for other devices."""
-    return next((chip for chip in CHIPS.values() if chip.kind == device.device_kind), None)
-
-
 def silence_libtpu() -> None:
     """Lets an installed libtpu find no TPU without printing, on a machine that has none.
 
