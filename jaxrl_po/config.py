@@ -181,7 +181,7 @@ def static_value(name: str, value: Any, kind: type = object) -> Any:
     if isinstance(value, jax.core.Tracer):
         if kind is float:  # as a temperature that is vmapped over whole problems
             return value
-        raise ConfigError(f"{name} is static: build one program for each value")
+        raise ConfigError(name, "is static: build one program for each value")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and not value.ndim:
         if jnp.issubdtype(value.dtype, np.floating):
             value = float(str(value))  # 0.9 for a float32, whose double is 0.8999999761581421
@@ -189,7 +189,7 @@ def static_value(name: str, value: Any, kind: type = object) -> Any:
             value = value.item()
     value = float(value) if kind is float and _is_number(value) and not np.ndim(value) else value
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{name} must be of type {kind.__name__}, got {value!r}")
+        raise ConfigError(name, f"must be of type {kind.__name__}, got {value!r}")
     return value
 
 
@@ -234,7 +234,7 @@ def check(config: Any) -> None:
             continue
         if choices and value not in choices:
             raise ConfigError(
-                f"{field.name} must be one of {', '.join(map(str, choices))}, got {value!r}"
+                field.name, f"must be one of {', '.join(map(str, choices))}, got {value!r}"
             )
         if within is not None:
             check_number(field.name, value, within, field.metadata["unit"])
@@ -247,15 +247,21 @@ def check_number(name: str, value: Any, within: Interval = Interval(), unit: str
       ConfigError: the value is text, a bool or another object, or not in `within`.
     """
     if not _is_number(value):
-        raise ConfigError(f"{name} must be a number, got {value!r}")
+        raise ConfigError(name, f"must be a number, got {value!r}")
     for element in np.asarray(value, np.float64).ravel().tolist():
         if element not in within:
             shown = f"{within} {unit}".rstrip()
-            raise ConfigError(f"{name} must lie in {shown}, got {element:.10g}")
+            raise ConfigError(name, f"must lie in {shown}, got {element:.10g}")
 
 
-def check_size(name: str, value: Any, within: Interval = COUNT) -> int:
+def check_size(name: str, value: Any, within: Interval = COUNT, *, part: str = "") -> int:
     """Returns an integer of Python, NumPy or JAX as an `int`.
+
+    Args:
+      name: name of the setting or argument.
+      value: any value.
+      within: valid values.
+      part: part of the setting that the value is, for the message; empty if it is the setting.
 
     Raises:
       ConfigError: the value is traced, or is not an integer in `within`.
@@ -266,7 +272,8 @@ def check_size(name: str, value: Any, within: Interval = COUNT) -> int:
     except TypeError:
         size = None
     if size is None or size not in within:
-        raise ConfigError(f"{name} must be a whole number in {within}, got {value!r}")
+        subject = f"{part} " if part else ""
+        raise ConfigError(name, f"{subject}must be a whole number in {within}, got {value!r}")
     return size
 
 
@@ -300,7 +307,7 @@ def require_order(low: Number, high: Number, low_name: str, high_name: str) -> N
     if not any(isinstance(value, jax.core.Tracer) for value in (low, high)) and np.any(
         np.asarray(high) < np.asarray(low)
     ):
-        raise ConfigError(f"{high_name} must be at least {low_name} = {low}, got {high}")
+        raise ConfigError(high_name, f"must be at least {low_name} = {low}, got {high}")
 
 
 def changed(config: Any, name: str) -> bool:

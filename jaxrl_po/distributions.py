@@ -314,8 +314,9 @@ def allow(distribution: Distribution, legal: jax.Array) -> Distribution:
     """
     if not isinstance(distribution, Categorical | MultiCategorical):
         raise ConfigError(
-            f"policy must return a Categorical or a MultiCategorical where the environment gives "
-            f"an action_mask, got {type(distribution).__name__}"
+            "policy",
+            "must return a Categorical or a MultiCategorical where the environment gives an "
+            f"action_mask, got {type(distribution).__name__}",
         )
     sizes = (
         distribution.sizes
@@ -324,8 +325,9 @@ def allow(distribution: Distribution, legal: jax.Array) -> Distribution:
     )
     if distribution.logits.shape != legal.shape:
         raise ConfigError(
-            f"policy must have a logit for each of the {legal.shape[-1]} flags of action_mask, got "
-            f"{type(distribution).__name__} over {' and '.join(map(str, sizes))} options"
+            "policy",
+            f"must have a logit for each of the {legal.shape[-1]} flags of action_mask, got "
+            f"{type(distribution).__name__} over {' and '.join(map(str, sizes))} options",
         )
     kept = legal | ~jnp.repeat(
         possible(legal, sizes), np.array(sizes), axis=-1, total_repeat_length=sum(sizes)

@@ -163,8 +163,7 @@ def require_one_age(problem: Problem, carry_surplus: bool) -> None:
     """Raises ConfigError for a surplus that is carried where rows are already of another age."""
     if carry_surplus and problem.facts.staleness:
         raise ConfigError(
-            f"carry_surplus must be off with staleness = {problem.facts.staleness}: what is "
-            "carried would be of another age"
+            "carry_surplus", f"must be off with staleness = {problem.facts.staleness}"
         )
 
 
@@ -172,15 +171,10 @@ def require_scored_groups(batch: Batch) -> None:
     """Raises ConfigError unless a batch has scores `[P, G]` in the program."""
     if batch.reward is None:
         raise ConfigError(
-            "dynamic_sampling must not refill groups of a problem that is scored "
-            "outside the program: a group is kept or replaced by its scores, while the "
-            "program runs; reweight keeps only the informative ones as well"
+            "dynamic_sampling", "must be off or reweight where groups are scored in Python"
         )
     if not (hasattr(batch.score, "ndim") and batch.score.ndim == 2 and batch.score.shape[1] > 1):
-        raise ConfigError(
-            "group_size must be at least 2 for dynamic sampling: it compares the raw "
-            "scores [P, G] of a group"
-        )
+        raise ConfigError("group_size", "must be at least 2 for dynamic sampling")
 
 
 def slots_of(num_groups: int, generated: int, axis_name: str | None) -> Slots:
@@ -189,8 +183,7 @@ def slots_of(num_groups: int, generated: int, axis_name: str | None) -> Slots:
     wanted = num_groups or generated * devices
     if wanted % devices:
         raise ConfigError(
-            f"num_groups = {wanted} must be a multiple of the {devices} devices over "
-            "which groups are sharded"
+            "num_groups", f"must be a multiple of the {devices} devices, got {wanted}"
         )
     device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
     return Slots(wanted, wanted // devices, generated, devices, device, axis_name)

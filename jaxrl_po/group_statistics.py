@@ -161,9 +161,9 @@ def running_relative(
     """
     if not problem.facts.strata:
         raise ConfigError(
-            "running_statistics must have prompts that come again: set prompt_set, or take "
-            "a task with strata, such as addition, whose strata are carries. Dynamic "
-            "sampling leaves none, since the groups that it keeps are no fair sample"
+            "running_statistics",
+            "must have prompts that come again: set prompt_set, or take a task with strata, such "
+            "as addition; dynamic sampling leaves no strata",
         )
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
@@ -177,8 +177,7 @@ def running_relative(
         collector, batch = problem.collect(params, collector.remove(OUTCOME_STATISTICS), key)
         if batch.reward is None:
             raise ConfigError(
-                "running_statistics must be off where rewards are computed outside the "
-                "program: it has none inside"
+                "running_statistics", "must be off where rewards are computed outside the program"
             )
         paid = jnp.where(batch.mask, batch.reward, 0.0)
         sums = jax.tree.map(lambda x: x[:, 0], compensated.sums_to_go(paid))

@@ -72,10 +72,7 @@ def merge(*named: Mapping[str, Tree]) -> dict[str, Tree]:
     joined: dict[str, Tree] = {}
     for metrics in named:
         for name in joined.keys() & metrics.keys():
-            raise ConfigError(
-                f"{name} must be logged once: it is the name of a metric of the library, so a "
-                "surrogate or a problem logs under another one"
-            )
+            raise ConfigError(name, "must be logged once: the library has a metric of this name")
         joined.update(metrics)
     return joined
 

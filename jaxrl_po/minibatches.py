@@ -49,9 +49,9 @@ def shuffle(
     strata = num_strata(rows * devices, num_minibatches)
     if strata % devices:
         raise ConfigError(
-            f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, "
-            f"which {devices} devices do not divide; choose num_envs (or num_prompts) so "
-            "that rows is a multiple of devices × num_minibatches"
+            "num_minibatches",
+            f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, which "
+            f"{devices} devices do not divide; make rows a multiple of devices × num_minibatches",
         )
     local = strata // devices
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * local
@@ -74,7 +74,7 @@ def num_strata(rows: int, num_minibatches: int) -> int:
       (64, 64, 4)
     """
     if num_minibatches < 1 or rows % num_minibatches:
-        raise ConfigError(f"num_minibatches = {num_minibatches} must divide the {rows} rows")
+        raise ConfigError("num_minibatches", f"must divide the {rows} rows, got {num_minibatches}")
     strata = MAX_STRATA
     while rows % (strata * num_minibatches):
         strata //= 2
@@ -110,7 +110,7 @@ def split(samples: Any, parts: int) -> Any:
     """
     rows = jax.tree.leaves(samples)[0].shape[0]
     if rows % parts:
-        raise ConfigError(f"num_microbatches = {parts} must divide the {rows} rows")
+        raise ConfigError("num_microbatches", f"must divide the {rows} rows, got {parts}")
     return jax.tree.map(lambda x: x.reshape(parts, rows // parts, *x.shape[1:]), samples)
 
 

@@ -152,8 +152,7 @@ def choose(
     if given is not None:
         if config.optimizer != AUTO:
             raise ConfigError(
-                f"optimizer must be {AUTO} in the config of a method that make(optimizer=…) gives "
-                f"another, got {config.optimizer}"
+                "optimizer", f"must be {AUTO} beside make(optimizer=…), got {config.optimizer}"
             )
         for name in ("learning_rate", "max_grad_norm", "optimizer_epsilon", "weight_decay"):
             own = "the optimizer is the method's own; leave it out"
@@ -199,9 +198,9 @@ def matrices(problem: Problem) -> Callable[[PyTree], PyTree]:
     hidden = problem.facts.hidden_matrices
     if hidden is None:
         raise ConfigError(
-            "optimizer must not be muon with a network of your own, whose hidden matrices the "
-            "library does not know: leave it out and give make(optimizer=optax.contrib.muon("
-            "learning_rate, muon_weight_dimension_numbers=…))"
+            "optimizer",
+            "must not be muon with a network of your own; give "
+            "make(optimizer=optax.contrib.muon(learning_rate, muon_weight_dimension_numbers=…))",
         )
 
     def axes(params: PyTree) -> PyTree:

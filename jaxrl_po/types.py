@@ -147,10 +147,7 @@ class CollectorState(NamedTuple):
         """
         for name in (*(sharded or {}), *(replicated or {})):
             if name in self.sharded or name in self.replicated:
-                raise ConfigError(
-                    f"{name} must be carried once: a problem is not wrapped twice by the "
-                    "same wrapper"
-                )
+                raise ConfigError(name, "must be carried once: a wrapper wraps a problem once")
         return CollectorState(
             {**self.sharded, **(sharded or {})}, {**self.replicated, **(replicated or {})}
         )
@@ -309,8 +306,9 @@ def undonated(frozen: PyTree) -> PyTree:
     arrays = (x for x in jax.tree.leaves(frozen) if isinstance(x, jax.Array))
     if any(not isinstance(x, jax.core.Tracer) and x.is_deleted() for x in arrays):
         raise ConfigError(
-            "frozen parameters must stay out of donations, and these were donated: load them "
-            "again, donate state.with_frozen(None), and pass state.params.frozen beside it"
+            "frozen",
+            "parameters must stay out of donations: load them again, donate "
+            "state.with_frozen(None), and pass state.params.frozen beside it",
         )
     return frozen
 

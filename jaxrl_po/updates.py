@@ -94,8 +94,9 @@ def gradient_update(
         chex.assert_tree_shape_prefix(samples, (rows,))
         if rows % (num_minibatches * num_microbatches):
             raise ConfigError(
-                f"num_minibatches × num_microbatches = {num_minibatches} × "
-                f"{num_microbatches} must divide the {rows} rows"
+                "num_microbatches",
+                f"must divide the {rows} / {num_minibatches} rows of a minibatch, got "
+                f"{num_microbatches}",
             )
 
         steps = num_epochs * num_minibatches

@@ -60,8 +60,9 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
     )
     if not bound or not all(hasattr(module, each) for each in needed):
         raise ConfigError(
-            f"{name} must be an instance of flax.linen.Module, or of a class with its "
-            f"{', '.join(needed)}, got {describe(module)}: {ADVICE}"
+            name,
+            "must be an instance of flax.linen.Module, or of a class with its "
+            f"{', '.join(needed)}, got {describe(module)}: {ADVICE}",
         )
     if not type(module).__module__.startswith(("jaxrl_po.", "flax.linen")):
         return  # the fields of a user's module are its own affair
@@ -113,4 +114,4 @@ def applied(name: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ not in REFUSED:
             raise
-        raise ConfigError(f"{name} {REFUSED[type(error).__name__]}") from error
+        raise ConfigError(name, REFUSED[type(error).__name__]) from error

@@ -112,7 +112,9 @@ def _theirs(folder: Path) -> Any:
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found[kind]:
-            raise ConfigError(f"{folder}: transformers reports {kind}: {sorted(found[kind])[0]}")
+            raise ConfigError(
+                "folder", f"{folder}: transformers reports {kind}: {sorted(found[kind])[0]}"
+            )
     return model.eval()
 
 

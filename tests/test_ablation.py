@@ -14,7 +14,7 @@ import timing
 from comparison import Result
 
 from experiments.benchmarks import language as benchmark_language
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import flags, methods
 
 
@@ -104,7 +104,7 @@ def test_flags_are_valid(tmp_path, monkeypatch):
     with pytest.raises(AssertionError, match="compiled"):
         ablation.main([f"--out={tmp_path / 'x'}", "--devices=1"])
     with pytest.raises(
-        UsageError, match="warm_start has no effect unless warm_start_steps is above 0"
+        ConfigError, match="warm_start: has no effect unless warm_start_steps is above 0"
     ):
         ablation.main([f"--out={tmp_path / 'x'}", "--warm_start=0.5", "--warm_start_steps=0"])
 
@@ -179,7 +179,7 @@ def test_the_share_of_the_peak_counts_sampled_tokens_and_not_the_budget(monkeypa
 
 
 def test_benchmark_names_what_does_not_fit():
-    with pytest.raises(UsageError, match="width / heads"):
+    with pytest.raises(ConfigError, match=r"^width: must be a multiple of 2 × heads"):
         benchmark_language.main(["--width=10", "--devices=1"])
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import suites
 
 with warnings.catch_warnings():
@@ -169,5 +168,5 @@ def test_an_environment_that_jax_breaks_is_refused(monkeypatch):
 
 
 def test_an_unknown_argument_is_a_usage_error():
-    with pytest.raises(UsageError, match=r"--env_params for brax:hopper: .*'friction'"):
+    with pytest.raises(ConfigError, match=r"^env_params: brax:hopper .*'friction'"):
         suites.make("brax:hopper", '{"friction": 2}')

@@ -12,7 +12,6 @@ import pytest
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import suites
 
 with warnings.catch_warnings():
@@ -133,8 +132,8 @@ def test_missing_robots_are_one_line(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ('{"gravity": 2}', UsageError, "its config has no gravity, only action_repeat, ctrl_dt"),
-        ('{"ctrl_dt": "slow"}', UsageError, "--env_params for .* 'ctrl_dt'"),
+        ('{"gravity": 2}', ConfigError, "its config has no gravity, only action_repeat, ctrl_dt"),
+        ('{"ctrl_dt": "slow"}', ConfigError, "--env_params for .* 'ctrl_dt'"),
         ('{"impl": "bullet"}', ConfigError, "'bullet' is not a valid"),
         ('{"action_repeat": 0}', ConfigError, "action_repeat must lie in"),
     ],

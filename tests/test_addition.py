@@ -186,5 +186,5 @@ def test_keys_decide():
 
 @pytest.mark.parametrize("num_digits", [0, -1, 10])
 def test_bad_input(num_digits):
-    with pytest.raises(ConfigError, match=r"num_digits must be a whole number in \[1, 9\]"):
+    with pytest.raises(ConfigError, match=r"num_digits: must be a whole number in \[1, 9\]"):
         tasks.addition(num_digits)

@@ -7,9 +7,9 @@ from folders import arguments, write_place
 from test_scoring import TASK, batch_of, of
 
 from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import answers, rewarding
 from jaxrl_po.run.data.scoring import HostScore, Reward
-from jaxrl_po.run.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_a_pattern_reaches_the_worker_and_what_does_not_end_scores_0():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--reward=regex:("], r"^--reward=regex:\( must be a regular expression: missing \)"),
-        (["--reward=regex:"], r"^--reward=regex: must be a regular expression: it is empty"),
+        (["--reward=regex:("], r"^reward: must be a regular expression, got regex:\(: missing \)"),
+        (["--reward=regex:"], r"^reward: must be a regular expression, got regex:: it is empty"),
         (["--reward=last_numbr"], r"must be verifier, model, math, last_number, contains, regex:P"),
-        (["--reward.require_end"], r"^--reward.require_end is not a flag"),
+        (["--reward.require_end"], r"^reward.require_end: is not a setting"),
     ],
 )
 def test_bad_rewards_are_named(tmp_path, flags, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         launch.language([*tiny.LANGUAGE, "--algorithm=grpo", f"--out={tmp_path / 'run'}", *flags])
 
 

@@ -49,7 +49,7 @@ def test_an_experiment_is_compiled_for_devices_and_not_run(tmp_path):
         "reason": "",
     }
     assert found.describe().startswith("iteration fits cpu:2: ")
-    with pytest.raises(ConfigError, match="compile_for trains nothing"):
+    with pytest.raises(ConfigError, match="compile_for: trains nothing"):
         run.train(run.Experiment(env="CartPole-v1", out=tmp_path / "run", compile_for="cpu:2"))
 
 
@@ -66,7 +66,7 @@ def test_the_command_prints_a_line_per_program(monkeypatch, capsys, flags):
         f"update does not fit tpu:v5e:1x1: 1.2 kB of 1.0 kB {of}; {aot.SMALLER}",
     ]
     for status, programs in enumerate([[small], [small, large]]):
-        monkeypatch.setattr(aot, "compile_programs", lambda *_, found=programs: iter(found))
+        monkeypatch.setattr(aot, "compile_for", lambda *_, found=programs: iter(found))
         argv = ["--env=CartPole-v1", "--compile_for=tpu:v5e:1x1", *flags]
         assert launch.control(argv) == status
         lines = capsys.readouterr().out.splitlines()

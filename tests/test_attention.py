@@ -129,7 +129,7 @@ def problem(target, **switches):
     ],
 )
 def test_what_no_kernel_computes_is_refused(target, switches, said):
-    with pytest.raises(ConfigError, match=f"^fused_attention must be left out here: .*{said}"):
+    with pytest.raises(ConfigError, match=f"^fused_attention: must be left out here: .*{said}"):
         problem(target, **switches)
 
 
@@ -144,5 +144,5 @@ def test_each_target_has_its_kernel_and_natural_steps_have_none():
     half = Transformer(7, dtype=jnp.dtype("bfloat16"), fused_attention=True)
     assert half.clone(target=GPU).kernel is attention.cudnn
     assert half.clone(target=Target("cpu", 1, 1)).kernel is None
-    with pytest.raises(ConfigError, match="fused_attention must be left out with natural steps"):
+    with pytest.raises(ConfigError, match="fused_attention: must be left out with natural steps"):
         trpo.make(trpo.Config(), made)

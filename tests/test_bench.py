@@ -17,7 +17,8 @@ import timing
 from experiments.benchmarks import control as benchmark_control
 from experiments.benchmarks import language as benchmark_language
 from jaxrl_po import backend
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import flags
 
 BENCHMARKS = libraries.BENCHMARKS
@@ -151,16 +152,19 @@ def test_programs_on_different_devices_are_not_compared(programs):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only=tlr"], "--only=tlr must hold a word of rejax-4x128, "),
-        (["--pythons=torch=/bin/sh"], "--pythons has no 'torch'"),
-        (["--pythons=trl=nowhere"], "--pythons=trl=nowhere must be environment=path"),
-        (["--tiny", "--page=docs/benchmarks.md"], "--tiny has no figures for a page"),
-        (["--page=nowhere.md"], "--page must be a page with the lines <!-- begin"),
-        (["--rounds=0"], "--rounds must lie in [1, inf), got 0"),
+        (["--only=tlr"], "only: must hold a word of rejax-4x128, "),
+        (["--pythons=torch=/bin/sh"], "pythons: unknown name 'torch'"),
+        (
+            ["--pythons=trl=nowhere"],
+            "pythons: must be environment=path of an interpreter, got trl=nowhere",
+        ),
+        (["--tiny", "--page=docs/benchmarks.md"], "tiny: has no figures for a page"),
+        (["--page=nowhere.md"], "page: must be a page with the lines <!-- begin"),
+        (["--rounds=0"], "rounds: must lie in [1, inf), got 0"),
     ],
 )
 def test_what_cannot_be_measured_is_named(arguments, message, tmp_path):
-    with pytest.raises(UsageError, match=re.escape(message)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         bench.main([*arguments, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
 

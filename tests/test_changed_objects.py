@@ -109,7 +109,7 @@ def test_changed_object_is_named_on_resume(trained, change, expected):
 @pytest.mark.parametrize("change", [UNREADABLE, ("-jnp.abs", "jnp.abs")])
 def test_deterministic_run_refuses_changed_object(trained, change):
     assert told(of_folder(str(trained[1]), **objects(SAME))) == []
-    with pytest.raises(ConfigError, match=r"^deterministic promises the same bits .* differ env"):
+    with pytest.raises(ConfigError, match=r"^deterministic: promises the same bits .* differ env"):
         run.resume(trained[1], total_steps=96, **objects(change))
 
 

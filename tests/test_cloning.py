@@ -11,7 +11,6 @@ from jaxrl_po import control
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.modules import NetworkSettings
-from jaxrl_po.run.errors import UsageError
 
 ENV = gymnax.make("CartPole-v1")[0]
 
@@ -33,7 +32,7 @@ def test_steps_are_drawn_with_their_actions_whatever_the_layout():
     np.testing.assert_array_equal(second.action, batch.action[2:])
     assert not np.array_equal(batch.action[0], batch.action[1])
     remembering = control.make_problem(ENV, network=NetworkSettings(memory="gru"))
-    with pytest.raises(ConfigError, match=r"^memory must be none"):
+    with pytest.raises(ConfigError, match=r"^memory: must be none"):
         control.demonstrated(remembering, observation, action, num_steps=2)
 
 
@@ -91,44 +90,50 @@ GOOD = {"observation": np.zeros((5, 4)), "action": np.zeros(5, int)}
     [
         ({"observation": GOOD["observation"]}, "must be an .npz file with observation and action"),
         (GOOD | {"action": np.zeros(4, int)}, "must have an action for each observation"),
-        (GOOD | {"observation": np.zeros((5, 3))}, r"observation must .* \[5, 4\], got \[5, 3\]"),
-        (GOOD | {"observation": np.full((5, 4), np.nan)}, r"observation must be finite"),
-        (GOOD | {"action": np.full(5, 0.5)}, "action must be whole numbers"),
+        (GOOD | {"observation": np.zeros((5, 3))}, r"observation: must .* \[5, 4\], got \[5, 3\]"),
+        (GOOD | {"observation": np.full((5, 4), np.nan)}, r"observation: must be finite"),
+        (GOOD | {"action": np.full(5, 0.5)}, "action: must be whole numbers"),
         ({"observation": np.array(1.0), "action": np.array(1)}, "must have an action for each"),
-        (GOOD | {"action": np.full(5, "right")}, "must be an .npz file with .* hold no numbers"),
-        (GOOD | {"action": np.full(5, 2)}, r"action must lie in \[0, 1\]"),
+        (
+            GOOD | {"action": np.full(5, "right")},
+            "must be an .npz file with .*bad.npz: they hold no numbers",
+        ),
+        (GOOD | {"action": np.full(5, 2)}, r"action: must lie in \[0, 1\]"),
     ],
 )
 def test_bad_recordings_are_named(tmp_path, arrays, message):
     given = [recorded(tmp_path / "bad.npz", **arrays), f"--out={tmp_path / 'run'}"]
-    with pytest.raises(UsageError, match=f"^--demonstrations=.*bad.npz.* {message}"):
+    with pytest.raises(ConfigError, match=f"^demonstrations: (?=.*bad.npz){message}"):
         launch.control([*tiny.CONTROL, "--algorithm=sft", *given])
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--algorithm=sft"], "^--demonstrations= must name an .npz file with algorithm=sft"),
+        (
+            ["--algorithm=sft"],
+            "^demonstrations: must name an .npz file with algorithm = sft .* got ''$",
+        ),
         (
             ["--demonstrations=a.npz"],
-            "^--demonstrations=a.npz must name .* left out with any other",
+            "^demonstrations: must name .* left out with any other, got 'a.npz'$",
         ),
         (
             ["--algorithm=sft", f"--demonstrations={__file__}"],
-            "^--demonstrations=.* must be an .npz file with observation and action",
+            "^demonstrations: must be an .npz file with observation and action",
         ),
         (
             ["--algorithm=sft", "--demonstrations=no.npz"],
-            "^--demonstrations=.*no.npz must be an .npz file with .* No such file",
+            "^demonstrations: must be an .npz file with .*no.npz: .* No such file",
         ),
     ],
 )
 def test_what_cloning_needs_is_named(tmp_path, flags, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         launch.control([*tiny.CONTROL, *flags, f"--out={tmp_path / 'run'}"])
 
 
 def test_only_control_is_recorded(tmp_path, finished):
     out = finished("language", tmp_path / "run")
-    with pytest.raises(UsageError, match=r"^--record is for a run of jaxrl-po control"):
+    with pytest.raises(ConfigError, match=r"^record: is for a run of jaxrl-po control"):
         evaluate.main([f"--run={out}", f"--record={tmp_path / 'a.npz'}"])

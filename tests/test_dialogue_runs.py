@@ -14,9 +14,9 @@ from tiny import MODEL
 from jaxrl_po import run
 from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.cli import evaluate, launch, render, report
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, dialogues
 from jaxrl_po.run.data.transcripts import transcript
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic, Batch
 
@@ -127,7 +127,7 @@ def test_a_run_is_evaluated_again_and_its_games_are_shown(games, tmp_path, capsy
     assert "score none" in shown
     assert "(reward none, advantage none)" in shown
     assert report.main([str(out), f"--out={tmp_path / 'run.html'}"]) == 0
-    with pytest.raises(UsageError, match="--width must be left out"):
+    with pytest.raises(ConfigError, match="width: must be left out"):
         render.main([f"--run={out}", "--width=200"])
 
 
@@ -150,17 +150,23 @@ def test_a_dialogue_in_a_file_of_ones_own(tmp_path):
     [
         (["--problem.prompt_set=4"], "problem.prompt_set"),
         (["--problem.process_reward=true"], "problem.process_reward"),
-        (["--reward=model"], "--reward=model must be left out"),
-        (["--reward=mine.py:f"], "must be left out with --task=higher_lower"),
-        (["--task.numbers=1"], "numbers must lie in [2, 100], got 1"),
-        (["--task.max_turns=0"], "max_turns must lie in [1, 100], got 0"),
+        (
+            ["--reward=model"],
+            "reward: must be left out with task = higher_lower, which has its own, got model",
+        ),
+        (
+            ["--reward=mine.py:f"],
+            "must be left out with task = higher_lower, which has its own, got ",
+        ),
+        (["--task.numbers=1"], "task.numbers: must lie in [2, 100], got 1"),
+        (["--task.max_turns=0"], "task.max_turns: must lie in [1, 100], got 0"),
         (["--task=mastermnd"], "mastermind"),
-        (["--problem.max_new_tokens=2"], "max_new_tokens must be at least 3"),
+        (["--problem.max_new_tokens=2"], "problem.max_new_tokens: must be at least 3"),
     ],
 )
 def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):
     small = [item for item in SMALL if not item.startswith("--task.")]
-    with pytest.raises(UsageError, match=re.escape(said)) as found:
+    with pytest.raises(ConfigError, match=re.escape(said)) as found:
         launch.language([*small, *arguments, f"--out={tmp_path / 'run'}"])
     assert "\n" not in str(found.value)
     assert not (tmp_path / "run").exists()

@@ -377,7 +377,7 @@ def test_turns_are_asked_for_where_there_are_some(config, field):
     model = language.Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
     problem = language.make_problem(task, model, critic=model.clone(outputs=1))
     module = {grpo.Config: grpo, ppo.Config: ppo, trpo.Config: trpo, a2c.Config: a2c}[type(config)]
-    with pytest.raises(ConfigError, match=f"{field} must be .*only dialogues have turns"):
+    with pytest.raises(ConfigError, match=f"{field}: must be .*only dialogues have turns"):
         module.make(config, problem)
 
 

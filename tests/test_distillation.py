@@ -15,7 +15,6 @@ from jaxrl_po.algorithms.teacher import with_teacher
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, plan
 from jaxrl_po.run.store.checkpoint import Store
@@ -91,10 +90,10 @@ def test_a_teacher_with_other_actions_is_refused():
         return Categorical(jnp.zeros((*inputs.shape, 5))), jnp.zeros(inputs.shape)
 
     learner = distillation.make(distillation.Config(), with_teacher(problem, params, apply))
-    with pytest.raises(ConfigError, match=r"teacher must have the 4 actions .* got 5"):
+    with pytest.raises(ConfigError, match=r"teacher: must have the 4 actions .* got 5"):
         jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
     alone = distillation.make(distillation.Config(), problem)
-    with pytest.raises(ConfigError, match="teacher must be given for distillation"):
+    with pytest.raises(ConfigError, match="teacher: must be given for distillation"):
         jax.eval_shape(lambda key: alone.step(alone.init(key)), jax.random.key(0))
 
 
@@ -123,18 +122,22 @@ def test_a_run_is_taught_by_an_earlier_one(earlier, tmp_path):
 def test_what_cannot_teach_is_refused(earlier, tmp_path):
     def refused(*flags, algorithm="distillation", match):
         out = f"--out={tmp_path / 'none'}"
-        with pytest.raises(UsageError, match=match):
+        with pytest.raises(ConfigError, match=match):
             launch.language([*SMALL, f"--algorithm={algorithm}", "--total_steps=8", out, *flags])
 
-    refused(match="--algorithm=distillation must have a teacher: --teacher=runs/first")
+    refused(match="^teacher: must name a run of jaxrl-po language, e.g. runs/first")
     refused(
         f"--teacher={earlier}",
         algorithm="grpo",
-        match=f"--teacher={earlier} has no effect unless --algorithm=distillation",
+        match="^teacher: has no effect unless algorithm = distillation",
     )
-    refused(f"--teacher={tmp_path}", match=f"--teacher={tmp_path} must be the folder of a run")
+    refused(
+        f"--teacher={tmp_path}", match=f"^teacher: must be the folder of a run .* got {tmp_path};"
+    )
     digits = [flag for flag in SMALL if not flag.startswith("--task.")]
-    with pytest.raises(UsageError, match=f"--teacher={earlier} must have the vocabulary of"):
+    with pytest.raises(
+        ConfigError, match=f"^teacher: must have the vocabulary of .*; {earlier} was trained on"
+    ):
         launch.language(
             [
                 *(*digits, "--task=sorting", "--algorithm=distillation", "--total_steps=8"),
@@ -146,5 +149,5 @@ def test_what_cannot_teach_is_refused(earlier, tmp_path):
 def test_control_has_no_teacher(tmp_path):
     sizes = ["--problem.num_prompts=4", "--problem.group_size=4", "--problem.num_steps=24"]
     argv = ["--algorithm=distillation", *sizes, "--seeds=1", "--total_steps=768"]
-    with pytest.raises(UsageError, match="teacher must be given for distillation"):
+    with pytest.raises(ConfigError, match="teacher: must be given for distillation"):
         launch.control([*argv, f"--out={tmp_path / 'run'}"])

@@ -329,5 +329,5 @@ def test_where_nothing_is_legal_the_distribution_stays_whole():
 
 
 def test_masks_are_for_discrete_actions():
-    with pytest.raises(ConfigError, match="policy must return a Categorical or a MultiCategorical"):
+    with pytest.raises(ConfigError, match="policy: must return a Categorical or a Multi"):
         distributions.allow(DiagonalGaussian(jnp.zeros(2), jnp.zeros(2)), jnp.ones(2, bool))

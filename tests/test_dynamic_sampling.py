@@ -342,16 +342,16 @@ def test_overlong_filtering_leaves_cut_rows_out():
 @pytest.mark.parametrize(
     ("problem", "options", "match"),
     [
-        (INNER, {"max_generation_batches": 0}, "max_generation_batches must be a whole number in"),
+        (INNER, {"max_generation_batches": 0}, "max_generation_batches: must be a whole number in"),
         (
             INNER,
             {"max_generation_batches": 2, "num_groups": -1},
-            "num_groups must be a whole number in",
+            "num_groups: must be a whole number in",
         ),
         (
             tabular_problem(group_size=1),
             {"max_generation_batches": 2},
-            "group_size must be at least 2",
+            "group_size: must be at least 2",
         ),
     ],
     ids=["batches", "groups", "alone"],

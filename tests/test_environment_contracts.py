@@ -113,7 +113,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("env", "message"), BROKEN)
 def test_slips_are_named_before_anything_compiles(env, message):
-    with pytest.raises(ConfigError, match=f"^env {type(env).__name__}: {message}"):
+    with pytest.raises(ConfigError, match=f"^env: {type(env).__name__}: {message}"):
         control.make_problem(env, num_envs=2, num_steps=2)
 
 
@@ -147,7 +147,7 @@ def factories(env):
 @pytest.mark.parametrize("factory", ["problem", "groups", "vine", "evaluate", "record"])
 def test_every_factory_names_a_slip(factory):
     for env in (Plain(terminated=lambda x: x[None]), spoilt(terminated=jnp.zeros(1, bool))):
-        with pytest.raises(ConfigError, match=r"^env \w+: terminated of step .* got \[1\]"):
+        with pytest.raises(ConfigError, match=r"^env: \w+: terminated of step .* got \[1\]"):
             factories(env)[factory]()
 
 
@@ -178,7 +178,7 @@ def spoilt(after=lambda state: state, **changes):
     ],
 )
 def test_functions_of_ones_own_are_checked_alike(env, message):
-    with pytest.raises(ConfigError, match=f"^env Environment: {message}"):
+    with pytest.raises(ConfigError, match=f"^env: Environment: {message}"):
         factories(env)["problem"]()
 
 

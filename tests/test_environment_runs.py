@@ -18,8 +18,8 @@ from folders import TOOL_ROWS, write_rows, write_tools
 from scripts import everything
 
 from jaxrl_po.cli import evaluate, launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, methods, plan
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.store.metrics import read
@@ -206,18 +206,18 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
         (["--environment=mine.py:None"], "mine.py"),
         (["--environment=Guess"], "must be a file and a class, file.py:Class"),
         ([f"--environment={CLASSES}:Gess"], "holds no 'Gess', but Guess"),
-        ([f"--environment={CLASSES}:Blind"], "must have a method get_reward, or --reward"),
-        (["--task=mastermind"], "--task must be file with environment="),
-        (["--init_from="], "--init_from= must have a chat template"),
-        (["--problem.max_new_tokens=0"], "--problem.max_new_tokens must be given"),
+        ([f"--environment={CLASSES}:Blind"], "must have a method get_reward, or reward"),
+        (["--task=mastermind"], "task: must be file with environment = "),
+        (["--init_from="], "init_from: must have a chat template"),
+        (["--problem.max_new_tokens=0"], "problem.max_new_tokens: must be given"),
         (["--environment.reply_length=3"], "must be above 3"),
         (["--environment.turns=12"], "the longest dialogue has"),
-        (["--environment.turns=0"], "--environment.turns must lie in [1"),
-        (["--environment.timeout=0"], "--environment.timeout must lie in"),
-        (["--reward=model"], "--reward=model must be left out"),
-        (["--warm_start.steps=3"], "--warm_start.steps must be 0"),
+        (["--environment.turns=0"], "environment.turns: must lie in [1"),
+        (["--environment.timeout=0"], "environment.timeout: must lie in"),
+        (["--reward=model"], "reward: must be left out with environment, got model"),
+        (["--warm_start.steps=3"], "warm_start.steps: must be 0"),
         (["--algorithm=dapo", "--config.dynamic_sampling=refill"], "a refill needs"),
-        (["--distributed"], "--distributed must be false with environment"),
+        (["--distributed"], "distributed: must be false with environment = "),
         (["--problem.prompt_set=2"], "problem.prompt_set"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -232,7 +232,7 @@ def test_bad_input_is_one_line_before_anything_compiles(
     flags = arguments(place, tmp_path / "out", "--total_steps=12", *further)
     if "--task=mastermind" in further:
         flags = [each for each in flags if not each.startswith("--task.")]
-    with pytest.raises(UsageError, match=re.escape(said)) as found:
+    with pytest.raises(ConfigError, match=re.escape(said)) as found:
         launch.language(flags)
     assert "\n" not in str(found.value)
 
@@ -244,11 +244,11 @@ def test_a_template_without_tools_and_rows_that_no_user_ends_are_one_line(place,
     few = "--total_steps=12"
     flags = arguments(place, tmp_path / "out", few, f"--init_from={folder}")
     with pytest.raises(
-        UsageError, match=r"chat template: it must write calls.*; it does not show them"
+        ConfigError, match=r"chat_template: must write calls.*; it does not show them"
     ):
         launch.language(flags)
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(UsageError, match="must have a chat template, which writes the tools"):
+    with pytest.raises(ConfigError, match="must have a chat template, which writes the tools"):
         launch.language(flags)
     flags = arguments(place, tmp_path / "out", few, f"--task.train={tmp_path / 'rows.jsonl'}")
     for roles, said in ((["system"], "have a user's"), (["user", "assistant"], "not end with the")):
@@ -257,7 +257,9 @@ def test_a_template_without_tools_and_rows_that_no_user_ends_are_one_line(place,
             for i in range(9)
         ]
         write_rows(tmp_path / "rows.jsonl", rows)
-        with pytest.raises(UsageError, match=rf"rows.jsonl line \d+: messages must {said}"):
+        with pytest.raises(
+            ConfigError, match=rf"^task.train: \S+rows.jsonl line \d+: messages must {said}"
+        ):
             launch.language(flags)
 
 

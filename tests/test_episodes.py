@@ -283,5 +283,5 @@ class State:
 def test_counts_below_one_are_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         with_episodes("e", dynamics(3), **({"max_steps": 3, "reset_interval": 1} | changes))
-    with pytest.raises(ConfigError, match="env_params must be None for an Environment"):
+    with pytest.raises(ConfigError, match="env_params: must be None for an Environment"):
         control.adapt(with_episodes("e", dynamics(3), max_steps=3, reset_interval=1), {})

@@ -87,7 +87,7 @@ def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
 
 @pytest.mark.parametrize("k", [0, 9])
 def test_k_outside_the_samples_is_refused(k):
-    with pytest.raises(ConfigError, match=r"k must be a whole number in \[1, 8\]"):
+    with pytest.raises(ConfigError, match=r"k: must be a whole number in \[1, 8\]"):
         pass_at_k(jnp.array(2), 8, k)
 
 
@@ -151,7 +151,7 @@ def test_every_row_of_a_finite_set_is_asked_once(monkeypatch):
             assert whole[name].mean() == 0.5, name
         np.testing.assert_array_equal(few["greedy_accuracy"], np.arange(10, 18) % 2)
         np.testing.assert_array_equal(all_of_them["greedy_accuracy"], np.arange(10, 40) % 2)
-    with pytest.raises(ConfigError, match="task rows must have test rows, and for a run valid"):
+    with pytest.raises(ConfigError, match=r"^task: rows must have test rows, and for a run val"):
         language.make_evaluate(selecting(task), MODEL)
 
 
@@ -228,7 +228,7 @@ def test_rows_say_what_was_asked_and_answered():
         ({"num_samples": -1}, "num_samples"),
         ({"decoding": Decoding(temperature=0.0)}, "temperature"),
         ({"decoding": Decoding(top_p=0.0)}, "top_p"),
-        ({"decoding": Decoding(top_k=15)}, "top_k must be at most 14"),
+        ({"decoding": Decoding(top_k=15)}, "top_k: must be at most 14"),
         ({"decoding": Decoding(2)}, "max_new_tokens"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from scripts import everything
 
 from jaxrl_po.cli import launch
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store.metrics import read
 
@@ -45,48 +45,48 @@ def snapshot(path):
             "control",
             [],
             (
-                r"--out=.*control already holds files; "
-                r"add --resume .*, --overwrite .*, or choose another"
+                r"out: \S+control already holds files; "
+                r"give resume .*, overwrite "
             ),
         ),
         (
             "control",
             ["--resume", "--config.learning_rate=0.5"],
-            r"--config\.learning_rate=0\.5 must be 0\.001, as in the run",
+            r"config\.learning_rate: must be 0\.001, as in the run .* got 0\.5$",
         ),
         (
             "control",
             ["--resume", "--problem.num_envs=8"],
-            r"--problem\.num_envs=8 must be 4, as in the run",
+            r"problem\.num_envs: must be 4, as in the run .* got 8$",
         ),
         (
             "control",
             ["--resume", "--env=Pendulum-v1"],
-            r"--env=Pendulum-v1 must be CartPole-v1, as in the run",
+            r"env: must be CartPole-v1, as in the run .* got Pendulum-v1$",
         ),
-        ("control", ["--resume", "--seed=1"], r"--seed=1 must be 0, as in the run"),
+        ("control", ["--resume", "--seed=1"], r"seed: must be 0, as in the run .* got 1$"),
         (
             "control",
             ["--resume", "--total_steps=160"],
-            r"--total_steps=160 must be at least 320, .* may only grow",
+            r"total_steps: must be at least 320, .* got 160: it may only grow",
         ),
         (
             "language",
             ["--resume", "--task.num_digits=2"],
-            r"--task\.num_digits=2 must be 1, as in the run",
+            r"task\.num_digits: must be 1, as in the run .* got 2$",
         ),
     ],
 )
 def test_a_used_folder_keeps_every_byte(runs, script, arguments, message):
     before = snapshot(runs / script)
-    with pytest.raises(UsageError, match=f"^{message}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         MAIN[script]([f"--out={runs / script}", *arguments])
     assert snapshot(runs / script) == before
 
 
 def test_one_script_does_not_resume_the_other(runs):
     with pytest.raises(
-        UsageError, match=r"holds a run of jaxrl-po control, not of jaxrl-po language"
+        ConfigError, match=r"^resume: \S+ holds a run of jaxrl-po control, not of jaxrl-po language"
     ):
         launch.language(["--resume", f"--out={runs / 'control'}"])
 
@@ -215,9 +215,11 @@ def test_a_deterministic_run_does_not_go_on_under_other_versions(runs, tmp_path)
     (out / "config.json").write_text(json.dumps(stored))
     before = snapshot(out)
     with pytest.raises(
-        UsageError, match=rf"^--deterministic promises .* jax: 0\.0\.1 → {jax.__version__}"
+        ConfigError, match=rf"^deterministic: promises .* jax: 0\.0\.1 → {jax.__version__}"
     ):
         launch.control(["--resume", f"--out={out}"])
-    with pytest.raises(UsageError, match=r"^--deterministic=false must be true, as in the run"):
+    with pytest.raises(
+        ConfigError, match=r"^deterministic: must be true, as in the run .* got false"
+    ):
         launch.control(["--resume", "--deterministic=false", f"--out={out}"])
     assert snapshot(out) == before

@@ -9,8 +9,8 @@ import threading
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store import exporters, folder
 
 
@@ -160,7 +160,7 @@ def test_event_files_on_a_full_disk_end_no_run(tmp_path):
 def test_a_missing_package_is_named_before_anything_starts():
     errors.require("tensorboard", "tensorboardX", "tensorboard")
     with pytest.raises(
-        UsageError, match=r"--wandb needs the package absent: pip install 'jaxrl_po\[wandb\]'"
+        ConfigError, match=r"wandb: needs the package absent: pip install 'jaxrl_po\[wandb\]'"
     ):
         errors.require("wandb", "absent", "wandb")
 

@@ -192,7 +192,7 @@ def test_shared_parameters_are_refused_where_they_cannot_work():
     )
     for module in (reinforce, npg, trpo):
         learner = module.make(module.Config(value_minibatches=1), shared)
-        with pytest.raises(ConfigError, match="shared_torso must be off"):
+        with pytest.raises(ConfigError, match="shared_torso: must be off"):
             jax.eval_shape(
                 lambda key, learner=learner: learner.step(learner.init(key)), jax.random.key(0)
             )
@@ -346,5 +346,5 @@ def test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body(module):
     learner = module.make(
         module.Config(value_minibatches=1), shared._replace(apply=jax.jit(shared.apply))
     )
-    with pytest.raises(ConfigError, match="shared_torso must be off"):
+    with pytest.raises(ConfigError, match="shared_torso: must be off"):
         jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))

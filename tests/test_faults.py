@@ -33,8 +33,8 @@ from jaxrl_po import __main__ as front
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
 from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, flags
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
@@ -214,7 +214,7 @@ def test_a_run_goes_on_without_its_output(tmp_path, monkeypatch, capfd, goes_on)
 )
 def test_a_read_only_folder_is_refused_before_anything_runs(tmp_path):
     tmp_path.chmod(0o555)
-    with pytest.raises(UsageError, match="must be a folder that can be written"):
+    with pytest.raises(ConfigError, match="must be a folder that can be written"):
         main(tmp_path / "new")
     tmp_path.chmod(0o755)
 
@@ -447,8 +447,8 @@ def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_pa
     )
     before = everything(bound)
     with pytest.raises(
-        UsageError,
-        match=r"--deterministic promises the same bits only .*; "
+        ConfigError,
+        match=r"deterministic: promises the same bits only .*; "
         r"there differ placement: .* on 2 dev",
     ):
         main(bound, "--resume", "--devices=2", "--total_steps=100")

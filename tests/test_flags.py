@@ -3,9 +3,9 @@ import sys
 import pytest
 
 from jaxrl_po import config, run
-from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, NoEffectError, number, static
+from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, number, static
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
 
 
@@ -25,7 +25,7 @@ class Config:
 
     def validate(self):
         if self.gamma == 0.5:
-            raise ConfigError("gamma must not be a half")
+            raise ConfigError("gamma", "must not be a half")
         config.require_effect(self, "target_kl", self.early_stop, "early_stop is on")
 
 
@@ -72,39 +72,39 @@ def test_switches(text, value):
     [
         (
             "--config.learning_rat=1",
-            "--config.learning_rat is not a flag; did you mean --config.learning_rate?",
+            "config.learning_rat: is not a setting; did you mean config.learning_rate?",
         ),
-        ("--total_step=1", "--total_step is not a flag; did you mean --total_steps?"),
-        ("--config.lr=1", "--config.lr is not a flag; did you mean --config.learning_rate?"),
-        ("--target-kl=1", "--target-kl is not a flag; did you mean --config.target_kl?"),
-        ("--config.total_steps=1", "--config.total_steps is not a flag; did you mean --total_ste"),
-        ("--steps=1", "--steps is not a flag; did you mean --total_steps?"),
-        ("--config.lrr=1", "--config.lrr is not a flag; see --help"),
-        ("--zzz=1", "--zzz is not a flag; see --help"),
-        ("--config.axis_name=data", "--config.axis_name is not a flag"),
-        ("--config.learning_rate=nan", "--config.learning_rate must lie in (0, inf), got nan"),
-        ("--config.anything=nan", "--config.anything must lie in (-inf, inf), got nan"),
-        ("--config.anything=inf", "--config.anything must lie in (-inf, inf), got inf"),
-        ("--config.learning_rate=0", "--config.learning_rate must lie in (0, inf), got 0"),
-        ("--config.learning_rate=fast", "--config.learning_rate must be a number, got 'fast'"),
-        ("--config.learning_rate=", "--config.learning_rate must be a number, got ''"),
-        ("--config.gamma=1.5", "--config.gamma must lie in [0, 1], got 1.5"),
-        ("--config.gamma=0.5", "--config.gamma must not be a half"),
-        ("--config.target_kl=-1", "--config.target_kl must lie in (0, inf) nats, got -1"),
-        ("--config.num_epochs=0", "--config.num_epochs must lie in [1, inf) passes, got 0"),
-        ("--config.num_epochs=-3", "--config.num_epochs must lie in [1, inf) passes, got -3"),
-        ("--config.num_epochs=2.5", "--config.num_epochs must be an integer, got '2.5'"),
-        ("--config.early_stop=maybe", "--config.early_stop must be true or false, got 'maybe'"),
-        ("--config.activation=tan", "--config.activation must be one of tanh, relu, got 'tan'"),
-        ("--config.hidden=64,x", "--config.hidden must be integers such as 64,64, got '64,x'"),
-        ("--total_steps=nan", "--total_steps must be an integer, got 'nan'"),
-        ("--total_steps=1e400", "--total_steps must be an integer, got '1e400'"),
-        ("--config.hidden=64,6.5", "--config.hidden must be integers such as 64,64, got '64,6.5'"),
+        ("--total_step=1", "total_step: is not a setting; did you mean total_steps?"),
+        ("--config.lr=1", "config.lr: is not a setting; did you mean config.learning_rate?"),
+        ("--target-kl=1", "target-kl: is not a setting; did you mean config.target_kl?"),
+        ("--config.total_steps=1", "config.total_steps: is not a setting; did you mean total_ste"),
+        ("--steps=1", "steps: is not a setting; did you mean total_steps?"),
+        ("--config.lrr=1", "config.lrr: is not a setting; see --help"),
+        ("--zzz=1", "zzz: is not a setting; see --help"),
+        ("--config.axis_name=data", "config.axis_name: is not a setting"),
+        ("--config.learning_rate=nan", "config.learning_rate: must lie in (0, inf), got nan"),
+        ("--config.anything=nan", "config.anything: must lie in (-inf, inf), got nan"),
+        ("--config.anything=inf", "config.anything: must lie in (-inf, inf), got inf"),
+        ("--config.learning_rate=0", "config.learning_rate: must lie in (0, inf), got 0"),
+        ("--config.learning_rate=fast", "config.learning_rate: must be a number, got 'fast'"),
+        ("--config.learning_rate=", "config.learning_rate: must be a number, got ''"),
+        ("--config.gamma=1.5", "config.gamma: must lie in [0, 1], got 1.5"),
+        ("--config.gamma=0.5", "config.gamma: must not be a half"),
+        ("--config.target_kl=-1", "config.target_kl: must lie in (0, inf) nats, got -1"),
+        ("--config.num_epochs=0", "config.num_epochs: must lie in [1, inf) passes, got 0"),
+        ("--config.num_epochs=-3", "config.num_epochs: must lie in [1, inf) passes, got -3"),
+        ("--config.num_epochs=2.5", "config.num_epochs: must be an integer, got '2.5'"),
+        ("--config.early_stop=maybe", "config.early_stop: must be true or false, got 'maybe'"),
+        ("--config.activation=tan", "config.activation: must be one of tanh, relu, got 'tan'"),
+        ("--config.hidden=64,x", "config.hidden: must be integers such as 64,64, got '64,x'"),
+        ("--total_steps=nan", "total_steps: must be an integer, got 'nan'"),
+        ("--total_steps=1e400", "total_steps: must be an integer, got '1e400'"),
+        ("--config.hidden=64,6.5", "config.hidden: must be integers such as 64,64, got '64,6.5'"),
         ("stray", "'stray' is not a flag; write --name=value"),
     ],
 )
 def test_bad_input_names_the_flag_and_what_would_be_right(argument, message):
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError if argument == "stray" else ConfigError) as caught:
         flags.parse([argument], SECTIONS)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
@@ -140,7 +140,7 @@ def test_stored_values_stand_in_for_flags_that_are_not_given():
 
 
 def test_a_stored_number_in_place_of_a_list_is_named():
-    with pytest.raises(UsageError, match=r"^--config\.hidden must be of type tuple, got 8$"):
+    with pytest.raises(ConfigError, match=r"^config\.hidden: must be of type tuple, got 8$"):
         flags.parse([], SECTIONS, stored={"config.hidden": 8})
 
 
@@ -165,7 +165,7 @@ def test_a_default_of_a_script_without_effect_does_not_apply():
     stored = {"config.early_stop": True, "config.target_kl": 0.25}
     assert flags.parse(off, SECTIONS, stored=stored, defaults=defaults)["config"] == Config()
     with pytest.raises(
-        UsageError, match=r"^--config\.target_kl has no effect unless early_stop is on"
+        ConfigError, match=r"^config\.target_kl: has no effect unless early_stop is on"
     ):
         flags.parse([*off, "--config.target_kl=0.5"], SECTIONS, defaults=defaults)
     # No flag made it so.
@@ -173,7 +173,7 @@ def test_a_default_of_a_script_without_effect_does_not_apply():
         {"defaults": {"config.target_kl": 0.5}},
         {"stored": {"config.target_kl": 0.5}},
     ):
-        with pytest.raises(UsageError, match=r"^--config\.target_kl has no effect"):
+        with pytest.raises(ConfigError, match=r"^config\.target_kl: has no effect"):
             flags.parse([], SECTIONS, **wrong)
 
 
@@ -198,23 +198,27 @@ def test_help_lists_every_field_with_unit_range_and_default():
 
 
 def test_lookup_suggests_the_nearest():
-    with pytest.raises(UsageError, match=r"--algorithm has no 'pppo'; did you mean ppo\?"):
+    with pytest.raises(ConfigError, match=r"^algorithm: unknown name 'pppo'; did you mean ppo\?"):
         errors.lookup("algorithm", "pppo", {"ppo": 1, "trpo": 2})
-    with pytest.raises(UsageError, match=r"--algorithm has no 'zzzz'; choose one of ppo, trpo"):
+    with pytest.raises(
+        ConfigError, match=r"^algorithm: unknown name 'zzzz'; choose one of ppo, trpo"
+    ):
         errors.lookup("algorithm", "zzzz", {"ppo": 1, "trpo": 2})
 
 
-def test_blame_names_the_flag_of_a_library_error():
-    with pytest.raises(UsageError, match=r"^--config\.gamma must fit$"), flags.blame(SECTIONS):
-        raise ConfigError("gamma must fit")
-    with pytest.raises(UsageError, match=r"^environment is odd$"), flags.blame(SECTIONS):
-        raise ConfigError("environment\n is odd")
+def test_located_gives_a_field_the_prefix_of_its_section():
+    error = flags.located(ConfigError("gamma", "must fit total_steps"), SECTIONS)
+    assert (error.field, error.message) == ("config.gamma", "must fit total_steps")
+    for field in ("total_steps", "config.gamma", "env"):
+        error = ConfigError(field, "must fit gamma")
+        assert str(flags.located(error, SECTIONS)) == f"{field}: must fit gamma"
 
 
 @pytest.mark.parametrize(
     ("result", "status", "stderr"),
     [
-        (UsageError("--out must\nname a folder"), 2, "error: --out must name a folder\n"),
+        (ConfigError("out", "must\nname a folder"), 2, "error: --out: must name a folder\n"),
+        (UsageError("no command 'x'"), 2, "error: no command 'x'\n"),
         (MemoryError("no 7 TiB"), 1, "error: out of memory: no 7 TiB\n"),
         (1, 1, ""),
         (0, 0, ""),
@@ -236,23 +240,14 @@ def test_entry_gives_the_status_and_one_line(monkeypatch, capfd, result, status,
 
 
 def test_python_errors_name_arguments(tmp_path):
-    where = "runs/a--b (XLA_FLAGS=--xla_b)"
-    with (
-        pytest.raises(RunError, match=r"^mesh needs 2 devices in runs/a--b \(XLA_FLAGS=--xla_b\)$"),
-        flags.as_arguments(),
-    ):
-        raise RunError(f"--mesh needs 2 devices in {where}")
-    with (
-        pytest.raises(NoEffectError, match=r"^json has no effect unless x is given$"),
-        flags.as_arguments(),
-    ):
-        raise NoEffectError("json", "--x is given")
-    with pytest.raises(ConfigError, match=r"^sed is not an argument; did you mean seed\?$"):
+    with pytest.raises(ConfigError, match=r"^sed: is not a setting; did you mean seed\?$"):
         run.Experiment(env="CartPole-v1", sed=1)
-    with pytest.raises(ConfigError, match=r"^out=\S+/a--b must hold a run of jaxrl-po"):
+    with pytest.raises(ConfigError, match=r"^config\.gamma: must lie in \[0, 1\], got 2$"):
+        run.train(run.Experiment(env="CartPole-v1", over={"config.gamma": 2}, out=tmp_path / "a"))
+    with pytest.raises(ConfigError, match=r"^out: .*/a--b"):
         run.resume(tmp_path / "a--b")
     experiment = run.Experiment(env="CartPole-v1", out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"^compile_for: must read like tpu:v5e:4x4"):
         next(run.compile_for(experiment, "abacus"))
-    with pytest.raises(ConfigError, match=r"^total_steps=0 must be at least the steps of an"):
+    with pytest.raises(ConfigError, match=r"^total_steps: must be at least the steps of an"):
         run.sweep(experiment, over={"config.gamma": [0.9]}, total_steps=0)

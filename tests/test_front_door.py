@@ -227,19 +227,22 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
     assert evaluate.main([f"--run={files / 'run'}"]) == 0
     more = [out, "--resume", "--total_steps=64"]
     assert launch.control(more) == 0
-    with pytest.raises(UsageError, match=r"--env=/\S+elsewhere/mine.py:Corridor must be /"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^env: must be /\S+mine.py:Corridor, as .* got /\S+elsewhere/mine.py:Corridor$",
+    ):
         launch.control([*more, env])
     with (files / "mine.py").open("a") as mine:
         mine.write("# another line\n")
     with pytest.raises(
-        UsageError, match=r"^--deterministic .* differ env: (\w+:Corridor) → (?!\1)\w+:Corridor\. "
+        ConfigError, match=r"^deterministic: .* differ env: (\w+:Corridor) → (?!\1)\w+:Corridor$"
     ):
         launch.control(more)
     (files / "mine.py").write_text("1 / 0\n")
-    with pytest.raises(UsageError, match=r"^--run=\S+run: --env=\S+: ZeroDivisionError"):
+    with pytest.raises(ConfigError, match=r"^run: \S+run: env: \S+: ZeroDivisionError"):
         evaluate.main([f"--run={files / 'run'}"])
     (files / "mine.py").unlink()
-    with pytest.raises(UsageError, match=r"^--run=\S+run was made with \S+mine.py, which must be"):
+    with pytest.raises(ConfigError, match=r"^run: \S+run was made with \S+mine.py, which must be"):
         evaluate.main([f"--run={files / 'run'}"])
 
 
@@ -267,10 +270,10 @@ def test_a_run_with_code_of_ones_own_is_resumed_after_its_project_was_renamed(
     more += ["--total_steps=96"]
     (new / "envs" / "mine.py").unlink()
     (new / "mine.py").write_text("1 / 0\n")  # of the same name only
-    with pytest.raises(UsageError, match=r"^--env=\S+: there is no file \S+mine.py"):
+    with pytest.raises(ConfigError, match=r"^env: \S+: there is no file \S+mine.py"):
         launch.control(more)
     (files / "other.py").write_text(f"{(files / 'mine.py').read_text()}# another line\n")
-    with pytest.raises(UsageError, match=r"must be \S+, as .*, or the same in a file of the same"):
+    with pytest.raises(ConfigError, match=r"must be \S+, as .*, or the same in a file of the same"):
         launch.control([*more, f"--env={files / 'other.py'}:Corridor"])
     assert launch.control([*more, f"--env={files / 'mine.py'}:Corridor"]) == 0
 
@@ -311,25 +314,25 @@ def test_a_task_of_ones_own_is_trained_and_starts_another_run(files, capsys):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nowhere.py:f", r"--env=\S+nowhere.py:f: there is no file \S+nowhere.py"),
+        ("nowhere.py:f", r"^env: \S+nowhere.py:f: there is no file \S+nowhere.py"),
         (
             "mine.py:Coridor",
-            r"--env=\S+: ImportError: \S+mine.py holds no 'Coridor', but State, Corridor, three",
+            r"^env: \S+: ImportError: \S+mine.py holds no 'Coridor', but State, Corridor, three",
         ),
-        ("syntax.py:f", r"--env=\S+: SyntaxError: .*\(syntax.py, line 2\)"),
+        ("syntax.py:f", r"^env: \S+: SyntaxError: .*\(syntax.py, line 2\)"),
         (
             "mine.py:broken",
-            r"--env=\S+: IndexError: list index out of range \(\S+mine.py, line 45\)",
+            r"^env: \S+: IndexError: list index out of range \(\S+mine.py, line 45\)",
         ),
     ],
 )
 def test_what_a_file_lacks_is_named(files, source, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         user_code.make("env", str(files / source))
 
 
 def test_a_file_whose_name_is_too_long_is_not_there():
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(ConfigError, match="there is no file"):
         user_code.make("env", f"{'a' * 300}.py:f")
 
 
@@ -340,26 +343,26 @@ def test_a_file_whose_name_is_too_long_is_not_there():
             launch.control,
             "policy",
             "nothing",
-            r"--policy=\S+ must be an instance of flax.linen.Module, .*, got NoneType",
+            r"policy: must be an instance of flax.linen.Module, .*, got NoneType",
         ),
-        (launch.control, "critic", "three", r"--critic=\S+ must be an instance .*, got int"),
-        (launch.control, "env", "three", "--env must have the interface .* int lacks reset"),
+        (launch.control, "critic", "three", r"critic: must be an instance .*, got int"),
+        (launch.control, "env", "three", "env: must have the interface .* int lacks reset"),
         (
             launch.language,
             "task",
             "three",
-            r"--task=\S+ must make a \S+language.Task or Dialogue, got int",
+            r"task: must be a \S+language.Task or Dialogue, got int",
         ),
         (
             launch.control,
             "env",
             "THREE",
-            r"--env=\S+ ImportError: THREE in \S+ is not a func",
+            r"env: \S+ ImportError: THREE in \S+ is not a func",
         ),
     ],
 )
 def test_what_is_neither_environment_nor_task_is_named(files, main, flag, name, message):
-    with pytest.raises(UsageError, match=f"^{message}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         main([f"--{flag}={files / 'mine.py'}:{name}", f"--out={files / 'run'}"])
     assert not (files / "run").exists()
 
@@ -413,8 +416,8 @@ class Both(nn.Module):
         (NoFinalObservation(), {}, "info of step must hold final_observation"),
         (WideFinalObservation(), {}, r"final_observation of step must be .*\[1\], .*\[3\]"),
         (NoSpace(), {}, "NoSpace lacks action_space"),
-        (gymnax.make("CartPole-v1"), {}, r"pass gymnax.make\(name\)\[0\]"),
-        (object(), {}, "env must have the interface of gymnax >= 1.0; object lacks reset, step"),
+        (gymnax.make("CartPole-v1"), {}, r"as in gymnax.make\(name\)\[0\]"),
+        (object(), {}, "env: must have the interface of gymnax >= 1.0; object lacks reset, step"),
         (MatchCue(), {"policy": Logits()}, r"wrap logits as jaxrl_po.distributions.Categorical"),
         (
             MatchCue(),
@@ -457,7 +460,7 @@ class Endless:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"), [(6, "add max_steps_in_episode"), (5, "got 5 values")]
+    ("values", "message"), [(6, "by max_steps_in_episode"), (5, "got 5 values")]
 )
 def test_an_evaluation_needs_a_bound_and_a_wrong_step_is_said_first(values, message):
     problem = control.make_problem(Endless(), num_envs=2, num_steps=2)

@@ -16,7 +16,6 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import architectures, gguf
 from jaxrl_po.language.rope import Rope
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import models
 
 # Rows of 32 numbers and more, so that they can be quantised.
@@ -263,7 +262,7 @@ def rows(tmp_path):
 def test_a_damaged_file_ends_in_one_line_before_anything_is_written(small, tmp_path, rows, spoil):
     path = ggufs.write(tmp_path / "m.gguf", small, "smollm")
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(UsageError, match=r"^--init_from=\S+: \S+ must be a whole GGUF") as raised:
+    with pytest.raises(ConfigError, match=r"^init_from: \S+: \S+ must be a whole GGUF") as raised:
         launch.language([*SMALL, f"--init_from={path}", rows, f"--out={tmp_path / 'run'}"])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
@@ -274,7 +273,7 @@ def test_messages_need_a_template(small, tmp_path):
     assert pretrained.load(path).chat_template is None
     chat = [{"messages": [{"role": "user", "content": f"{i}"}], "answer": "1"} for i in range(9)]
     flags = [*SMALL, f"--init_from={path}", write_rows(tmp_path / "chat.jsonl", chat)]
-    with pytest.raises(UsageError, match=r"line \d+: messages need a model with a chat template"):
+    with pytest.raises(ConfigError, match=r"line \d+: messages need a model with a chat template"):
         launch.language([*flags, f"--out={tmp_path / 'run'}"])
 
 
@@ -284,7 +283,7 @@ def test_the_package_is_asked_for(small, tmp_path, rows, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda n: None if n == "gguf" else find(n))
         with pytest.raises(
-            UsageError, match=r"^--init_from needs .* gguf: pip install 'jaxrl_po\[gg"
+            ConfigError, match=r"^init_from: needs .* gguf: pip install 'jaxrl_po\[gg"
         ):
             launch.language([*SMALL, f"--init_from={path}", rows, f"--out={tmp_path / 'run'}"])
     monkeypatch.setitem(sys.modules, "gguf", None)
@@ -316,7 +315,7 @@ def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows, capsys):
     np.testing.assert_array_equal(*embedding)
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UsageError, match="holds adapters over another base"):
+    with pytest.raises(ConfigError, match="holds adapters over another base"):
         launch.language([f"--out={out}", "--resume"])
 
 

@@ -273,7 +273,7 @@ def test_a_group_of_one_has_no_baseline():
     for module in (grpo, dr_grpo, rloo, gspo, cispo):
         learner = module.make(module.Config(), alone)
         with pytest.raises(
-            ConfigError, match="group_size must be at least 2: the group is the baseline"
+            ConfigError, match="group_size: must be at least 2: the group is the baseline"
         ):
             jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
     whitened = reinforce_pp.make(reinforce_pp.Config(), alone)  # the batch is its baseline

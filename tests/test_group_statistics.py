@@ -201,7 +201,7 @@ def test_dynamic_sampling_decides_with_the_extra_samples_and_leaves_no_strata():
     assert float(metrics["filled"].value()) == 1.0
     # Two equal members differ from the two that only count.
     assert float(metrics["signal"].value()) == 1.0
-    with pytest.raises(ConfigError, match="running_statistics must have prompts that come again"):
+    with pytest.raises(ConfigError, match="running_statistics: must have prompts that come again"):
         grpo.make(grpo.Config(running_statistics=True), chosen)
 
 
@@ -248,7 +248,7 @@ def test_a_finite_set_is_the_same_few_prompts_for_ever_and_holds_nothing_out():
     )
     ours, theirs = held_out.problem[1], of_task.problem
     np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(ConfigError, match="prompt_set must be a whole number in"):
+    with pytest.raises(ConfigError, match="prompt_set: must be a whole number in"):
         language.tasks.finite(TASK, 0)
 
 

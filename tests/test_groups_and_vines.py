@@ -29,7 +29,6 @@ from jaxrl_po.algorithms import (
 )
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.types import ActorCritic
 
 CART_POLE = gymnax.make("CartPole-v1")[0]
@@ -95,7 +94,7 @@ def test_grpo_is_held_by_its_reference():
 def test_groups_of_one_are_refused():
     problem = control.make_groups(MatchCue(), num_prompts=8, group_size=1, num_steps=2)
     learner = grpo.make(grpo.Config(), problem)
-    with pytest.raises(ConfigError, match="group_size must be at least 2"):
+    with pytest.raises(ConfigError, match="group_size: must be at least 2"):
         jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
 
 
@@ -199,9 +198,9 @@ def test_vine_with_continuous_actions_is_self_normalised():
 @pytest.mark.parametrize(
     ("env", "options", "match"),
     [
-        (CART_POLE, {"num_branches": 1}, "num_branches must be at least 2"),
-        (MatchCueContinuous(), {}, "num_branches must be at least 2 where actions are not one"),
-        (CART_POLE, {"num_states": 9}, "num_states must be at most num_steps = 8"),
+        (CART_POLE, {"num_branches": 1}, "num_branches: must be at least 2"),
+        (MatchCueContinuous(), {}, "num_branches: must be at least 2 where actions are not one"),
+        (CART_POLE, {"num_states": 9}, "num_states: must be at most num_steps = 8"),
         (CART_POLE, {"horizon": 0}, "horizon"),
         (CART_POLE, {"discount": 1.5}, "discount"),
     ],
@@ -230,7 +229,7 @@ def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
         for k in (0, 2)
     )
     with pytest.raises(
-        ConfigError, match=r"sampling must be from the policy itself for this method.*num_branches"
+        ConfigError, match=r"sampling: must be from the policy itself for this method.*num_branches"
     ):
         module.make(module.Config(), enumerated)
     module.make(module.Config(), sampled)
@@ -287,7 +286,7 @@ def test_rewards_after_the_end_of_an_episode_do_not_count(make):
 )
 def test_a_vine_refuses_the_settings_of_a_critic(tmp_path, flag, algorithm):
     arguments = ["--sampling=vine", f"--algorithm={algorithm}"]
-    with pytest.raises(UsageError, match=rf"^--config.{flag.split('=')[0]} has no effect unless"):
+    with pytest.raises(ConfigError, match=rf"^config.{flag.split('=')[0]}: has no effect unless"):
         launch.control([*arguments, f"--config.{flag}", f"--out={tmp_path}/run"])
     assert not (tmp_path / "run").exists()
 
@@ -299,7 +298,7 @@ def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
     assert float(metrics["truncated"].value()[0]) > 0.2
     everything = float(metrics["episode_length"].total[0])
     assert float(metrics["signal"].count[0]) == everything
-    with pytest.raises(ConfigError, match="overlong_cache has no effect unless"):
+    with pytest.raises(ConfigError, match="overlong_cache: has no effect unless"):
         dapo.make(dapo.Config(overlong_cache=3), problem)
 
 

@@ -85,10 +85,10 @@ def test_an_error_of_a_hook_is_its_own_and_what_was_trained_is_saved(whole, tmp_
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ({"size": 1.0}, "^on_row must return new names, got 'size', which the line has"),
-        (3.0, "^on_row must return a dict of numbers or None, got 3.0"),
-        ({"own": [1.0, 2.0]}, "^on_row must return a number, or one for each of 3 seeds, under"),
-        ({"own": "good"}, "^on_row must return a number, or one for each of 3 seeds, under"),
+        ({"size": 1.0}, "^on_row: must return new names, got 'size', which the line has"),
+        (3.0, "^on_row: must return a dict of numbers or None, got 3.0"),
+        ({"own": [1.0, 2.0]}, "^on_row: must return one number or 3, one per seed, for each"),
+        ({"own": "good"}, "^on_row: must return one number or 3, one per seed, for each"),
     ],
 )
 def test_what_a_hook_may_not_return_is_named(returned, message):

@@ -12,7 +12,7 @@ from clock import SEEN
 from finished import ON_HOST
 
 from jaxrl_po.cli import evaluate, launch, plot, render, report, sweep
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control as command
 from jaxrl_po.run.experiment import earlier
 from jaxrl_po.run.experiment import flags as flags_lib
@@ -170,11 +170,11 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     ("flags", "message"),
     [
         (["--env=gymnasium:CartPol-v1"], "Did you mean: `CartPole`"),
-        (["--env=gymnasium:Blackjack-v1"], "must be one array"),
-        (["--env=gymnasium:CartPole-v1", "--distributed"], "--distributed must be off"),
-        (["--env=gymnasium:CartPole-v1", "--deterministic"], "--deterministic must be off"),
-        (["--env=gymnasium:CartPole-v1", "--algorithm=grpo"], "--sampling=groups does"),
-        (["--env=gymnasium:CartPole-v1", "--sampling=vine"], "--sampling=vine does"),
+        (["--env=gymnasium:Blackjack-v1"], "must have observations of one array"),
+        (["--env=gymnasium:CartPole-v1", "--distributed"], "distributed: must be off"),
+        (["--env=gymnasium:CartPole-v1", "--deterministic"], "deterministic: must be off"),
+        (["--env=gymnasium:CartPole-v1", "--algorithm=grpo"], "sampling = groups does"),
+        (["--env=gymnasium:CartPole-v1", "--sampling=vine"], "sampling = vine does"),
         (["--env=gymnasium:CartPole-v1", "--env_params=[1]"], "must be a JSON object"),
         (["--env=gymnasium:CartPole-v1", '--env_params={"wings": 2}'], "wings"),
         (["--env=gymnasium:CartPole-v1", '--env_params={"max_episode_steps": 0}'], "positive"),
@@ -183,7 +183,7 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     ],
 )
 def test_what_cannot_work_is_said_before_anything_compiles(tmp_path, flags, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         launch.control([*flags, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
 

@@ -12,7 +12,6 @@ from jaxrl_po import language, run
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, control, methods, plan
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.store.checkpoint import Store
@@ -48,38 +47,38 @@ def test_every_seed_starts_where_the_first_of_the_earlier_run_stopped(earlier):
         (
             ["--task=sorting"],
             (
-                r"--init_from=.* must have the vocabulary of --task=sorting, .*; "
-                r"it was trained on addition, "
+                r"^init_from: must have the vocabulary of task = sorting, .*; "
+                r"\S+ was trained on addition, "
             ),
         ),
-        (["--model.width=32"], "--model.width=32 must be 8, as in --init_from="),
+        (["--model.width=32"], "^model.width: must be 8, as in init_from = .*, got 32$"),
     ],
 )
 def test_another_vocabulary_or_model_is_refused_before_anything_is_written(
     earlier, tmp_path, flags, message
 ):
     arguments = [flag for flag in SMALL if not flag.startswith("--task.")]
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         launch.language([*arguments, *flags, f"--init_from={earlier}", f"--out={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(
-        UsageError,
-        match=r"--init_from=.* must be the folder of a run of jaxrl-po language or of a "
-        r"pretrained model, or a GGUF file; it holds no config.json",
+        ConfigError,
+        match=r"^init_from: must be the folder of a run of jaxrl-po language or of a "
+        r"pretrained model, or a GGUF file, got .*; it holds no config.json",
     ):
         launch.language([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
     (tmp_path / "config.json").write_text('{"mode": "llama"}')
-    with pytest.raises(UsageError, match=r"; its config.json is that of something else$"):
+    with pytest.raises(ConfigError, match=r"; its config.json is that of something else$"):
         launch.language([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
 
 
 def test_a_run_without_an_intact_checkpoint_is_named(earlier, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_bytes((earlier / "config.json").read_bytes())
-    with pytest.raises(UsageError, match="holds no intact checkpoint"):
+    with pytest.raises(ConfigError, match="holds no intact checkpoint"):
         launch.language([*SMALL, f"--init_from={tmp_path / 'run'}", f"--out={tmp_path / 'next'}"])
 
 
@@ -91,11 +90,11 @@ def test_no_run_takes_the_place_of_one_that_it_began_with(earlier, tmp_path):
     settings = json.loads((earlier / "config.json").read_text())
     (later / "config.json").write_text(json.dumps({**settings, "init_from": str(place)}))
     for run_before in (place, later, link):
-        with pytest.raises(UsageError, match=r"^--init_from leads back to \S+run, which another r"):
+        with pytest.raises(ConfigError, match=r"^init_from: leads back to \S+run, which another r"):
             launch.language([*SMALL, f"--init_from={run_before}", f"--out={place}", "--overwrite"])
     assert (place / "summary.json").exists()
     (place / "config.json").write_text(json.dumps({**settings, "init_from": str(later)}))
-    with pytest.raises(UsageError, match=r"^--run=\S+: --init_from leads back to \S+later, which"):
+    with pytest.raises(ConfigError, match=r"^run: \S+: init_from: leads back to \S+later, which"):
         evaluate.main([f"--run={place}"])
 
 
@@ -104,7 +103,7 @@ def test_parameters_of_another_model_are_refused_by_the_problem():
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
     model, other = sizes.build(task.tokenizer.size), sizes.build(task.tokenizer.size + 1)
     params = other.parameter_shapes()
-    with pytest.raises(ConfigError, match=r"initial must be parameters of the model: .*embedding"):
+    with pytest.raises(ConfigError, match=r"initial: must be parameters of the model: .*embedding"):
         language.make_problem(task, model, num_prompts=2, group_size=2, initial=params)
 
 
@@ -144,15 +143,18 @@ def test_a_control_run_needs_the_run_that_it_began_from_no_more(walked, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--network.width=16"], r"^--init_from=\S+: its policy has \[8, 2\] at \['params'\]"),
-        (["--env=Acrobot-v1"], r"^--init_from=\S+: its policy has \[.*\] at .* this one \["),
-        (["--problem.normalize_observations={other}"], r"^--problem.normalize_observations must"),
-        (["--init_from=nowhere"], r"^--init_from=\S*nowhere must be the folder of a run of jaxrl"),
+        (["--network.width=16"], r"^init_from: the policy of \S+ has \[8, 2\] at \['params'\]"),
+        (["--env=Acrobot-v1"], r"^init_from: the policy of \S+ has \[.*\] at .* this one \["),
+        (["--problem.normalize_observations={other}"], r"^problem.normalize_observations: must"),
+        (
+            ["--init_from=nowhere"],
+            r"^init_from: must be the folder of a run of jaxrl.* got \S*nowhere;",
+        ),
     ],
 )
 def test_a_control_run_that_cannot_start_there_says_why(walked, tmp_path, arguments, message):
     other = not run.load(walked).settings["problem.normalize_observations"]
     given = [each.format(other=str(other).lower()) for each in arguments]
     flags = [*tiny.CONTROL, f"--init_from={walked}", *given, f"--out={tmp_path / 'run'}"]
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         launch.control(flags)

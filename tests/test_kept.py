@@ -253,7 +253,7 @@ def test_a_large_vocabulary_is_never_held_for_all_tokens(monkeypatch):
 
 def test_what_cannot_be_held_is_named():
     with pytest.raises(
-        ConfigError, match=r"top_k must be at most 512 with a vocabulary of 50000, .* got 513"
+        ConfigError, match=r"top_k: must be at most 512 with a vocabulary of 50000, got 513"
     ):
         wide(top_k=LISTED + 1)
     wide(top_k=LISTED)

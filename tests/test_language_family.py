@@ -15,8 +15,7 @@ from probes import tabular_problem
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo, ppo, trpo
 from jaxrl_po.cli import launch
-from jaxrl_po.config import as_arrays
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.run.experiment import presets
 from jaxrl_po.types import ActorCritic
 
@@ -190,7 +189,7 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
             launch.language(
                 [f"--algorithm={algorithm}", f"--out={tmp_path / 'x'}", "--devices=1", *tiny.MODEL]
             )
-    with pytest.raises(UsageError, match="did you mean trpo"):
+    with pytest.raises(ConfigError, match="did you mean trpo"):
         language_family.main(["--methods=trop", f"--out={tmp_path}"])
 
 

@@ -307,17 +307,20 @@ def test_warm_start_stops_at_the_accuracy_that_the_verifier_sees():
     [
         (
             {"answer_length": 7},
-            r"^demonstrate of task 2-digit addition must give tokens of the shape \[7\], its "
+            r"^task: demonstrate of 2-digit addition must give tokens of the shape \[7\], its "
             r"answer_length, padding included, got \[4\]$",
         ),
-        ({"prompt_length": 9}, r"^sample of .* shape \[9\], its prompt_length, .* got \[6\]$"),
+        (
+            {"prompt_length": 9},
+            r"^task: sample of .* shape \[9\], its prompt_length, .* got \[6\]$",
+        ),
         (
             {"sample": lambda key, test: TASK.sample(key, test)._replace(pad=jnp.zeros(1, int))},
-            r"^sample of .* must give a pad of the shape \[\], got \[1\]$",
+            r"^task: sample of .* must give a pad of the shape \[\], got \[1\]$",
         ),
         (
             {"score": lambda problem, tokens: jnp.ones(tokens.shape)},
-            r"^score of .* must give a number of the shape \[\], got \[4\]$",
+            r"^task: score of .* must give a number of the shape \[\], got \[4\]$",
         ),
     ],
 )
@@ -331,17 +334,17 @@ def test_a_task_whose_shapes_disagree_is_named(changes, message):
     [
         ({"temperature": 0.0}, "temperature"),
         ({"temperature": -1.0}, "temperature"),
-        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0"),
-        ({"top_p": 1.1}, r"top_p must lie in \(0, 1\], got 1.1"),
-        ({"top_p": float("nan")}, r"top_p must lie in \(0, 1\], got nan"),
-        ({"min_p": 1.0}, r"min_p must lie in \[0, 1\), got 1"),
-        ({"min_p": -0.1}, r"min_p must lie in \[0, 1\), got -0.1"),
-        ({"top_k": -1}, "top_k must lie in"),
-        ({"top_k": 15}, "top_k must be at most 14, the vocabulary, got 15"),
+        ({"top_p": 0.0}, r"top_p: must lie in \(0, 1\], got 0"),
+        ({"top_p": 1.1}, r"top_p: must lie in \(0, 1\], got 1.1"),
+        ({"top_p": float("nan")}, r"top_p: must lie in \(0, 1\], got nan"),
+        ({"min_p": 1.0}, r"min_p: must lie in \[0, 1\), got 1"),
+        ({"min_p": -0.1}, r"min_p: must lie in \[0, 1\), got -0.1"),
+        ({"top_k": -1}, "top_k: must lie in"),
+        ({"top_k": 15}, "top_k: must be at most 14, the vocabulary, got 15"),
         ({"num_prompts": 0}, "num_prompts"),
         ({"group_size": -2}, "group_size"),
-        ({"max_new_tokens": 3}, "max_new_tokens must be at least 4"),
-        ({"critic": MODEL}, "critic must have outputs = 1"),
+        ({"max_new_tokens": 3}, "max_new_tokens: must be at least 4"),
+        ({"critic": MODEL}, "critic: must have outputs = 1"),
     ],
 )
 def test_bad_arguments_are_named(options, match):
@@ -352,8 +355,8 @@ def test_bad_arguments_are_named(options, match):
 @pytest.mark.parametrize(
     ("sizes", "match"),
     [
-        ({"width": 12, "heads": 4}, "width / heads"),
-        ({"width": 10, "heads": 4}, "width / heads"),
+        ({"width": 12, "heads": 4}, "width: must be a multiple of 2 × heads = 8, got "),
+        ({"width": 10, "heads": 4}, "width: must be a multiple of 2 × heads = 8, got "),
         ({"heads": 4, "kv_heads": 3}, "kv_heads"),
         ({"layers": 0}, "layers"),
         ({"dtype": "float8"}, "dtype"),
@@ -373,7 +376,7 @@ def test_other_bad_input():
         language.make_evaluate(TASK, MODEL, decoding=language.Decoding(2))
     with pytest.raises(ConfigError, match="accuracy has no effect"):
         language.WarmStart(accuracy=0.5).validate()
-    with pytest.raises(ConfigError, match="accuracy must lie in"):
+    with pytest.raises(ConfigError, match="accuracy: must lie in"):
         language.WarmStart(steps=1, accuracy=1.5).validate()
 
 
@@ -430,6 +433,6 @@ def test_models_that_are_no_modules_are_named(got, model):
     }
     for role, factories in makes.items():
         for make in factories:
-            message = f"^{role} must be an instance of flax.linen.Module.* got {got}: .*ToLinen"
+            message = f"^{role}: must be an instance of flax.linen.Module.* got {got}: .*ToLinen"
             with pytest.raises(ConfigError, match=message):
                 make()

@@ -235,10 +235,10 @@ def test_a_merged_model_is_saved(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, r"rank must be a whole number in \[1, inf\), got 0"),
-        ({"alpha": 0.0}, "alpha must lie in"),
-        ({"targets": ("embedding",)}, "targets must be some of query, .* got embedding"),
-        ({"targets": ()}, "targets must be some of query, .* got nothing"),
+        ({"rank": 0}, r"rank: must be a whole number in \[1, inf\), got 0"),
+        ({"alpha": 0.0}, "alpha: must lie in"),
+        ({"targets": ("embedding",)}, "targets: must be some of query, .* got embedding"),
+        ({"targets": ()}, "targets: must be some of query, .* got nothing"),
     ],
 )
 def test_bad_adapters_are_named(settings, message):
@@ -247,5 +247,5 @@ def test_bad_adapters_are_named(settings, message):
 
 
 def test_adapters_need_a_base():
-    with pytest.raises(ConfigError, match="initial must be given where the model has adapters"):
+    with pytest.raises(ConfigError, match="initial: must be given where the model has adapters"):
         language.make_problem(TASK, SMALL.clone(lora=LORA))

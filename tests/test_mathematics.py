@@ -7,8 +7,8 @@ import families
 import pytest
 
 from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data.scoring import Worker
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.metrics import read
 
 pytest.importorskip("math_verify")
@@ -142,7 +142,5 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "math_verify" else found(name)
     )
-    with pytest.raises(
-        UsageError, match=r"^--reward=math needs .*: pip install 'jaxrl_po\[math\]'$"
-    ):
+    with pytest.raises(ConfigError, match=r"^reward: needs .*: pip install 'jaxrl_po\[math\]'$"):
         launch.language(["--reward=math", "--algorithm=grpo", f"--out={tmp_path / 'run'}"])

@@ -5,8 +5,8 @@ import types
 import numpy as np
 import pytest
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store import metrics
 
 
@@ -184,7 +184,7 @@ def test_performance_profile_counts_a_missing_score_as_above_nothing():
 def test_a_line_that_is_damaged_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"iteration": 1}\n' + line + b"\n")
-    with pytest.raises(UsageError, match=r"metrics\.jsonl line 2 is damaged"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl line 2 is damaged"):
         metrics.read(path)
-    with pytest.raises(UsageError, match="must be a file, and is a folder"):
+    with pytest.raises(ConfigError, match="must be a file, but is a folder"):
         metrics.read(tmp_path)

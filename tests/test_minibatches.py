@@ -42,7 +42,7 @@ def test_permutation_is_uniform():
 
 @pytest.mark.parametrize(("rows", "num_minibatches"), [(12, 5), (1, 2), (8, 0)])
 def test_minibatches_that_do_not_divide_the_rows_are_named(rows, num_minibatches):
-    message = f"^num_minibatches = {num_minibatches} must divide the {rows} rows$"
+    message = f"^num_minibatches: must divide the {rows} rows, got {num_minibatches}$"
     with pytest.raises(ConfigError, match=message):
         minibatches.num_strata(rows, num_minibatches)
 

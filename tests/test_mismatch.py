@@ -17,7 +17,6 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.language import sampling
 from jaxrl_po.learner import EARLIER_POLICIES, recompute_log_prob
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import Samples
 
@@ -200,11 +199,11 @@ def test_a_correction_gives_the_gradient_without_mismatch():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ConfigError, match=r"noise must lie in \[0, inf\) nats, got -1"):
+    with pytest.raises(ConfigError, match=r"noise: must lie in \[0, inf\) nats, got -1"):
         problem(noise=-1.0)
-    with pytest.raises(ConfigError, match="dtype must be one of same, float32, bfloat16"):
+    with pytest.raises(ConfigError, match="dtype: must be one of same, float32, bfloat16"):
         problem(dtype="float16")
-    with pytest.raises(ConfigError, match="carry_surplus must be off with staleness = 2"):
+    with pytest.raises(ConfigError, match="carry_surplus: must be off with staleness = 2"):
         dapo.make(dapo.Config(carry_surplus=True), problem(staleness=2))
 
 
@@ -224,7 +223,7 @@ def test_the_knobs_are_flags(tmp_path):
     kept = json.loads((out / "config.json").read_text())
     knobs = {"sampler.dtype": "bfloat16", "sampler.noise": 0.2, "sampler.staleness": 1}
     assert knobs.items() <= kept.items()
-    with pytest.raises(UsageError, match="correction has no effect unless the sampler differs"):
+    with pytest.raises(ConfigError, match="correction: has no effect unless the sampler differs"):
         launch.language(
             [flag for flag in argv if "sampler" not in flag and "--out" not in flag]
             + [f"--out={tmp_path / 'other'}"]

@@ -104,7 +104,7 @@ def test_auto_computes_again_only_where_precision_asks_for_it():
         TASK, in_float32, old_log_prob="learner", **sizes
     ).facts.exact_sampler
     assert not language.make_problem(TASK, POLICY, **sizes).facts.exact_sampler
-    with pytest.raises(ConfigError, match="old_log_prob must be one of auto, sampler, learner"):
+    with pytest.raises(ConfigError, match="old_log_prob: must be one of auto, sampler, learner"):
         language.make_problem(TASK, POLICY, old_log_prob="both", **sizes)
 
 

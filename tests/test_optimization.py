@@ -24,7 +24,6 @@ from jaxrl_po.control import networks
 from jaxrl_po.control.memory import transformer
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.lora import Lora
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as script
 from jaxrl_po.run.experiment import flags, plan
 from jaxrl_po.types import ActorCritic, Facts, Problem
@@ -128,20 +127,20 @@ def test_only_trpo_and_npg_have_no_step_size():
 def test_optimizer_fields_without_effect_are_refused(module):
     problem, given = tabular_problem(num_prompts=2, group_size=2), optax.sgd(0.1)
     for fields, message, optimizer in (
-        ({"optimizer": "lion"}, "optimizer must be auto", given),
+        ({"optimizer": "lion"}, "optimizer: must be auto", given),
         ({"learning_rate": 0.5}, "learning_rate has no effect", given),
         ({"max_grad_norm": 7.0}, "max_grad_norm has no effect", given),
         ({"optimizer_epsilon": 0.5}, "optimizer_epsilon has no effect", given),
-        ({"weight_decay": 0.1}, "weight_decay has no effect unless optimizer is one of", None),
-        ({"schedule": "cosine"}, "schedule has no effect unless decay_iterations", None),
-        ({"schedule": "linear"}, "schedule has no effect unless decay_iterations", given),
+        ({"weight_decay": 0.1}, "weight_decay: has no effect unless optimizer is one of", None),
+        ({"schedule": "cosine"}, "schedule: has no effect unless decay_iterations", None),
+        ({"schedule": "linear"}, "schedule: has no effect unless decay_iterations", given),
         (
             {"schedule": "constant", "decay_iterations": 3},
-            "decay_iterations has no effect unless schedule is not constant",
+            "decay_iterations: has no effect unless schedule is not constant",
             None,
         ),
-        ({"warm_up_iterations": -1}, "warm_up_iterations must lie in", None),
-        ({"optimizer": "muon"}, r"optimizer must not be muon .*optax\.contrib\.muon", None),
+        ({"warm_up_iterations": -1}, "warm_up_iterations: must lie in", None),
+        ({"optimizer": "muon"}, r"optimizer: must not be muon .*optax\.contrib\.muon", None),
     ):
         with pytest.raises(ConfigError, match=message):
             module.make(module.Config(**fields), problem, optimizer)
@@ -169,7 +168,7 @@ def test_a_schedule_lasts_as_long_as_the_run(arguments, length):
 
 
 def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(UsageError, match=r"^--config.optimizer must be one of auto, adam, adamw"):
+    with pytest.raises(ConfigError, match=r"^config.optimizer: must be one of auto, adam, adamw"):
         settled("--config.optimizer=adamm")
 
 
@@ -335,7 +334,7 @@ def test_muon_refuses_networks_of_a_user(role):
         given = {"policy": policy} if role == "torso" else {role: Own(role)}
         problem, module = control.make_problem(ENV, num_envs=2, num_steps=2, **given), ppo
     message = (
-        r"optimizer must not be muon .*make\(optimizer=optax\.contrib\.muon\(.*dimension_numbers"
+        r"optimizer: must not be muon .*make\(optimizer=optax\.contrib\.muon\(.*dimension_numbers"
     )
     with pytest.raises(ConfigError, match=message):
         module.make(module.Config(optimizer="muon"), problem)

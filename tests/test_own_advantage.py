@@ -110,7 +110,7 @@ def test_settings_of_the_advantage_that_is_replaced_are_refused(module):
 def test_another_form_of_result_is_named(module, own, got):
     learner = module.make(module.Config(**METHODS[module][1]), PROBLEM, advantage=own)
     start = jax.eval_shape(learner.init, jax.random.key(0))
-    wanted = f"advantage must return (advantage, target), each [6], as its reward, got {got}"
+    wanted = f"advantage: must return (advantage, target), each [6], as its reward, got {got}"
     with pytest.raises(ConfigError, match=f"^{re.escape(wanted)}"):
         jax.eval_shape(learner.step, start)
 
@@ -125,7 +125,7 @@ def test_methods_without_a_ratio_take_a_surrogate_too(module):
     start = jax.eval_shape(learner.init, jax.random.key(0))
     assert "log_prob" in jax.eval_shape(learner.step, start)[1]
     wrong = module.make(config, PROBLEM, surrogate=lambda log_prob, samples: log_prob)
-    with pytest.raises(ConfigError, match=r"^surrogate must return"):
+    with pytest.raises(ConfigError, match=r"^surrogate: must return"):
         jax.eval_shape(wrong.step, start)
 
 

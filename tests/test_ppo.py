@@ -215,7 +215,7 @@ def test_a_surrogate_of_ones_own_replaces_the_clipped_one():
     difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), clipped, plain)
     assert max(jax.tree.leaves(difference)) > 1e-4
     with pytest.raises(
-        ConfigError, match="epsilon_low has no effect unless the surrogate is the clipped one"
+        ConfigError, match="epsilon_low: has no effect unless the surrogate is the clipped one"
     ):
         ppo.make(dataclasses.replace(BASE, epsilon_low=0.1), TABLE, surrogate=surrogates.plain)
 
@@ -223,10 +223,10 @@ def test_a_surrogate_of_ones_own_replaces_the_clipped_one():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kl_coefficient": 0.1}, "kl_coefficient has no effect unless enabled is on"),
-        ({"adapt": True}, "adapt has no effect unless enabled is on"),
-        ({"enabled": True, "target_kl": 1.0}, "target_kl has no effect unless adapt is on"),
-        ({"enabled": True, "kl_coefficient": -1.0}, "kl_coefficient must lie in"),
+        ({"kl_coefficient": 0.1}, "kl_coefficient: has no effect unless enabled is on"),
+        ({"adapt": True}, "adapt: has no effect unless enabled is on"),
+        ({"enabled": True, "target_kl": 1.0}, "target_kl: has no effect unless adapt is on"),
+        ({"enabled": True, "kl_coefficient": -1.0}, "kl_coefficient: must lie in"),
     ],
 )
 def test_bad_settings_of_the_reference_are_named(changes, message):
@@ -238,7 +238,7 @@ def test_a_second_reference_and_a_proposal_are_refused():
     settings = reference.Settings(enabled=True)
     once = reference.with_reference_kl(ppo.make(PLAIN, TABLE), TABLE, settings)
     twice = reference.with_reference_kl(once, TABLE, settings)
-    with pytest.raises(ConfigError, match="use_reference must be off"):
+    with pytest.raises(ConfigError, match="use_reference: must be off"):
         jax.eval_shape(twice.init, jax.random.key(0))
     proposed = TABLE._replace(facts=Facts(on_policy=False))
     with pytest.raises(ConfigError, match="from the policy itself for a KL penalty"):

@@ -169,7 +169,7 @@ def test_what_is_saved_is_loaded_again(loaded, name, tmp_path):
     assert again.tokenizer.pad == 2
     text = "w4 w5"
     assert again.tokenizer.encode(text) == first.tokenizer.encode(text) == [4, 5]
-    with pytest.raises(ConfigError, match="again must be new or empty"):
+    with pytest.raises(ConfigError, match=r"^folder: must be new or empty, got .*again"):
         pretrained.save(tmp_path / "again", *first)
 
 
@@ -507,10 +507,10 @@ def test_a_bad_index_is_named(tmp_path):
 
 def test_templates_cannot_reach_out_and_their_errors_are_named(loaded):
     template = loaded("llama").chat_template
-    with pytest.raises(ConfigError, match=r"^chat template line \d+: role tool is unknown$"):
+    with pytest.raises(ConfigError, match=r"^chat_template: line \d+: role tool is unknown$"):
         template.render([{"role": "tool", "content": ""}])
     for source in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% if %}"):
-        with pytest.raises(ConfigError, match=r"^chat template line 2: "):
+        with pytest.raises(ConfigError, match=r"^chat_template: line 2: "):
             template._replace(source=f"\n{source}").render(MESSAGES)
 
 
@@ -526,7 +526,7 @@ def test_templates_cannot_reach_out_and_their_errors_are_named(loaded):
 )
 def test_any_error_inside_a_template_is_named(loaded, source, reason):
     template = loaded("llama").chat_template._replace(source=f"\n\n{source}")
-    with pytest.raises(ConfigError, match=rf"^chat template line 3: .*({reason})"):
+    with pytest.raises(ConfigError, match=rf"^chat_template: line 3: .*({reason})"):
         template.render(MESSAGES)
 
 

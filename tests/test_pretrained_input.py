@@ -11,9 +11,9 @@ import tiny
 from folders import arguments, write_place, write_rows
 
 from jaxrl_po.cli import evaluate, launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.memory import Memory
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import composition, models, plan, policies
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment import language as script
@@ -54,9 +54,11 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(
     ]
     plain = write_rows(tmp_path / "plain.jsonl", [{"prompt": f"{i}"} for i in range(20)])
     alone = ["--task=file", plain, flags[-1], f"--out={tmp_path / 'run'}"]
-    with pytest.raises(UsageError, match=r"--problem\.max_new_tokens must be given where"):
+    with pytest.raises(ConfigError, match=r"problem\.max_new_tokens: must be given where"):
         launch.language(alone)
-    with pytest.raises(UsageError, match=r"--warm_start\.steps needs prompts with answers"):
+    with pytest.raises(
+        ConfigError, match=r"warm_start\.steps: must be 0 where the prompts have no answers"
+    ):
         launch.language([*flags, "--warm_start.steps=3"])
     assert launch.language(flags) == 0
     row = read(tmp_path / "run" / "metrics.jsonl")[0]
@@ -69,7 +71,7 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(
     evaluated = f"--out={tmp_path / 'e.json'}"
     assert evaluate.main([f"--run={tmp_path / 'run'}", evaluated]) == 0
     assert json.loads((tmp_path / "e.json").read_text())["greedy_accuracy"] == [1.0, 1.0]
-    with pytest.raises(UsageError, match="line 1 lacks the column 'answer'"):
+    with pytest.raises(ConfigError, match="line 1: lacks the column 'answer'"):
         launch.language([*arguments(place, tmp_path / "other"), train])
 
 
@@ -115,17 +117,17 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     for flag, message in (
         (
             "--task.template=w9",
-            r"^--task.template must be chat or a text with \{prompt\}, got 'w9'",
+            r"^task.template: must be chat or a text with \{prompt\}, got 'w9'",
         ),
-        ('--task.template_arguments={"a": 1}', r"^--task.template_arguments has no effect unless"),
+        ('--task.template_arguments={"a": 1}', r"^task.template_arguments: has no effect unless"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(ConfigError, match=message):
             asked(flag)
     own = [{"messages": [system, user | {"content": f"w{i}"}], "answer": 1} for i in range(8, 20)]
     write_rows(tmp_path / "plain.jsonl", own)
-    with pytest.raises(UsageError, match=r"line \d+ has a system message beside --task.system"):
+    with pytest.raises(ConfigError, match=r"line \d+: a system message stands beside task.system"):
         asked("--task.system=w9")
-    with pytest.raises(UsageError, match=r"line \d+: messages have no need of --task.template"):
+    with pytest.raises(ConfigError, match=r"line \d+: messages have no need of task.template"):
         asked("--task.template=chat")
 
 
@@ -206,26 +208,26 @@ def without_end(folder):
 BAD_FOLDERS = {
     "no config": (
         lambda folder: (folder / "config.json").unlink(),
-        r"--init_from=\S+ must be the folder of a run of jaxrl-po language or of a pretrained "
-        r"model, or a GGUF file; it holds no config.json",
+        r"init_from: must be the folder of a run of jaxrl-po language or of a pretrained "
+        r"model, or a GGUF file, got \S+; it holds no config.json",
     ),
     "unknown family": (
         rewrite("config.json", model_type="mamba"),
-        r"--init_from=\S+: model_type must be one of llama, .*, got 'mamba'",
+        r"init_from: \S+: model_type must be one of llama, .*, got 'mamba'",
     ),
-    "no end": (without_end, r"--init_from=\S+: \S+ must name a token that ends a text"),
+    "no end": (without_end, r"init_from: \S+: \S+ must name a token that ends a text"),
     "short context": (
         rewrite("config.json", max_position_embeddings=1),
-        r"--task.train: \S+ line \d+: the prompt has 2 tokens, more than 1, the context of the mo",
+        r"task.train: \S+ line \d+: the prompt has 2 tokens, more than 1, the context of the mo",
     ),
     "context without room": (
         rewrite("config.json", max_position_embeddings=5),
-        r"--problem.max_new_tokens: the longest prompt and completion have 6 tokens together, "
+        r"problem.max_new_tokens: the longest prompt and completion have 6 tokens together, "
         r"more than 5, the context",
     ),
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),
-        r"--init_from=\S+: \S+ must hold model.safetensors",
+        r"init_from: \S+: \S+ must hold model.safetensors",
     ),
 }
 
@@ -234,28 +236,28 @@ BAD_FOLDERS = {
 def test_a_bad_folder_ends_in_one_line_before_anything_is_written(place, tmp_path, bad):
     spoil, message = BAD_FOLDERS[bad]
     folder = spoilt(place, tmp_path, spoil)
-    with pytest.raises(UsageError, match=f"^{message}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         launch.language(arguments(folder, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
 BAD_FLAGS = {
-    "--model.width=8": r"--model.width has no effect with --init_from=\S+: a pretrained model has",
-    "--model.gated=false": r"--model.gated has no effect with --init_from",
-    "--lora.rank=0": r"--lora.rank must lie in \[1, inf\), got 0",
-    "--lora.rank=-1": r"--lora.rank must lie in",
-    "--lora.alpha=8": r"--lora.alpha has no effect unless rank is given",
-    "--lora.targets=query": r"--lora.targets has no effect unless rank is given",
-    "--lora.rank=2 --lora.targets=embedding": "--lora.targets must be some of query, .* got embed",
-    "--lora.rank=2 --lora.targets=,": "--lora.targets must be some of query, .* got nothing",
-    "--lora.rank=2 --lora.alpha=0": "--lora.alpha must lie in",
-    "--task=addition": "--task=addition has a vocabulary of its own: choose file, reasoning_gym",
-    "--task.characters=ab": "--task.characters has no effect with the tokenizer of a pretrained",
-    "--task.template_arguments=[1]": "--task.template_arguments must be a JSON object",
-    "--task.template_arguments={": "--task.template_arguments must be a JSON object, got '{'",
-    '--task.template_arguments={"a":1}': "--task.template_arguments has no effect unless",
-    "--critic.width=8": "--critic.width is not a flag",
-    "--reward=maths": "--reward=maths must be verifier, model, math, .*or .*did you mean math",
+    "--model.width=8": r"model.width: has no effect with init_from = \S+: a pretrained model has",
+    "--model.gated=false": r"model.gated: has no effect with init_from = ",
+    "--lora.rank=0": r"lora.rank: must lie in \[1, inf\), got 0",
+    "--lora.rank=-1": r"lora.rank: must lie in",
+    "--lora.alpha=8": r"lora.alpha: has no effect unless rank is given",
+    "--lora.targets=query": r"lora.targets: has no effect unless rank is given",
+    "--lora.rank=2 --lora.targets=embedding": "lora.targets: must be some of query, .* got embed",
+    "--lora.rank=2 --lora.targets=,": "lora.targets: must be some of query, .* got nothing",
+    "--lora.rank=2 --lora.alpha=0": "lora.alpha: must lie in",
+    "--task=addition": "task: addition has its own vocabulary: choose file, reasoning_gym",
+    "--task.characters=ab": "task.characters: has no effect with a pretrained model's tokenizer",
+    "--task.template_arguments=[1]": "task.template_arguments: must be a JSON object",
+    "--task.template_arguments={": "task.template_arguments: must be a JSON object, got '{'",
+    '--task.template_arguments={"a":1}': "task.template_arguments: has no effect unless",
+    "--critic.width=8": "critic.width: is not a setting",
+    "--reward=maths": "reward: must be verifier, model, math, .*or .* got maths; did you mean math",
 }
 
 
@@ -264,7 +266,7 @@ def test_a_bad_flag_ends_in_one_line_before_anything_is_written(place, tmp_path,
     flags = arguments(place, tmp_path / "run", *given.split())
     if "addition" in given:
         flags = [flag for flag in flags if not flag.startswith("--task.")]
-    with pytest.raises(UsageError, match=f"^{BAD_FLAGS[given]}") as raised:
+    with pytest.raises(ConfigError, match=f"^{BAD_FLAGS[given]}") as raised:
         launch.language(flags)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
@@ -272,12 +274,12 @@ def test_a_bad_flag_ends_in_one_line_before_anything_is_written(place, tmp_path,
 
 def test_targets_that_the_model_lacks_are_named(tmp_path):
     flags = [*tiny.LANGUAGE, "--model.gated=false", "--lora.rank=2", "--lora.targets=gate"]
-    with pytest.raises(UsageError, match=r"--lora\.targets must name matrices .* has no gate"):
+    with pytest.raises(ConfigError, match=r"lora\.targets: must name matrices .* has no gate"):
         launch.language([*flags, "--algorithm=grpo", f"--out={tmp_path / 'run'}"])
 
 
 BAD_ROWS = {
-    "both": ({"prompt": "w4", **CHAT[0]}, "line 21 must have prompt or messages, not both"),
+    "both": ({"prompt": "w4", **CHAT[0]}, "line 21: must have prompt or messages, not both"),
     "no list": ({"messages": "w4", "answer": "w5"}, "messages must be a list of messages, got str"),
     "no content": (
         {"messages": [*CHAT[0]["messages"], {"role": "user"}], "answer": "w5"},
@@ -305,7 +307,7 @@ BAD_ROWS = {
     "answer": ({**CHAT[0], "answer": 0.5}, "answer must be text or a whole number, got 0.5"),
     "refused": (
         {"messages": [{"role": "tool", "content": "w4"}], "answer": "w5"},
-        r"line 21: chat template line \d: role tool is unknown",
+        r"line 21: chat_template: line \d: role tool is unknown",
     ),
 }
 
@@ -314,7 +316,7 @@ BAD_ROWS = {
 def test_a_bad_row_is_named(place, tmp_path, bad):
     row, message = BAD_ROWS[bad]
     train = write_rows(tmp_path / "rows.jsonl", [*CHAT, row])
-    with pytest.raises(UsageError, match=f"^--task.train: .*{message}"):
+    with pytest.raises(ConfigError, match=f"^task.train: .*{message}"):
         launch.language(arguments(place, tmp_path / "run", train))
     assert not (tmp_path / "run").exists()
 
@@ -322,8 +324,8 @@ def test_a_bad_row_is_named(place, tmp_path, bad):
 def test_messages_need_a_template(place, tmp_path):
     train = write_rows(tmp_path / "chat.jsonl", CHAT)
     bare = spoilt(place, tmp_path, lambda folder: (folder / "chat_template.jinja").unlink())
-    with pytest.raises(UsageError, match=r"line \d+: messages need a model with a chat template"):
+    with pytest.raises(ConfigError, match=r"line \d+: messages need a model with a chat template"):
         launch.language(arguments(bare, tmp_path / "run", train))
     ours = ["--task=file", train, "--algorithm=grpo", f"--out={tmp_path / 'run'}"]
-    with pytest.raises(UsageError, match=r"line \d+: messages need a pretrained model"):
+    with pytest.raises(ConfigError, match=r"line \d+: messages need a pretrained model"):
         launch.language(ours)

@@ -20,7 +20,6 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, methods, models, plan
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.loop import programs, supervised
@@ -175,7 +174,7 @@ def test_adapters_train_over_a_model_of_ours(tmp_path, begun, written_down):
         "value",
     }
     written_down(launch.language, over(tmp_path / "a", *flags, f"--out={tmp_path / 'b'}"))
-    with pytest.raises(UsageError, match="began with a model of ours, whose tokenizer"):
+    with pytest.raises(ConfigError, match="started from a model of ours: use"):
         export.main([f"--run={tmp_path / 'b'}", f"--out={tmp_path / 'c'}"])
 
 
@@ -330,28 +329,29 @@ def test_another_base_is_refused_and_a_missing_one_is_named(moved, tmp_path, mon
         lambda: export.main([f"--run={adapted}", f"--out={tmp_path / 'exported'}"]),
         lambda: launch.language(next_run),
     ):
-        with pytest.raises(UsageError, match=changed):
+        with pytest.raises(ConfigError, match=changed):
             call()
     with pytest.raises(ConfigError, match=changed):
         run.load(adapted)
     (place / "model").rename(place / "away")
-    with pytest.raises(
-        UsageError, match=r"^--run=\S+: --init_from=\S+ must .*; it holds no config"
-    ):
+    with pytest.raises(ConfigError, match=r"^run: \S+: init_from: must .*; it holds no config"):
         evaluate.main([f"--run={adapted}"])
-    with pytest.raises(UsageError, match=r"it holds no config\.json"):
+    with pytest.raises(ConfigError, match=r"it holds no config\.json"):
         launch.language([f"--out={adapted}", "--resume"])
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--run must name the folder of a run of jaxrl-po language"),
-        (["--run={run}"], "--out= must be a folder that is new or empty"),
-        (["--run={run}", "--out={run}"], r"--out=\S+ must be a folder that is new or empty"),
-        (["--run={run}", "--out={run}/x", "--seed=2"], "--seed=2 must be below 2, the seeds of"),
+        ([], "run: must name the folder of a run of jaxrl-po language"),
+        (["--run={run}"], "out: must be a folder that is new or empty, got $"),
+        (["--run={run}", "--out={run}"], r"out: must be a folder that is new or empty, got \S+"),
+        (
+            ["--run={run}", "--out={run}/x", "--seed=2"],
+            "seed: must be below 2, the seeds of run = .*, got 2$",
+        ),
     ],
 )
 def test_export_names_what_it_lacks(adapted, flags, message):
-    with pytest.raises(UsageError, match=f"^{message}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         export.main([flag.format(run=adapted) for flag in flags])

@@ -19,6 +19,7 @@ import toy_run
 from scripts import surroundings
 
 from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.checkpoint import Store
@@ -258,8 +259,8 @@ def test_the_flag_on_which_processes_disagree_is_named(monkeypatch):
     )
     with (
         pytest.raises(
-            UsageError,
-            match=r"^--config.gamma must be the same in all processes, but is 0.99 in process 0 "
+            ConfigError,
+            match=r"^config.gamma: must be the same in all processes, but is 0.99 in process 0 "
             r"and 0.9 in process 1$",
         ),
         processes.together() as require_same,
@@ -275,7 +276,7 @@ def test_processes_that_disagree_all_end_and_say_where(environment, tmp_path):
     for status, output, errors in ends:
         assert (status, output) == (2, [])
         assert errors == (
-            "error: --config.gamma must be the same in all processes, but is 0.99 in "
+            "error: --config.gamma: must be the same in all processes, but is 0.99 in "
             "process 0 and 0.9 in process 1\n"
         )
     assert not (tmp_path / "new").exists()
@@ -294,8 +295,8 @@ def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
     )
     assert ended.returncode == 2
     assert ended.stderr.startswith(
-        "error: --distributed: not all processes met within --coordinator_timeout=2 s; "
-        f"nothing answers at --coordinator=127.0.0.1:{port} (Connection refused)"
+        "error: --distributed: not all processes met within coordinator_timeout = 2 s; "
+        f"nothing answers at coordinator = 127.0.0.1:{port} (Connection refused)"
     )
     assert "Traceback" not in ended.stderr
     assert "stack trace" not in ended.stderr
@@ -309,9 +310,9 @@ def test_a_cluster_that_does_not_tell_all_is_named(monkeypatch):
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax.distributed, "initialize", refuse)
     with pytest.raises(
-        UsageError,
-        match=r"^--distributed found no cluster .*: give --coordinator=host:port, --num_processes "
-        r"and --process_id \(coordinator_address should be defined",
+        ConfigError,
+        match=r"^distributed: found no cluster .*: give coordinator \(host:port\), "
+        r"num_processes and process_id \(coordinator_address should be defined",
     ):
         processes.start()
 
@@ -329,9 +330,9 @@ def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
     )
     assert ended.returncode == 2
     assert ended.stderr.startswith(
-        "error: --distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI)"
+        "error: --distributed: found no cluster (SLURM, Kubernetes, TPU pod, Open MPI)"
     )
-    assert "give --coordinator=host:port, --num_processes and --process_id" in ended.stderr
+    assert "give coordinator (host:port), num_processes and process_id" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -339,19 +340,19 @@ def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
     [
         (
             {"coordinator": "somewhere"},
-            r"--coordinator must read like host:port, e\.g\. 10\.0\.0\.1:1234, got 'somewhere'",
+            r"coordinator: must read like host:port, e\.g\. 10\.0\.0\.1:1234, got 'somewhere'",
         ),
-        ({"coordinator": "host:port"}, r"--coordinator must read like host:port"),
-        ({"coordinator": "host:70000"}, r"--coordinator must read like host:port"),
-        ({"coordinator": ":1234"}, r"--coordinator must read like host:port"),
+        ({"coordinator": "host:port"}, r"coordinator: must read like host:port"),
+        ({"coordinator": "host:70000"}, r"coordinator: must read like host:port"),
+        ({"coordinator": ":1234"}, r"coordinator: must read like host:port"),
         (
             {"num_processes": 2, "process_id": 2},
-            r"--process_id=2 must be below --num_processes=2; the first is 0",
+            r"process_id: must be below num_processes = 2, got 2$",
         ),
     ],
 )
 def test_bad_flags_are_named_before_anything_is_waited_for(arguments, message):
-    with pytest.raises(UsageError, match=f"^{message}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         processes.start(**arguments)
 
 

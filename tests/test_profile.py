@@ -6,7 +6,7 @@ import pytest
 import xla_profile
 
 from experiments.benchmarks import language
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 
 
 def chain(x):
@@ -57,7 +57,7 @@ def test_lengths_are_those_asked_for():
         others = jnp.arange(task.tokenizer.size) != eos
         assert jnp.allclose((ending - free)[..., others], 0.0, atol=1e-5)
     for lengths in ("geometric:0", "geometric:0.01", "geometric", "geometric:x", "even"):
-        with pytest.raises(UsageError, match="--lengths must be sampled, equal, or geometric:"):
+        with pytest.raises(ConfigError, match="lengths: must be sampled, equal, or geometric:"):
             language.probability_of(lengths, 20)
     task, model, _ = language.of(language.Options(shape="smollm2-135m", lengths="equal"), none)
     assert (model.end, model.probability) == (task.tokenizer.eos, 0.0)
@@ -78,12 +78,12 @@ def test_an_account_of_a_transformer_has_all_its_products():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--profile"], "--profile needs --width or --shape"),
-        (["--profile", "--width=16", "--seeds=2"], "--profile takes one seed, on one device"),
-        (["--profile", "--width=16", "--devices=2"], "--profile takes one seed, on one device"),
+        (["--profile"], "profile: needs width or shape"),
+        (["--profile", "--width=16", "--seeds=2"], "profile: takes one seed, on one device"),
+        (["--profile", "--width=16", "--devices=2"], "profile: takes one seed, on one device"),
     ],
 )
 def test_an_account_of_what_has_none_is_refused(monkeypatch, flags, message):
     monkeypatch.setattr(language.os, "sched_setaffinity", lambda process, cores: None)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         language.main(flags)

@@ -98,13 +98,13 @@ def test_validation_and_test_share_what_is_held_out():
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ('{"prompt": "1+1=", "answer": "2"', r"rows.jsonl line 3 is not JSON: .*delimiter"),
-        ('["1+1=", "2"]', "line 3 must be an object with prompt and answer, got list"),
+        ('{"prompt": "1+1=", "answer": "2"', r"rows.jsonl line 3: is not JSON: .*delimiter"),
+        ('["1+1=", "2"]', "line 3: must be an object with prompt and answer, got list"),
         (
             '{"prompt": "1+1=", "level": 0}',
-            "line 3 lacks the column 'answer'; it has 'prompt', 'level'",
+            "line 3: lacks the column 'answer'; it has 'prompt', 'level'",
         ),
-        ('{"answer": "2"}', "line 3 lacks the column 'prompt'"),
+        ('{"answer": "2"}', "line 3: lacks the column 'prompt'"),
         (
             '{"prompt": "1+1=", "answer": 2.5, "level": 0}',
             "line 3: answer must be text or a whole number, got 2.5",
@@ -112,13 +112,13 @@ def test_validation_and_test_share_what_is_held_out():
         ('{"prompt": "", "answer": "2", "level": 0}', "line 3: prompt must not be empty"),
         (
             '{"prompt": "1+1=", "answer": "2"}',
-            "line 3 must have the columns of .*line 1: 'level' stands in one of them only",
+            "line 3: must have the columns of .*line 1: 'level' stands in one of them only",
         ),
         (
             '{"prompt": "1+1=", "answer": "2", "level": 0, "completions": 1}',
             "line 3: the column 'completions' must have another",
         ),
-        ('{"prompt": "\\ud800", "answer": "2", "level": 0}', "line 3 is not JSON: .* surrogates"),
+        ('{"prompt": "\\ud800", "answer": "2", "level": 0}', "line 3: is not JSON: .* surrogates"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, match):
@@ -129,13 +129,13 @@ def test_bad_lines_are_named(tmp_path, line, match):
 def test_other_bad_input(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl cannot be read: No such file"):
         prompts.read_jsonl(str(tmp_path / "nowhere.jsonl"))
-    with pytest.raises(ConfigError, match="line 1 is not JSON: maximum recursion depth"):
+    with pytest.raises(ConfigError, match="line 1: is not JSON: maximum recursion depth"):
         prompts.read_jsonl(write(tmp_path / "deep.jsonl", ['{"prompt": ' + 100_000 * "["]))
     with pytest.raises(ConfigError, match="holds no prompts"):
         prompts.read_jsonl(write(tmp_path / "empty.jsonl", [""]))
     rows = prompts.read_jsonl(write(tmp_path / "rows.jsonl"))
     advice = "leaves none to train on; give at least 3 different prompts"
-    with pytest.raises(ConfigError, match=rf"fraction=0.1 of 2 prompts {advice}$"):
+    with pytest.raises(ConfigError, match=rf"fraction: 0.1 of 2 prompts {advice}$"):
         prompts.split(rows[:2], 0.1, 2)
     other = prompts.read_jsonl(write(tmp_path / "other.jsonl", [{**ROWS[7], "answer": "15"}]))
     with pytest.raises(
@@ -150,11 +150,11 @@ def test_other_bad_input(tmp_path):
         prompts.make_task("doubles", rows[:20], rows[20:], max_prompt_length=5)
     with pytest.raises(
         ConfigError,
-        match=r"rows.jsonl line 10: character '9' of its prompt is not among '012345678\+='",
+        match=r"rows.jsonl line 10: prompt must not hold '9', only '012345678\+='",
     ):
         prompts.make_task("doubles", rows[:20], rows[20:], characters="012345678+=")
     pair = [language.tasks.Example("a", "b")]
-    with pytest.raises(ConfigError, match="must share no prompt, but both hold 'a'"):
+    with pytest.raises(ConfigError, match="test: must share no prompt with train, but has 'a'"):
         language.tasks.table("pairs", language.make_tokenizer("ab"), pair, pair)
 
 
@@ -175,5 +175,7 @@ def test_a_null_answer_is_no_demonstration():
     messages = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]
     row = prompts.Row({"messages": messages, "answer": None}, "rows.jsonl line 1")
     assert [each.columns["answer"] for each in row.demonstrations()] == ["4"]
-    with pytest.raises(ConfigError, match=r"^rows.jsonl line 1 must have completion, answer"):
+    with pytest.raises(
+        ConfigError, match=r"^task.train: rows.jsonl line 1: must have completion, answer"
+    ):
         prompts.Row({"prompt": "2+2", "answer": None}, "rows.jsonl line 1").demonstrations()

@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxrl_po import control
 from jaxrl_po.cli import render
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.figures import rendering
 from jaxrl_po.run.figures.rendering import Episode
 
@@ -234,41 +234,41 @@ def test_the_default_is_a_file_in_the_folder_of_the_run(script, run):
 
 @pytest.mark.usefixtures("played")
 def test_a_place_that_cannot_be_written_is_told_of(script, run):
-    with pytest.raises(UsageError, match=r"^--out=/proc/a\.gif must be a file that can be written"):
+    with pytest.raises(ConfigError, match=r"^out: /proc/a\.gif must be a file that can be written"):
         script.main([f"--run={run}", "--width=120", "--out=/proc/a.gif"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--run="], r"--run must name the folder"),
-        (["--run={tmp}"], r"--run=.* holds no config\.json"),
-        (["--run={tmp}/absent"], r"--run=.* holds no config\.json"),
+        (["--run="], r"run: must name the folder"),
+        (["--run={tmp}"], r"run: .* holds no config\.json"),
+        (["--run={tmp}/absent"], r"run: .* holds no config\.json"),
         (
             ["--run={tmp}/language"],
-            r"--max_steps must be left out: --run=.* is one of language",
+            r"max_steps: must be left out with a run of jaxrl-po language",
         ),
-        (["--run={tmp}/damaged"], r"--run=.* holds a config\.json that is damaged"),
+        (["--run={tmp}/damaged"], r"run: \S+ holds a damaged config\.json"),
         (
             ["--run={tmp}/other"],
-            r"--run=.* does not suit this version of the library: --algorithm has no 'vpg'",
+            r"run: \S+ does not suit this version of the library: algorithm: unknown name 'vpg'",
         ),
         (
             ["--run={tmp}/wider"],
-            r"--run=.* does not suit this version of the library: the checkpoint holds",
+            r"run: \S+ does not suit this version of the library: the checkpoint holds",
         ),
-        (["--run={tmp}/early"], r"--checkpoint=best: --run=.* holds no intact checkpoint"),
-        (["--seed_index=2"], r"--seed_index=2 must be below 2, the seeds of --run="),
-        (["--seed_index=-1"], r"--seed_index must lie in \[0, inf\), got -1"),
-        (["--checkpoint=worst"], r"--checkpoint must be one of best, latest"),
-        (["--out={tmp}/a.png"], r"--out=.* must be a file whose name ends in \.gif"),
-        (["--out={tmp}/folder.gif"], r"--out=.* must be a file whose name ends in \.gif"),
+        (["--run={tmp}/early"], r"checkpoint: run = \S+ holds no intact best checkpoint"),
+        (["--seed_index=2"], r"seed_index: must be below 2, the seeds of run = \S+, got 2"),
+        (["--seed_index=-1"], r"seed_index: must lie in \[0, inf\), got -1"),
+        (["--checkpoint=worst"], r"checkpoint: must be one of best, latest"),
+        (["--out={tmp}/a.png"], r"out: must be a file whose name ends in \.gif, got \S+a\.png"),
+        (["--out={tmp}/folder.gif"], r"out: must be a file whose name ends in \.gif"),
         (
             ["--out={tmp}/file/a.gif"],
-            r"--out=.* must be a file that can be written; .*file is no folder",
+            r"out: \S+ must be a file that can be written; .*file is no folder",
         ),
-        (["--width=100"], r"--width must lie in \[120, 1920\] pixels, got 100"),
-        (["--sead=1"], r"--sead is not a flag; did you mean --seed\?"),
+        (["--width=100"], r"width: must lie in \[120, 1920\] pixels, got 100"),
+        (["--sead=1"], r"sead: is not a setting; did you mean seed\?"),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_flag(script, run, tmp_path, arguments, message):
@@ -287,7 +287,7 @@ def test_bad_input_is_one_line_that_names_the_flag(script, run, tmp_path, argume
         (tmp_path / name / "config.json").write_text(content)
     (tmp_path / "wider" / "checkpoints").symlink_to(run / "checkpoints")
     arguments = [argument.format(tmp=tmp_path) for argument in arguments]
-    with pytest.raises(UsageError, match=f"^{message}") as caught:
+    with pytest.raises(ConfigError, match=f"^{message}") as caught:
         script.main([f"--run={run}", "--max_steps=1", "--width=120", *arguments])
     assert "\n" not in str(caught.value)
 

@@ -304,13 +304,13 @@ def test_init_fits_to_the_initial_policy_or_takes_a_model_that_was_fitted_before
 def test_bad_models_are_named():
     problem = language.make_problem(TASK, POLICY, num_prompts=2, group_size=1)
     with pytest.raises(
-        ConfigError, match="reward_model: vocabulary must be 14, that of 2-digit addition, got 15"
+        ConfigError, match="reward_model: vocabulary must be 14, as in 2-digit addition, got 15"
     ):
         language.learned_reward(problem, TASK, SIZES.build(15, outputs=1), None)
-    with pytest.raises(ConfigError, match="reward_model must have outputs = 1, got 0"):
+    with pytest.raises(ConfigError, match="reward_model: must have outputs = 1, got 0"):
         language.learned_reward(problem, TASK, POLICY, None)
     other = SIZES.build(TASK.tokenizer.size, outputs=1)
-    with pytest.raises(ConfigError, match="reward_model must be parameters of the model"):
+    with pytest.raises(ConfigError, match="reward_model: must be parameters of the model"):
         jax.eval_shape(
             language.learned_reward(problem, TASK, other, lambda params, key: fitted()).init,
             jax.random.key(0),
@@ -320,10 +320,10 @@ def test_bad_models_are_named():
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"flip": 0.5}, r"flip must lie in \[0, 0.5\), got 0.5"),
-        ({"comparisons": 100}, "batch_size must divide comparisons = 100, got 64"),
-        ({"epochs": 0}, "epochs must lie in"),
-        ({"demonstrations": 1.5}, "demonstrations must lie in"),
+        ({"flip": 0.5}, r"flip: must lie in \[0, 0.5\), got 0.5"),
+        ({"comparisons": 100}, "batch_size: must divide comparisons = 100, got 64"),
+        ({"epochs": 0}, "epochs: must lie in"),
+        ({"demonstrations": 1.5}, "demonstrations: must lie in"),
     ],
 )
 def test_bad_settings_are_named(changes, match):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from jaxrl_po.algorithms import dapo
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language.rewards import budget_with_room
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store.metrics import read
 
@@ -55,54 +56,54 @@ def rows(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--task=file"], r"--task\.train must name a file of prompts"),
+        (["--task=file"], r"task\.train: must name a file of prompts"),
         (
             ["--task=file", "--task.train={tmp}/bad.jsonl"],
-            r"--task\.train: .*bad\.jsonl line 1 lacks the column 'answer'",
+            r"task\.train: .*bad\.jsonl line 1: lacks the column 'answer'",
         ),
         (
             [*FILE[:2], "--task.test={rows}"],
-            r"--task\.test: .* the test prompt '0\+0=' is a training prompt as well",
+            r"task\.test: .* the test prompt '0\+0=' is a training prompt as well",
         ),
         (
             [*FILE, "--task.max_prompt_length=3"],
-            r"--task\.train: .*line 1: the prompt has 4 tokens, more than 3",
+            r"task\.train: .*line 1: the prompt has 4 tokens, more than 3",
         ),
         (
             [*FILE, "--reward=nowhere.py:f"],
-            r"--reward=/\S+nowhere\.py:f: there is no file /\S+nowhere\.py",
+            r"reward: /\S+nowhere\.py:f: there is no file /\S+nowhere\.py",
         ),
         (
             [*FILE, "--reward={here}:exacts"],
-            r"--reward=.*:exacts cannot be loaded: .*but exact, digits",
+            r"reward: .*:exacts cannot be loaded: .*but exact, digits",
         ),
-        ([*FILE, *REWARD, "--reward_weights=1,2"], r"--reward_weights=1,2 must be 1 numbers"),
+        (
+            [*FILE, *REWARD, "--reward_weights=1,2"],
+            r"reward_weights: must be 1 numbers, got 1,2",
+        ),
         (
             [*FILE, *REWARD, "--reward_weights=a"],
-            r"--reward_weights=a must be 1 numbers",
+            r"reward_weights: must be 1 numbers, got a",
         ),
         (
             [*FILE, *REWARD, "--reward_timeout=0"],
-            r"--reward_timeout must lie in \(0, inf\) seconds, got 0",
+            r"reward_timeout: must lie in \(0, inf\) seconds, got 0",
         ),
         (
             [*FILE, "--reward_timeout=5"],
-            r"--reward_timeout has no effect unless reward names functions",
+            r"reward_timeout: has no effect unless reward names functions",
         ),
         (
             [*FILE, *REWARD, "--shard_params", "--devices=2"],
-            r"--reward must be left out where parameters are sharded",
+            r"reward: must be left out with sharded parameters",
         ),
         (
             [*FILE, *REWARD, "--algorithm=dapo", "--config.dynamic_sampling=refill"],
-            (
-                r"--config\.dynamic_sampling must not refill groups of a problem "
-                r"that is scored outside the program"
-            ),
+            r"config\.dynamic_sampling: must be off or reweight where groups are scored in Python",
         ),
         (
             [*REWARD, "--problem.process_reward"],
-            r"--problem\.process_reward has no effect unless the verifier",
+            r"problem\.process_reward: has no effect unless the verifier",
         ),
     ],
 )
@@ -115,7 +116,7 @@ def test_bad_flags_are_named_before_anything_is_compiled(
     monkeypatch.setattr(programs, "compile_programs", refuse)
     given = [argument.format(rows=rows, tmp=tmp_path, here=HERE) for argument in arguments]
     algorithm = [] if any("algorithm" in argument for argument in given) else ["--algorithm=grpo"]
-    with pytest.raises(UsageError, match=f"^{message}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         main([*SMALL, *algorithm, *given, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
 

@@ -50,5 +50,5 @@ def test_factor_scales_and_is_traced():
 
 @pytest.mark.parametrize("cache", [0, -1, 7])
 def test_cache_outside_its_range(cache):
-    with pytest.raises(ConfigError, match=r"cache must lie in \[1, max_length = 6\] tokens"):
+    with pytest.raises(ConfigError, match=r"cache: must lie in \[1, max_length = 6\] tokens"):
         soft_overlong(jnp.array([1]), max_length=6, cache=cache)

@@ -315,9 +315,9 @@ def test_what_cannot_be_loaded_is_named(tmp_path, source, match):
         ([Reward("exact")], "file.py:function or module:function, got 'exact'"),
         ([Reward("nowhere.py:exact")], "there is no file nowhere.py"),
         ([of("exact"), of("exact")], "exact twice"),
-        ([of("exact", float("nan"))], "reward_weights must lie in .*, got nan"),
-        ([of("exact", "0.5")], "reward_weights must be a number, got '0.5'"),
-        ([of("exact", True)], "reward_weights must be a number, got True"),
+        ([of("exact", float("nan"))], "reward_weights: must lie in .*, got nan"),
+        ([of("exact", "0.5")], "reward_weights: must be a number, got '0.5'"),
+        ([of("exact", True)], "reward_weights: must be a number, got True"),
     ],
 )
 def test_bad_functions_are_named(rewards, match):

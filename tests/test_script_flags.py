@@ -9,6 +9,7 @@ from scripts import finish, start
 from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping
 from jaxrl_po.run.experiment.experiment import Experiment
@@ -18,193 +19,205 @@ from jaxrl_po.run.experiment.experiment import Experiment
 @pytest.mark.parametrize(
     ("script", "argument", "message"),
     [
-        ("control", "--algorithm=pppo", r"--algorithm has no 'pppo'; did you mean ppo\?"),
-        ("control", "--env=CartPol-v1", r"--env has no 'CartPol-v1'; did you mean CartPole-v1\?"),
-        ("control", f"--env={'a' * 300}", "--env has no 'aaa"),
-        ("language", f"--init_from={'a' * 300}", r"--init_from=a+ must be the folder of a run"),
-        ("control", "--sead=1", r"--sead is not a flag; did you mean --seed\?"),
-        ("control", "--total_steps=1e30", r"--total_steps=1\d+ must make fewer than 2,147,483,648"),
+        ("control", "--algorithm=pppo", r"algorithm: unknown name 'pppo'; did you mean ppo\?"),
+        (
+            "control",
+            "--env=CartPol-v1",
+            r"env: unknown name 'CartPol-v1'; did you mean CartPole-v1\?",
+        ),
+        ("control", f"--env={'a' * 300}", "env: unknown name 'aaa"),
+        (
+            "language",
+            f"--init_from={'a' * 300}",
+            r"init_from: must be the folder of a run .* got a+;",
+        ),
+        ("control", "--sead=1", r"sead: is not a setting; did you mean seed\?"),
+        (
+            "control",
+            "--total_steps=1e30",
+            r"total_steps: must make fewer than 2,147,483,648 .* got 1\d+",
+        ),
         (
             "control",
             "--config.learning_rat=1",
-            r"--config\.learning_rat is not a flag; did you mean --config\.learning_rate\?",
+            r"config\.learning_rat: is not a setting; did you mean config\.learning_rate\?",
         ),
-        ("control", "--problem.temperature=1", r"--problem\.temperature is not a flag"),
-        ("control", "--config.gamma=1.5", r"--config\.gamma must lie in \[0, 1\], got 1\.5"),
-        ("control", "--config.gamma=nan", r"--config\.gamma must lie in \[0, 1\], got nan"),
-        ("control", "--config.lambda_=-0.1", r"--config\.lambda_ must lie in \[0, 1\], got -0\.1"),
-        ("control", "--config.epsilon_low=1", r"--config\.epsilon_low must lie in"),
-        ("control", "--config.epsilon_high=1", r"--config\.epsilon_high must lie in"),
+        ("control", "--problem.temperature=1", r"problem\.temperature: is not a setting"),
+        ("control", "--config.gamma=1.5", r"config\.gamma: must lie in \[0, 1\], got 1\.5"),
+        ("control", "--config.gamma=nan", r"config\.gamma: must lie in \[0, 1\], got nan"),
+        ("control", "--config.lambda_=-0.1", r"config\.lambda_: must lie in \[0, 1\], got -0\.1"),
+        ("control", "--config.epsilon_low=1", r"config\.epsilon_low: must lie in"),
+        ("control", "--config.epsilon_high=1", r"config\.epsilon_high: must lie in"),
         (
             "control",
             "--config.learning_rate=-1",
-            r"--config\.learning_rate must lie in \(0, inf\), got -1",
+            r"config\.learning_rate: must lie in \(0, inf\), got -1",
         ),
         (
             "control",
             "--config.target_kl=0.5",
-            r"--config\.target_kl has no effect unless early_stop is on",
+            r"config\.target_kl: has no effect unless early_stop is on",
         ),
         (
             "control",
             "--config.num_minibatches=3",
-            r"--config\.num_minibatches .* must divide the 32 rows",
+            r"--config\.num_minibatches: must divide the 32 rows, got 3",
         ),
         (
             "control",
             "--config.num_minibatches=0",
-            r"--config\.num_minibatches must lie in \[1, inf\), got 0",
+            r"config\.num_minibatches: must lie in \[1, inf\), got 0",
         ),
-        ("control", "--problem.num_envs=-4", r"--problem\.num_envs must lie in \[1, inf\), got -4"),
+        ("control", "--problem.num_envs=-4", r"problem\.num_envs: must lie in \[1, inf\), got -4"),
         (
             "control",
             "--network.initial_log_std=0.5",
-            r"--network\.initial_log_std applies to continuous actions only",
+            r"network\.initial_log_std: applies to continuous actions only",
         ),
-        ("control", "--network.initial_log_std=nan", r"--network\.initial_log_std must lie in"),
-        ("control", "--seed=4294967296", r"--seed must lie in \[0, 4294967295\], got 4294967296"),
-        ("control", "--network.activation=tan", r"--network\.activation must be one of tanh"),
-        ("control", "--seeds=0", r"--seeds must lie in \[1, inf\) seeds, got 0"),
+        ("control", "--network.initial_log_std=nan", r"network\.initial_log_std: must lie in"),
+        ("control", "--seed=4294967296", r"seed: must lie in \[0, 4294967295\], got 4294967296"),
+        ("control", "--network.activation=tan", r"network\.activation: must be one of tanh"),
+        ("control", "--seeds=0", r"seeds: must lie in \[1, inf\) seeds, got 0"),
         (
             "control",
             "--total_steps=31",
-            r"--total_steps=31 must be 0 or at least 32, the environment steps of one iteration",
+            r"total_steps: must be 0 or at least 32 environment steps, .* got 31",
         ),
-        ("control", "--total_steps=-1", r"--total_steps must lie in \[0, inf\), got -1"),
-        ("control", "--total_steps=1.5", r"--total_steps must be an integer, got '1.5'"),
-        ("control", "--devices=none", r"--devices must be 'auto' or a positive number, got 'none'"),
-        ("control", "--devices=0", r"--devices must be 'auto' or a positive number, got '0'"),
-        ("control", "--devices=1000", r"--devices must be at most"),
+        ("control", "--total_steps=-1", r"total_steps: must lie in \[0, inf\), got -1"),
+        ("control", "--total_steps=1.5", r"total_steps: must be an integer, got '1.5'"),
+        ("control", "--devices=none", r"devices: must be auto or a positive number, got 'none'"),
+        ("control", "--devices=0", r"devices: must be auto or a positive number, got '0'"),
+        ("control", "--devices=1000", r"devices: must be at most"),
         (
             "control",
             "--devices=auto --mesh=model:2",
-            r"--mesh=model:2: model is for jaxrl-po language; the networks of jaxrl-po control are",
+            r"mesh: must have no model axis with jaxrl-po control, got model:2",
         ),
-        ("control", "--shard_params", r"--shard_params is not a flag"),
+        ("control", "--shard_params", r"shard_params: is not a setting"),
         (
             "language",
             "--devices=auto --mesh=model:4",
-            r"--model\.kv_heads=1 must be a multiple of 4, the devices of the model axis",
+            r"model\.kv_heads: kv_heads must be a multiple of 4, the devices of the model .* got 1",
         ),
         (
             "language",
             "--devices=auto --mesh=model:2 --model.kv_heads=2 --model.mlp_width=9",
-            r"--model\.mlp_width=9 must be a multiple of 2, the devices of the model axis",
+            r"model\.mlp_width: mlp_width must be a multiple of 2, the devices of the mo.* got 9",
         ),
         (
             "language",
             "--devices=4 --shard_params --problem.num_prompts=4 --model.width=6 --model.heads=1",
-            r"--model\.width=6 must be a multiple of 4, the devices of the data axis",
+            r"model\.width: width must be a multiple of 4, the devices of the data axis .* got 6",
         ),
-        ("control", "--eval_every=0", r"--eval_every must lie in \[1, inf\) lines, got 0"),
+        ("control", "--eval_every=0", r"eval_every: must lie in \[1, inf\) lines, got 0"),
         (
             "control",
             "--coordinator=host:1234",
-            r"--coordinator has no effect unless --distributed is given",
+            r"coordinator: has no effect unless distributed is given",
         ),
         (
             "control",
             "--num_processes=2",
-            r"--num_processes has no effect unless --distributed is given",
+            r"num_processes: has no effect unless distributed is given",
         ),
-        ("control", "--process_id=0", r"--process_id has no effect unless --distributed is given"),
+        ("control", "--process_id=0", r"process_id: has no effect unless distributed is given"),
         (
             "control",
             "--coordinator_timeout=5",
-            r"--coordinator_timeout has no effect unless --distributed is given",
+            r"coordinator_timeout: has no effect unless distributed is given",
         ),
         (
             "control",
             "--distributed --num_processes=-1",
-            r"--num_processes must lie in \[0, inf\), got -1",
+            r"num_processes: must lie in \[0, inf\), got -1",
         ),
         (
             "control",
             "--distributed --process_id=-2",
-            r"--process_id must lie in \[-1, inf\), got -2",
+            r"process_id: must lie in \[-1, inf\), got -2",
         ),
         (
             "control",
             "--distributed --coordinator_timeout=0",
-            r"--coordinator_timeout must lie in \[1, inf\) seconds, got 0",
+            r"coordinator_timeout: must lie in \[1, inf\) seconds, got 0",
         ),
-        ("language", "--distributed --coordinator=host", r"--coordinator must read like host:port"),
-        ("control", "--out=", r"--out must name a folder"),
-        ("control", "--overwrite --resume", r"--resume and --overwrite exclude each other"),
+        ("language", "--distributed --coordinator=host", r"coordinator: must read like host:port"),
+        ("control", "--out=", r"out: must name a folder"),
+        ("control", "--overwrite --resume", r"resume: must be left out with overwrite"),
         ("control", "extra", r"'extra' is not a flag"),
-        ("language", "--task=adition", r"--task has no 'adition'; did you mean addition\?"),
-        ("language", "--problem.top_p=0", r"--problem\.top_p must lie in \(0, 1\], got 0"),
-        ("language", "--problem.min_p=1", r"--problem\.min_p must lie in \[0, 1\), got 1"),
+        ("language", "--task=adition", r"task: unknown name 'adition'; did you mean addition\?"),
+        ("language", "--problem.top_p=0", r"problem\.top_p: must lie in \(0, 1\], got 0"),
+        ("language", "--problem.min_p=1", r"problem\.min_p: must lie in \[0, 1\), got 1"),
         (
             "language",
             "--problem.top_k=15",
-            r"--problem\.top_k must be at most 14, the vocabulary, got 15",
+            r"problem\.top_k: must be at most 14, the vocabulary, got 15",
         ),
-        ("language", "--eval_samples=-1", r"--eval_samples must lie in \[0, inf\) samples, got -1"),
-        ("language", "--show=-1", r"--show must lie in \[0, inf\) prompts, got -1"),
-        ("language", "--env=CartPole-v1", r"--env is not a flag"),
+        ("language", "--eval_samples=-1", r"eval_samples: must lie in \[0, inf\) samples, got -1"),
+        ("language", "--show=-1", r"show: must lie in \[0, inf\) prompts, got -1"),
+        ("language", "--env=CartPole-v1", r"env: is not a setting"),
         (
             "language",
             "--task.train=rows.jsonl",
-            r"^--task.train is not a flag of --task=addition, but of --task=file$",
+            r"^task.train: is not a setting of task = addition, but of task = file$",
         ),
         (
             "language",
             "--task.num_digits=10",
-            r"--task\.num_digits must lie in \[1, 9\] digits, got 10",
+            r"task\.num_digits: must lie in \[1, 9\] digits, got 10",
         ),
         (
             "language",
             "--problem.temperature=0",
-            r"--problem\.temperature must lie in \(0, inf\), got 0",
+            r"problem\.temperature: must lie in \(0, inf\), got 0",
         ),
-        ("language", "--problem.max_new_tokens=2", r"--problem\.max_new_tokens must be at least 3"),
+        ("language", "--problem.max_new_tokens=2", r"problem\.max_new_tokens: must be at least 3"),
         (
             "language",
             "--model.heads=3",
-            r"--model\.width / heads must be an even whole number, got 8 / 3",
+            r"model\.width: must be a multiple of 2 × heads = 6, got 8",
         ),
-        ("language", "--model.kv_heads=3", r"--model\.kv_heads must divide heads = 2, got 3"),
+        ("language", "--model.kv_heads=3", r"model\.kv_heads: must divide heads = 2, got 3"),
         (
             "language",
             "--total_steps=7",
-            r"--total_steps=7 must be 0 or at least 8, the completions of one iteration",
+            r"total_steps: must be 0 or at least 8 completions, .* got 7",
         ),
         (
             "language",
             "--reward=modle",
-            r"--reward=modle must be verifier, model, math, .*or functions .*did you mean model\?",
+            r"reward: must be verifier, model, math, .*functions .* got modle; did you mean mod",
         ),
-        ("language", "--reward_model.width=8", r"--reward_model\.width is not a flag"),
+        ("language", "--reward_model.width=8", r"reward_model\.width: is not a setting"),
         (
             "language",
             "--reward=model --preferences.flip=0.5",
-            r"--preferences\.flip must lie in \[0, 0\.5\), got 0\.5",
+            r"preferences\.flip: must lie in \[0, 0\.5\), got 0\.5",
         ),
         (
             "language",
             "--reward=model --preferences.comparisons=100",
-            r"--preferences\.batch_size must divide comparisons = 100",
+            r"preferences\.batch_size: must divide comparisons = 100",
         ),
         (
             "language",
             "--reward=model --reward_model.heads=3",
-            r"--reward_model\.width / heads must be",
+            r"reward_model\.width: must be a multiple of 2 × heads = 6",
         ),
         (
             "language",
             "--reward=model --problem.process_reward=true",
-            r"--problem\.process_reward has no effect with --reward=model",
+            r"problem\.process_reward: has no effect with reward = model",
         ),
         (
             "language",
             "--warm_start.steps=-1",
-            r"--warm_start\.steps must lie in \[0, inf\) steps, got -1",
+            r"warm_start\.steps: must lie in \[0, inf\) steps, got -1",
         ),
         (
             "language",
             "--warm_start.steps=0 --warm_start.accuracy=0.4",
-            r"--warm_start\.accuracy has no effect unless steps is above 0",
+            r"warm_start\.accuracy: has no effect unless steps is above 0",
         ),
     ],
 )
@@ -213,7 +226,7 @@ def test_bad_input_ends_before_compiling_and_leaves_no_folder(tmp_path, script, 
         "control": (launch.control, tiny.CONTROL),
         "language": (launch.language, tiny.LANGUAGE),
     }[script]
-    with pytest.raises(UsageError, match=f"^{message}") as caught:
+    with pytest.raises((ConfigError, UsageError), match=f"^{message}") as caught:
         main([*small, f"--out={tmp_path / 'new'}", *argument.split()])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "new").exists()
@@ -235,8 +248,8 @@ def test_bad_input_ends_before_compiling_and_leaves_no_folder(tmp_path, script, 
     ],
 )
 def test_what_other_libraries_call_a_field_leads_to_ours(argument, meant):
-    message = f"^--{argument} is not a flag; did you mean --{meant}\\?$"
-    with pytest.raises(UsageError, match=message):
+    message = f"^{argument}: is not a setting; did you mean {meant}\\?$"
+    with pytest.raises(ConfigError, match=message):
         plan.parse(control.SCRIPT, [f"--{argument}=1"], {})
 
 
@@ -302,7 +315,7 @@ def test_the_process_ends_with_status_2_and_one_line(tmp_path):
         start("control", "--config.gama=0.9", f"--out={tmp_path / 'new'}")
     )
     assert (status, output) == (2, "")
-    assert errors == "error: --config.gama is not a flag; did you mean --config.gamma?\n"
+    assert errors == "error: --config.gama: is not a setting; did you mean config.gamma?\n"
 
 
 def test_a_script_has_defaults_of_its_own(capsys):
@@ -315,7 +328,9 @@ def test_a_script_has_defaults_of_its_own(capsys):
 
 
 def test_a_decay_that_ends_before_the_run_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="decay_iterations=3 must be 0 or at least 100"):
+    with pytest.raises(
+        ConfigError, match=r"^config.decay_iterations: must be 0 or at least 100, .* got 3"
+    ):
         launch.control([*tiny.CONTROL, "--config.decay_iterations=3", f"--out={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
@@ -359,7 +374,9 @@ def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_dow
     for arguments in ([], decays):
         longer = [*arguments, "--total_steps=6400", f"--out={out}", "--resume"]
         given = Experiment.parse(control.SCRIPT, longer).settings
-        with pytest.raises(UsageError, match="--total_steps=6400 must stay as it was: the step si"):
+        with pytest.raises(
+            ConfigError, match=r"^total_steps: must stay as it was, got 6400: the learning r"
+        ):
             plan.prepare(control.SCRIPT, given)
 
 
@@ -463,12 +480,12 @@ def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
             for value in other_values(field):
                 try:
                     plan.parse(script, [*run, f"--{name}={flags.shown(value)}"], {})
-                except UsageError as error:
+                except ConfigError as error:
                     refused[name] = str(error)
     assert not {
         name: error
         for name, error in refused.items()
-        if "has no effect" in error and f"--{name} " not in error
+        if "has no effect" in error and not error.startswith(f"{name}: ")
     }
 
 
@@ -492,11 +509,13 @@ def test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from
 ):
     out = f"--out={tmp_path / 'language'}"
     written_down(launch.language, [*tiny.LANGUAGE, "--warm_start.accuracy=0.75", out])
-    with pytest.raises(UsageError, match=r"^--warm_start\.steps=0 must be 2, as in the run"):
+    with pytest.raises(
+        ConfigError, match=r"^warm_start\.steps: must be 2, as in the run .* got 0$"
+    ):
         launch.language([*tiny.LANGUAGE, out, "--resume", "--warm_start.steps=0"])
     out = f"--out={tmp_path / 'control'}"
     written_down(launch.control, [*tiny.CONTROL, "--config.lambda_=0.5", out])
     with pytest.raises(
-        UsageError, match=r"^--config\.estimator=monte_carlo must be gae, as in the run"
+        ConfigError, match=r"^config\.estimator: must be gae, as in the run .* got monte_carlo$"
     ):
         launch.control([*tiny.CONTROL, out, "--resume", "--config.estimator=monte_carlo"])

@@ -17,7 +17,6 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, demonstrations, tasks, warm_start
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.run.data import prompts, tables
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, plan
 
@@ -125,30 +124,33 @@ def test_a_text_is_demonstrated_after_an_end(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "p"}, r"line \d+ must have completion, answer, text, or messages in which"),
-        ({"messages": CHAT[:1]}, r"line \d+ must have completion, answer, text, or messages in"),
+        ({"prompt": "p"}, r"line \d+: must have completion, answer, text, or messages in which"),
+        ({"messages": CHAT[:1]}, r"line \d+: must have completion, answer, text, or messages in"),
         ({"prompt": "p", "completion": 3}, "line 1: completion must be text, got 3"),
         ({"text": ["t"]}, r"line 1: text must be text, got \['t'\]"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, message):
-    with pytest.raises(UsageError, match=f"^--task.train: .*{message}"):
+    with pytest.raises(ConfigError, match=f"^task.train: .*{message}"):
         read_task(tmp_path, [row | {"i": i} for i in range(20)])
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--reward=math"], r"^--reward has no effect unless the method samples completions"),
-        (["--eval_samples=2"], r"^--eval_samples has no effect unless the method samples"),
-        (["--warm_start.steps=2"], r"^--warm_start.steps is not a flag"),
-        (["--environment=a.py:A"], r"^--environment must be left out with algorithm=sft"),
-        (["--task=mastermind"], r"^--task=mastermind must be no dialogue with --algorithm=sft"),
+        (["--reward=math"], r"^reward: has no effect unless the method samples completions"),
+        (["--eval_samples=2"], r"^eval_samples: has no effect unless the method samples"),
+        (["--warm_start.steps=2"], r"^warm_start.steps: is not a setting"),
+        (["--environment=a.py:A"], r"^environment: must be left out with algorithm = sft"),
+        (
+            ["--task=mastermind"],
+            r"^task: must not be a dialogue with algorithm = sft, got mastermind",
+        ),
     ],
 )
 def test_what_it_has_no_use_for_is_named(tmp_path, flags, message):
     given = [*tiny.MODEL, "--algorithm=sft", "--devices=1", f"--out={tmp_path / 'run'}"]
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         launch.language([*given, *flags])
 
 

@@ -292,16 +292,16 @@ def test_tanh_is_refused_where_it_would_bound_what_is_unbounded():
         def action_space(self, params=None):
             return Box(-jnp.inf, jnp.inf, (1,))
 
-    with pytest.raises(ConfigError, match="squash must be off where actions are unbounded"):
+    with pytest.raises(ConfigError, match="squash: must be off where actions are unbounded"):
         problem_of(Free(), control.NetworkSettings(squash=True))
 
 
 @pytest.mark.parametrize(
     ("spaces", "message"),
     [
-        ({"num_actions": 0}, "spaces must have one of num_actions"),
-        ({"choices": (2, 2)}, "spaces must have one of num_actions"),
-        ({"observation": None}, "spaces.observation must be the shapes and dtypes"),
+        ({"num_actions": 0}, "spaces: must have one of num_actions"),
+        ({"choices": (2, 2)}, "spaces: must have one of num_actions"),
+        ({"observation": None}, "spaces.observation: must be the shapes and dtypes"),
     ],
 )
 def test_an_environment_must_be_what_its_spaces_say(spaces, message):
@@ -342,7 +342,7 @@ def test_bytes_are_an_image_by_their_bounds_and_axes(low, high, shape, scaled):
     np.testing.assert_allclose(torso.apply({}, ones), want)
     statistics = Statistics(True, scale_rewards=False, discount=0.99, target=here())
     if scaled:
-        with pytest.raises(ConfigError, match="normalize_observations must be off"):
+        with pytest.raises(ConfigError, match="normalize_observations: must be off"):
             statistics.init(spaces.observation, 2)
     else:
         kept = statistics.init(spaces.observation, 2).replicated[OBSERVATION_STATISTICS]

@@ -127,7 +127,9 @@ def test_a_last_message_of_the_assistant_is_continued(folder, template, expected
 def test_a_last_message_that_is_not_shown_whole_is_refused(folder, content):
     template = ChatTemplate(KEEPS.replace("m.content", content), {})
     row = prompts.Row({"messages": SAID}, "rows.jsonl line 3")
-    with pytest.raises(ConfigError, match=r"^rows.jsonl line 3: chat template: it does not show"):
+    with pytest.raises(
+        ConfigError, match=r"^task.train: rows.jsonl line 3: chat_template: does not show"
+    ):
         prompts.Text(read(folder), template).encode(row)
 
 
@@ -160,7 +162,10 @@ def test_only_a_use_of_a_token_outside_the_vocabulary_is_refused(folder):
     assert tokenizer.encode("w4 w5") == [4, 5]
     assert tokenizer.pad < tokenizer.size == WORDS
     row = prompts.Row({"prompt": "w4 <image>"}, "rows.jsonl line 2")
-    with pytest.raises(ConfigError, match=r"^rows.jsonl line 2: the token '<image>' must be left"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^task.train: rows.jsonl line 2: text: must leave out the token '<image>'",
+    ):
         prompts.Text(tokenizer, None).encode(row)
     (folder / text.GENERATION).unlink()
     change(folder / text.SETTINGS, eos_token="<image>")

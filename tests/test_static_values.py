@@ -56,7 +56,7 @@ def numbers(record):
 @of_each_record
 def test_traced_static_fields_are_named(record):
     for name, default in fields(record, int, bool).items():
-        with pytest.raises(ConfigError, match=f"^{name} is static: build one program for each"):
+        with pytest.raises(ConfigError, match=f"^{name}: is static: build one program for each"):
             jax.eval_shape(lambda value, name=name: check(record(**{name: value})), default)
     for name, default in (numbers(record) | fields(record, float)).items():
         jax.eval_shape(lambda value, name=name: check(record(**{name: value})), float(default))
@@ -72,7 +72,7 @@ def test_every_real_number_is_a_number():
     assert a2c.Config(n=three).n == 3
     assert language.Settings(temperature=fractions.Fraction(1, 2)).temperature == 0.5
     shape = jax.eval_shape(lambda: as_arrays(a2c.Config()))
-    with pytest.raises(ConfigError, match=r"^learning_rate must be a number, got Shape"):
+    with pytest.raises(ConfigError, match=r"^learning_rate: must be a number, got Shape"):
         check(shape)
 
 
@@ -94,7 +94,7 @@ def test_text_and_bools_are_no_numbers(record):
                 check(record(**{name: value}))
     for name in fields(record, bool):
         for value in ("true", 1, 0.0, np.int64(1)):
-            with pytest.raises(ConfigError, match=f"^{name} must be of type bool, got "):
+            with pytest.raises(ConfigError, match=f"^{name}: must be of type bool, got "):
                 check(record(**{name: value}))
 
 
@@ -194,7 +194,9 @@ def test_factories_follow_the_rule_of_records(make, values):
     for name, value in values.items():
         traced = functools.partial(lambda value, name: make(**{name: value}) and None, name=name)
         if not isinstance(value, float):  # a temperature or a discount may be vmapped
-            with pytest.raises(ConfigError, match=f"^{name} is static: build one program for each"):
+            with pytest.raises(
+                ConfigError, match=f"^{name}: is static: build one program for each"
+            ):
                 jax.eval_shape(traced, value)
         for wrong in ("1", 1 if isinstance(value, bool) else np.bool_(True)):
             with pytest.raises(ConfigError, match=f"^{name} must be .*, got "):
@@ -237,14 +239,17 @@ def test_train_refuses_text_by_name(name):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"seeds": "4"}, "^seeds must be an integer, got '4'"),
-        ({"over": {"config.gamma": "0.9"}}, "^config.gamma must be a number, got '0.9'"),
-        ({"over": {"config.gamma": np.bool_(True)}}, "^config.gamma must be a number, got 'true'"),
-        ({"over": {"config.normalize_advantage": 1}}, "^config.normalize_advantage must be true "),
-        ({"overwrite": "true"}, "^overwrite must be true or false, got 'true'"),
-        ({"task": "addition", "reward_weights": ["1", 2]}, "^reward_weights must be a number, got"),
-        ({"task": "addition", "reward_weights": [True]}, "^reward_weights must be a number, got"),
-        ({"seed": jax.random.key(0)}, "^seed must be a number or text, got PRNGKeyArray"),
+        ({"seeds": "4"}, "^seeds: must be an integer, got '4'"),
+        ({"over": {"config.gamma": "0.9"}}, "^config.gamma: must be a number, got '0.9'"),
+        ({"over": {"config.gamma": np.bool_(True)}}, "^config.gamma: must be a number, got 'true'"),
+        ({"over": {"config.normalize_advantage": 1}}, "^config.normalize_advantage: must be true "),
+        ({"overwrite": "true"}, "^overwrite: must be true or false, got 'true'"),
+        (
+            {"task": "addition", "reward_weights": ["1", 2]},
+            "^reward_weights: must be a number, got",
+        ),
+        ({"task": "addition", "reward_weights": [True]}, "^reward_weights: must be a number, got"),
+        ({"seed": jax.random.key(0)}, "^seed: must be a number or text, got PRNGKeyArray"),
     ],
 )
 def test_an_experiment_follows_the_rule_of_records(given, message):
@@ -277,6 +282,6 @@ def test_a_sweep_takes_arrays_and_lists_of_scalars(tmp_path, monkeypatch):
     for name, value in (("learning_rate", "1e-3"), ("num_epochs", "2"), ("early_stop", 1)):
         with pytest.raises(ConfigError, match=f"^config.{name} must be .*, got "):
             run.sweep(experiment, over={f"config.{name}": [value]})
-    with pytest.raises(ConfigError, match=r"^draws must be an integer, got '3'"):
+    with pytest.raises(ConfigError, match=r"^draws: must be an integer, got '3'"):
         run.sweep(experiment, over={}, draws="3")
     run.sweep(experiment, over={"network.activation": ["tanh", "relu"]}, draws=np.int64(3))

@@ -68,7 +68,7 @@ def test_without_strings_there_is_no_state():
     assert ends.begin(4) is None
     assert ends.after(None, jnp.array([0, 1, 2]))[0] is None
     assert ends.after(None, jnp.array([0, 1, 2]))[1].tolist() == [False, True, True]
-    with pytest.raises(ConfigError, match="stop_strings must not be empty"):
+    with pytest.raises(ConfigError, match="stop_strings: must not be empty"):
         make_stops(["a", ""], ENCODED)
 
 
@@ -212,7 +212,7 @@ def test_a_folder_gives_its_strings_and_keeps_them(tmp_path, strings):
         assert lengths.tolist() == ([3, 5, 3] if isinstance(strings, list) else [3, 5, 4])
     (folder / "generation_config.json").write_text(json.dumps({"stop_strings": [""]}))
     with pytest.raises(
-        ConfigError, match=r"generation_config\.json: stop_strings must not be empty"
+        ConfigError, match=r"generation_config\.json: stop_strings: must not be empty"
     ):
         read_tokenizer(folder, 97)
 

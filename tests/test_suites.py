@@ -13,7 +13,6 @@ import tiny
 
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, earlier, suites
 
 SPARED = """
@@ -91,26 +90,28 @@ def test_parameters_keep_the_type_of_their_default():
         (jnp.arange(2), 3),
         (np.ones(2), ["x", "y"]),
     ):
-        with pytest.raises(ConfigError, match=r"^counts must be \w+\[2\], got"):
+        with pytest.raises(ConfigError, match=r"^counts: must be \w+\[2\], got"):
             convert("counts", default, value)
 
 
 @pytest.mark.parametrize(
     ("env_params", "message"),
     [
-        ('{"gravty": 1}', " for CartPole-v1 has no 'gravty'; did you mean gravity"),
-        ('{"gravity": "9.8"}', " for CartPole-v1: gravity must be of type float, got '9.8'"),
-        ('{"gravity": true}', " for CartPole-v1: gravity must be of type float"),
-        ('{"gravity": [1, [2]]}', " for CartPole-v1: gravity must be of type float"),
-        ('{"max_steps_in_episode": 1.5}', ".*: max_steps_in_episode must be of type int"),
-        ('{"max_steps_in_episode": 0}', ".*: max_steps_in_episode must be a whole number"),
-        ("[1]", " must be a JSON object"),
+        ('{"gravty": 1}', "env_params: unknown name 'gravty'; did you mean gravity"),
+        ('{"gravity": "9.8"}', "env_params.gravity: must be of type float, got '9.8'"),
+        ('{"gravity": true}', "env_params.gravity: must be of type float"),
+        ('{"gravity": [1, [2]]}', "env_params.gravity: must be of type float"),
+        ('{"max_steps_in_episode": 1.5}', "env_params.max_steps_in_episode: must be of type int"),
+        ('{"max_steps_in_episode": 0}', "env.*max_steps_in_episode.* must be a whole number"),
+        ("[1]", "env_params: must be a JSON object"),
     ],
 )
 def test_wrong_parameters_of_gymnax_are_named(env_params, message):
-    with pytest.raises((UsageError, ConfigError), match=f"^(--)?env(_params)?{message}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         suites.make_env("CartPole-v1", env_params)
-    with pytest.raises(ConfigError, match=r"available_torque must be float32\[3\], got \['x'\]"):
+    with pytest.raises(
+        ConfigError, match=r"^env_params.available_torque: must be float32\[3\], got \['x'\]"
+    ):
         suites.make_env("Acrobot-v1", '{"available_torque": ["x"]}')
 
 

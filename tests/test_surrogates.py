@@ -49,7 +49,9 @@ def groups():
     return control.make_groups(env, num_prompts=8, group_size=2, num_steps=24)
 
 
-ELEMENTS = r"^surrogate must return \(elements to minimise, dict of elements to log\), each of the "
+ELEMENTS = (
+    r"^surrogate: must return \(elements to minimise, dict of elements to log\), each of the "
+)
 UNFIT_SURROGATES = {
     "bare array": (lambda log_prob, samples: -log_prob, "array "),
     "scalar": (lambda log_prob, samples: (-log_prob.sum(), {}), r"\(array \[\], {}\)"),
@@ -105,7 +107,7 @@ def test_a_surrogate_of_another_form_is_named(method, name):
 )
 def test_a_surrogate_of_a_natural_step_is_a_mean(module, surrogate, got):
     learner = module.make(module.Config(), path(), surrogate=surrogate)
-    with pytest.raises(ConfigError, match=r"^surrogate must return a Mean of two .*, got " + got):
+    with pytest.raises(ConfigError, match=r"^surrogate: must return a Mean of two .*, got " + got):
         jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
 
 
@@ -154,7 +156,7 @@ METHODS = {"ppo": 1, "ppo_penalty": 1, "a2c": 1, "reinforce": 1, "groups": 24}  
 def test_a_surrogate_that_reads_its_minibatch_gets_it_whole(method, slots):
     with pytest.warns(UserWarning, match="other rows of its minibatch, which is therefore"):
         trace(make(method, centred, ONE_CORE_EACH))
-    with pytest.raises(ConfigError, match=r"^num_microbatches must be 1 with this surrogate"):
+    with pytest.raises(ConfigError, match=r"^num_microbatches: must be 1 with this surrogate"):
         trace(make(method, centred, ONE_CORE_EACH, num_microbatches=2))
     trace(make(method, functools.partial(weighted, weight=2.0), ONE_CORE_EACH))
     trace(make(method, surrogates.row_wise(centred), ONE_CORE_EACH, num_microbatches=2))
@@ -364,7 +366,7 @@ def test_other_third_parameters_keep_their_meaning():
 
     assert judged(surrogate) == judged(functools.partial(bound, distribution=2.0)) == 1
     assert judged(with_entropy) == 1
-    with pytest.raises(ConfigError, match=r"^surrogate must take \(log_prob, samples\)"):
+    with pytest.raises(ConfigError, match=r"^surrogate: must take \(log_prob, samples\)"):
         surrogates.checked(lambda distribution, samples: (distribution, samples))
 
 
@@ -430,7 +432,7 @@ def test_integer_elements_are_refused(method):
     def surrogate(log_prob, samples):
         return (log_prob > -1.0).astype(jnp.int32), {}
 
-    with pytest.raises(ConfigError, match=r"^surrogate must return elements that are floats, got"):
+    with pytest.raises(ConfigError, match=r"^surrogate: must return elements that are floats, got"):
         trace(make(method, surrogate))
 
 

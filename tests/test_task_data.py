@@ -13,12 +13,12 @@ from test_prompts import ROWS, write
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language.tasks import Example, table
 from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, plan, tasks
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment.methods import ALGORITHMS
@@ -207,7 +207,7 @@ def test_a_run_is_resumed_only_with_the_prompts_it_began_with(tmp_path):
     assert launch.language(flags) == 0
     (tmp_path / "all.jsonl").write_text(kept.replace('"answer": "4"', '"answer": "5"', 1))
     assert (tmp_path / "all.jsonl").read_text() != kept
-    with pytest.raises(UsageError, match=r"^--resume: --out=\S+ began with another set of pro"):
+    with pytest.raises(ConfigError, match=r"^resume: \S+ began with another set of pro"):
         launch.language(again)
     (tmp_path / "all.jsonl").write_text(kept)
     assert launch.language(again) == 0

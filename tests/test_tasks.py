@@ -251,36 +251,36 @@ def test_demonstrations_of_the_running_sum_differ_in_length():
 @pytest.mark.parametrize(
     ("make_task", "message"),
     [
-        (lambda: tasks.addition(2.0), r"num_digits must be a whole number in \[1, 9\], got 2\.0"),
-        (lambda: tasks.addition(True), r"num_digits must be a whole number in \[1, 9\], got True"),
-        (lambda: tasks.multiplication(0), r"num_digits must be a whole number in \[1, 4\], got 0"),
-        (lambda: tasks.multiplication(5), r"num_digits must be a whole number in \[1, 4\], got 5"),
-        (lambda: tasks.sorting(1), r"length must be a whole number in \[2, 64\], got 1"),
-        (lambda: tasks.sorting(65), r"length must be a whole number in \[2, 64\], got 65"),
+        (lambda: tasks.addition(2.0), r"num_digits: must be a whole number in \[1, 9\], got 2\.0"),
+        (lambda: tasks.addition(True), r"num_digits: must be a whole number in \[1, 9\], got True"),
+        (lambda: tasks.multiplication(0), r"num_digits: must be a whole number in \[1, 4\], got 0"),
+        (lambda: tasks.multiplication(5), r"num_digits: must be a whole number in \[1, 4\], got 5"),
+        (lambda: tasks.sorting(1), r"length: must be a whole number in \[2, 64\], got 1"),
+        (lambda: tasks.sorting(65), r"length: must be a whole number in \[2, 64\], got 65"),
         (
             lambda: tasks.sorting(4, symbols=11),
-            r"symbols must be a whole number in \[2, 10\], got 11",
+            r"symbols: must be a whole number in \[2, 10\], got 11",
         ),
         (
             lambda: tasks.countdown(1, max_number=9),
-            r"num_numbers must be a whole number in \[2, 8\], got 1",
+            r"num_numbers: must be a whole number in \[2, 8\], got 1",
         ),
         (
             lambda: tasks.countdown(8, max_number=15),
-            r"max_number must be a whole number in \[2, 14\], got 15",
+            r"max_number: must be a whole number in \[2, 14\], got 15",
         ),
         (
             lambda: tasks.countdown(3, max_number=1),
-            r"max_number must be a whole number in \[2, 1290\], got 1",
+            r"max_number: must be a whole number in \[2, 1290\], got 1",
         ),
-        (lambda: tasks.running_sum(1), r"length must be a whole number in \[2, 64\], got 1"),
+        (lambda: tasks.running_sum(1), r"length: must be a whole number in \[2, 64\], got 1"),
         (
             lambda: tasks.running_sum(4, modulus=1),
-            r"modulus must be a whole number in \[2, 10\], got 1",
+            r"modulus: must be a whole number in \[2, 10\], got 1",
         ),
         (
             lambda: tasks.running_sum(4, max_filler=-1),
-            r"max_filler must be a whole number in \[0, 256\], got -1",
+            r"max_filler: must be a whole number in \[0, 256\], got -1",
         ),
         (
             lambda: make_draw([(1, 4)], advice="raise it"),

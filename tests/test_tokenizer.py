@@ -34,5 +34,5 @@ def test_unknown_character_is_named():
 
 
 def test_a_character_that_occurs_twice_is_refused():
-    with pytest.raises(ConfigError, match="characters must be distinct"):
+    with pytest.raises(ConfigError, match="characters: must be distinct"):
         make_tokenizer("010")

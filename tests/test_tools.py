@@ -124,7 +124,7 @@ def test_a_reply_is_what_the_template_adds_behind_a_call(found):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (("{%- if tools %}", "{%- if false %}"), "it does not show the tool guess"),
+        (("{%- if tools %}", "{%- if false %}"), "^chat_template: does not show the tool guess"),
         (("message.tool_calls or []", "[]"), "it does not show them"),
         (("call.function | tojson", "call.function.name"), "writes them otherwise"),
         (("' <call>' +", "' ' +"), "JSON between tags"),
@@ -163,7 +163,9 @@ def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
 
     said = ["low <image>", "high"]
     assert tool_partner.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
-    with pytest.raises(ConfigError, match="'<image>' must be left out: its id is 22"):
+    with pytest.raises(
+        ConfigError, match=r"^text: must leave out the token '<image>': its id is 22"
+    ):
         written(said)
 
 

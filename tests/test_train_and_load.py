@@ -16,7 +16,6 @@ from jaxrl_po import backend, control, run
 from jaxrl_po.algorithms import a2c, ppo
 from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as control_command
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS
@@ -82,13 +81,13 @@ def stopped(tmp_path_factory):
 
 
 def test_what_differs_from_the_run_is_named(stopped):
-    with pytest.raises(ConfigError, match=r"^out=\S+ already holds files; add resume"):
+    with pytest.raises(ConfigError, match=r"^out: \S+ already holds files; give resume"):
         train(4, out=stopped, log_every=2)
-    with pytest.raises(ConfigError, match=r"^seeds=3 must be 2, as in the run"):
+    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run .* got 3$"):
         run.train(LEARNER, 4, seeds=3, steps_per_iteration=32, out=stopped, resume=True)
-    with pytest.raises(ConfigError, match=r"^log_every=3 must be 2, as in the run"):
+    with pytest.raises(ConfigError, match=r"^log_every: must be 2, as in the run .* got 3$"):
         train(4, out=stopped, log_every=3, resume=True)
-    with pytest.raises(ConfigError, match=r"^iterations must be at least 2, those of .* got 1: "):
+    with pytest.raises(ConfigError, match=r"^iterations: must be at least 2, those of .* got 1: "):
         train(1, out=stopped, log_every=2, resume=True)
 
 
@@ -104,25 +103,27 @@ def test_a_run_is_not_resumed_with_another_learner(stopped, config, options, why
     problem = control.make_problem(ENV, num_envs=4, num_steps=8, **options)
     other = a2c.make(a2c.Config(**config), problem)
     with pytest.raises(
-        ConfigError, match=r"^learner must be that of the run in out=\S+ that.*" + why
+        ConfigError, match=r"^learner: must be the learner of the run in \S+ that.*" + why
     ):
         run.train(other, 4, seeds=2, steps_per_iteration=32, out=stopped, resume=True)
 
 
 def test_a_folder_without_its_learner_says_so(stopped, finished, tmp_path):
     lacks = "holds a run of run.train, whose learner is not stored: in Python, run.load"
-    with pytest.raises(ConfigError, match=r"^folder=\S+ " + lacks):
+    with pytest.raises(ConfigError, match=r"^folder: \S+ " + lacks):
         run.load(stopped)
-    with pytest.raises(UsageError, match=r"^--run=\S+ " + lacks):
+    with pytest.raises(ConfigError, match=r"^run: \S+ " + lacks):
         evaluate.main([f"--run={stopped}"])
     other = control.make_problem(ENV, num_envs=4, num_steps=8, normalize_observations=True)
-    with pytest.raises(ConfigError, match=r"^learner must be that of the run in folder=\S+: the"):
+    with pytest.raises(ConfigError, match=r"^learner: must be the learner of the run in \S+: the"):
         run.load(stopped, learner=a2c.make(a2c.Config(), other), checkpoint="latest")
-    with pytest.raises(ConfigError, match=r"^seed=2 must be below 2, the seeds of folder="):
+    with pytest.raises(
+        ConfigError, match=r"^seed: must be below 2, the seeds of folder = \S+, got 2$"
+    ):
         run.load(stopped, learner=LEARNER, seed=2)
-    with pytest.raises(ConfigError, match=r"^checkpoint=best: folder=\S+ holds no intact"):
+    with pytest.raises(ConfigError, match=r"^checkpoint: folder = \S+ holds no intact best"):
         run.load(stopped, learner=LEARNER)
-    with pytest.raises(ConfigError, match=r"^learner must be left out: folder=\S+ holds a run of"):
+    with pytest.raises(ConfigError, match=r"^learner: must be left out: \S+ holds a run of"):
         run.load(finished("control", tmp_path / "run"), learner=LEARNER)
 
 
@@ -196,16 +197,19 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"iterations": -1}, "iterations must be a whole number in"),
-        ({"resume": True}, "^out must name the folder of a run"),
-        ({"iterations": 1.5}, "iterations must be a whole number in"),
-        ({"total_steps": 9}, "^total_steps is no argument of train with a learner: iterations"),
-        ({"seeds": 0}, "seeds must lie in"),
-        ({"log_every": -1}, "log_every must lie in"),
-        ({"steps_per_iteration": 0}, "steps_per_iteration must be a whole number in"),
-        ({"score": "return"}, "evaluate must be given where score='return'"),
-        ({"score": "retrun", "evaluate": EVALUATE}, "score must be one of ended, length, return"),
-        ({"watch": ("entrpy",)}, "watch must name metrics of the learner"),
+        ({"iterations": -1}, "^iterations: must be a whole number in"),
+        ({"resume": True}, "^out: must name the folder of a run"),
+        ({"iterations": 1.5}, "^iterations: must be a whole number in"),
+        (
+            {"total_steps": 9},
+            "^total_steps: is not an argument of train with a learner: iterat",
+        ),
+        ({"seeds": 0}, "^seeds: must lie in"),
+        ({"log_every": -1}, "^log_every: must lie in"),
+        ({"steps_per_iteration": 0}, "^steps_per_iteration: must be a whole number in"),
+        ({"score": "return"}, "^evaluate: must be given where score = 'return'"),
+        ({"score": "retrun", "evaluate": EVALUATE}, "^score: must be one of ended, length, return"),
+        ({"watch": ("entrpy",)}, "^watch: must name metrics of the learner"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -250,17 +254,20 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
     drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
     assert drawn == {0, 1}
     with pytest.raises(
-        ConfigError, match=r"^observation must have the shape \[4\] .* CartPole-v1, or .* got \[3\]"
+        ConfigError,
+        match=r"^observation: must have the shape \[4\] .* CartPole-v1, or .* got \[3\]",
     ):
         policy.act(jnp.zeros(3))
-    with pytest.raises(ConfigError, match=r"^observation must have .* got \[2, 8, 4\]"):
+    with pytest.raises(ConfigError, match=r"^observation: must have .* got \[2, 8, 4\]"):
         policy.act(jnp.zeros((2, 8, 4)))
     assert jax.vmap(policy.act)(jnp.zeros((8, 4))).shape == (8,)
-    with pytest.raises(ConfigError, match=r"^seed=2 must be below 2, the seeds of folder="):
+    with pytest.raises(
+        ConfigError, match=r"^seed: must be below 2, the seeds of folder = \S+, got 2$"
+    ):
         run.load(out, seed=2)
-    with pytest.raises(ConfigError, match=r"^checkpoint must be one of best, latest"):
+    with pytest.raises(ConfigError, match=r"^checkpoint: must be one of best, latest"):
         run.load(out, checkpoint="worst")
-    with pytest.raises(ConfigError, match=r"^folder=\S+ must be the folder of a run"):
+    with pytest.raises(ConfigError, match=r"^folder: must be the folder of a run .* got \S+;"):
         run.load(tmp_path)
 
 
@@ -294,10 +301,10 @@ def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):
     sampled = policy.generate(["1+2="] * 64, jax.random.key(0))
     assert len(set(sampled)) > 1
     assert max(map(len, sampled)) == 3
-    with pytest.raises(ConfigError, match="prompts must be a list of texts"):
+    with pytest.raises(ConfigError, match=r"^prompts: must be a list of texts"):
         policy.generate("1+2=")
     with pytest.raises(
-        ConfigError, match=r"prompts must have at most 4 tokens, .* train on longer"
+        ConfigError, match=r"^prompts: must have at most 4 tokens, .* train on longer"
     ):
         policy.generate(["1+2+3="])
 
@@ -340,9 +347,9 @@ def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
     longer = run.resume(tmp_path / "python", total_steps=96)
     assert [row["iteration"] for row in longer.rows] == [0, 1, 2, 3]
     assert longer.folder == tmp_path / "python"
-    with pytest.raises(ConfigError, match=r"^seeds=3 must be 2, as in the run in "):
+    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run in .* got 3$"):
         run.resume(tmp_path / "python", seeds=3)
-    with pytest.raises(ConfigError, match=r"^log_every must be left out beside an Experiment"):
+    with pytest.raises(ConfigError, match=r"^log_every: must be left out beside an Experiment"):
         run.train(experiment, log_every=3)
 
 
@@ -361,15 +368,15 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s is not an argument; did you mean seeds\?"),
-        ({"seeds": object()}, r"^seeds must be a number or text, got object"),
-        ({"seeds": 2.5}, r"^seeds must be an integer, got '2.5'"),
-        ({"seeds": 0}, r"^seeds must lie in \[1, inf\) seeds, got 0"),
+        ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s: is not a setting; did you mean seeds\?"),
+        ({"seeds": object()}, r"^seeds: must be a number or text, got object"),
+        ({"seeds": 2.5}, r"^seeds: must be an integer, got '2.5'"),
+        ({"seeds": 0}, r"^seeds: must lie in \[1, inf\) seeds, got 0"),
         (
             {"over": {"config.lr": 1.0}},
-            r"^config.lr is not an argument; did you mean config.learning_",
+            r"^config.lr: is not a setting; did you mean config.learning_",
         ),
-        ({"task": "addition", "env": "CartPole-v1"}, r"^env must be left out beside task: "),
+        ({"task": "addition", "env": "CartPole-v1"}, r"^env: must be left out beside task: "),
     ],
 )
 def test_wrong_keywords_of_an_experiment_are_named(keywords, message):

@@ -19,7 +19,6 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.virtual import VIRTUAL
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, plan
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.store import provenance
@@ -139,7 +138,7 @@ def asked(monkeypatch):
 
 @pytest.mark.usefixtures("no_compilation", "asked")
 def test_language_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="--reproducible must be off: it is for jaxrl-po control"):
+    with pytest.raises(ConfigError, match="reproducible: must be off: it is for jaxrl-po control"):
         launch.language(["--reproducible", f"--out={tmp_path}"])
 
 
@@ -147,15 +146,15 @@ def test_language_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "match"),
     [
-        (["--mesh=data:2"], "--mesh must be left out with reproducible"),
-        (["--distributed"], "--distributed must be left out with reproducible"),
-        (["--compile_for=cpu:8"], "--compile_for must be left out with reproducible"),
-        (["--env=gymnasium:CartPole-v1"], "--reproducible must be off with env=gymnasium"),
-        (["--problem.num_envs=9"], "--reproducible must be off, or 8 divide the 1 seeds or the 9"),
+        (["--mesh=data:2"], "mesh: must be left out with reproducible"),
+        (["--distributed"], "distributed: must be left out with reproducible"),
+        (["--compile_for=cpu:8"], "compile_for: must be left out with reproducible"),
+        (["--env=gymnasium:CartPole-v1"], "reproducible: must be off with env=gymnasium"),
+        (["--problem.num_envs=9"], "reproducible: must be off, or 8 divide the 1 seeds or the 9"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(tmp_path, flags, match):
-    with pytest.raises(UsageError, match=match):
+    with pytest.raises(ConfigError, match=match):
         launch.control(["--reproducible", "--seeds=1", *flags, f"--out={tmp_path}"])
 
 
@@ -171,7 +170,7 @@ def test_several_seeds_of_trpo_share_their_rows_out(tmp_path):
 def test_threads_are_pinned_before_the_backend_starts(monkeypatch):
     monkeypatch.setenv(provenance.THREADS, "2")
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
-    with pytest.raises(UsageError, match="--reproducible must be asked for before JAX") as refused:
+    with pytest.raises(ConfigError, match="reproducible: must be asked for before JAX") as refused:
         provenance.ask_for_determinism(VIRTUAL)
     monkeypatch.setattr(provenance, "_backend_runs", lambda: False)
     provenance.ask_for_determinism(VIRTUAL)

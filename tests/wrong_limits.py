@@ -81,7 +81,7 @@ WRONG = [
     Wrong(
         "a gymnax environment may have episodes of no steps",
         "control.environment",
-        'limit = check_size(f"env {name}: max_steps_in_episode", whole)',
+        'limit = check_size("env", whole, part=f"{name}: max_steps_in_episode")',
         "limit = whole",
         (
             f"{TESTS}test_an_episode_has_a_whole_number_of_steps[0]",
@@ -119,7 +119,7 @@ WRONG = [
     Wrong(
         "a choice of no actions is one among several",
         "control.spaces",
-        'check_size(f"env {name}: each n of nvec {of_actions}", n)',
+        'check_size("env", n, part=f"{name}: each n of nvec {of_actions}")',
         "int(n)",
         (f"{TESTS}test_choices_and_spaces_given_by_hand_hold_actions",),
     ),

@@ -97,20 +97,6 @@ WRONG = [
         ("test_reprs.py::test_training_state_has_a_short_text",),
     ),
     Wrong(
-        "an error of a run names flags in Python",
-        "run.experiment.flags",
-        "except (ConfigError, RunError) as error:",
-        "except ConfigError as error:",
-        ("test_flags.py::test_python_errors_name_arguments",),
-    ),
-    Wrong(
-        "two dashes in a path are taken for those of a flag",
-        "run.experiment.flags",
-        """re.sub(r"(?<![^\\s('\\"])--(?!xla_)(?=[a-z])", "", text)""",
-        'text.replace("--", "")',
-        ("test_flags.py::test_python_errors_name_arguments",),
-    ),
-    Wrong(
         "a batch of observations is acted on with one random number",
         "run.experiment.policies",
         "axes = (None, 0, None if key is None else 0)",

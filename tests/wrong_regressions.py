@@ -546,8 +546,8 @@ WRONG = [
     Wrong(
         "a demonstrated reply is part of its own prompt",
         "run.data.prompts",
-        "pairs = [(messages[:i], ",
-        "pairs = [(messages[: i + 1], ",
+        "pairs = [{MESSAGES: messages[:i], ",
+        "pairs = [{MESSAGES: messages[: i + 1], ",
         ("test_sft.py::test_rows_demonstrate_answers",),
     ),
     Wrong(

@@ -20,11 +20,10 @@ import timing
 
 from jaxrl_po import config, control
 from jaxrl_po.algorithms import ppo, trpo
-from jaxrl_po.config import COUNT, static
+from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.control import modules
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.spaces import Observation
-from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment import flags, suites
@@ -152,9 +151,8 @@ def measure(options: Options) -> dict[str, Any]:
     )
     iterations = options.total_steps // (options.envs * options.steps)
     if iterations < 1:
-        raise errors.UsageError(
-            f"--total_steps={options.total_steps} must be at least {options.envs * options.steps}"
-        )
+        least = options.envs * options.steps
+        raise ConfigError("total_steps", f"must be at least {least}, got {options.total_steps}")
 
     def train(keys: jax.Array) -> tuple[TrainState, jax.Array]:
         def iteration(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
@@ -262,8 +260,7 @@ def main(argv: Sequence[str]) -> int:
     if not (options.envs or options.updates):
         table(options.devices)
         return 0
-    with flags.blame({"": Options}):
-        row = compare_updates(options) if options.updates else measure(options)
+    row = compare_updates(options) if options.updates else measure(options)
     timing.show(row, as_json=options.json)
     return 0
 

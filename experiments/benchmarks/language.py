@@ -25,7 +25,7 @@ from xla_profile import Operation
 
 from jaxrl_po import config, language, types
 from jaxrl_po.algorithms import dapo
-from jaxrl_po.config import COUNT, static
+from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.language.lora import Lora
 from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.pretrained import architectures
@@ -33,7 +33,6 @@ from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.transformer import ONE_HOT
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.types import TrainState
 
@@ -122,9 +121,10 @@ def probability_of(lengths: str, budget: int) -> float:
     mean = re.fullmatch(r"geometric:(\d*\.\d+)", lengths)
     tokens = float(mean[1]) * budget if mean else math.inf if lengths == "equal" else 0.0
     if tokens <= 1.0:
-        raise UsageError(
-            "--lengths must be sampled, equal, or geometric: with a share of the budget that is "
-            f"above one token, as in geometric:0.2, got {lengths}"
+        raise ConfigError(
+            "lengths",
+            "must be sampled, equal, or geometric: with a share of the budget that is above one "
+            f"token, as in geometric:0.2, got {lengths}",
         )
     return 1.0 / tokens
 
@@ -215,12 +215,12 @@ def account(options: Options, adapters: Adapters) -> dict[str, Any]:
     """Where sampling and training spend their time: matrix products, and the rest.
 
     Raises:
-      UsageError: not on a CPU, several seeds, or devices.
+      ConfigError: not on a CPU, several seeds, or devices.
     """
     if options.seeds != 1 or options.devices != "auto":
-        raise UsageError("--profile takes one seed, on one device")
+        raise ConfigError("profile", "takes one seed, on one device")
     if jax.default_backend() != "cpu":
-        raise UsageError("--profile reads the profile of a CPU: set JAX_PLATFORMS=cpu")
+        raise ConfigError("profile", "reads the profile of a CPU: set JAX_PLATFORMS=cpu")
     _, model, problem = of(options, adapters)
     learner = dapo.make(config.as_arrays(settings_of(options, None)), problem)
     state = (learner.init if adapters.rank else jax.jit(learner.init))(jax.random.key(0))
@@ -389,14 +389,16 @@ def main(argv: Sequence[str]) -> int:
         return 0
     options, adapters = flags.parse(argv, SECTIONS).values()
     if options.profile and not (options.width or options.shape != "none"):
-        raise UsageError("--profile needs --width or --shape: it shows one model")
+        raise ConfigError("profile", "needs width or shape: it shows one model")
     if options.width or options.shape != "none":
         if options.profile:  # on one core, before JAX starts: times of operations then add up
             if not hasattr(os, "sched_setaffinity"):
-                raise UsageError("--profile keeps to one core, which only Linux lets it do")
+                raise ConfigError("profile", "keeps to one core, which only Linux lets it do")
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        with flags.blame(SECTIONS):
+        try:
             row = (account if options.profile else measure)(options, adapters)
+        except ConfigError as error:
+            raise flags.located(error, SECTIONS) from None
         timing.show(row, as_json=options.json)
         return 0
     print(

@@ -20,7 +20,7 @@ from comparison import Result
 
 from jaxrl_po import config
 from jaxrl_po.cli import launch
-from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
@@ -184,7 +184,7 @@ def main(argv: Sequence[str]) -> int:
     rows = [row for row in SUITES[options.suite] if any(word in row.name for word in words)]
     if not rows:
         known = "; ".join(row.name for row in SUITES[options.suite])
-        raise UsageError(f"--envs={options.envs} must hold a word of {known}")
+        raise ConfigError("envs", f"must hold a word of {known}, got {options.envs}")
     for method in methods:
         errors.lookup("methods", method, dict.fromkeys(METHODS))
     out = Path(options.out or f"runs/{options.suite}")

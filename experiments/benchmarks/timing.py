@@ -76,8 +76,7 @@ def measured(
     """
     options: Any = flags.ask(argv, name, summary, record)
     if options is not None:
-        with flags.blame({"": record}):
-            row = measure(options)
+        row = measure(options)
         show(row, as_json=options.json)
     return 0
 

@@ -18,7 +18,7 @@ import jax
 from rich import filesize
 
 from jaxrl_po import config, run
-from jaxrl_po.config import COUNT, require_effect, static
+from jaxrl_po.config import COUNT, ConfigError, require_effect, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
@@ -220,7 +220,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     asked = [row for row in rows() if options.only in f"{row.name} {row.machine}"]
     if not asked:
-        raise errors.UsageError(f"--only={options.only} is in no row, such as {next(rows()).name}")
+        raise ConfigError("only", f"is in no row, such as {next(rows()).name}, got {options.only}")
     if options.json:
         jax.config.update("jax_platforms", "cpu")
         for row in asked:

@@ -79,7 +79,9 @@ class Options:
     def validate(self) -> None:
         """Checks what the range of a field cannot express."""
         if self.num_samples % GROUPS:
-            raise ConfigError(f"num_samples must be a multiple of {GROUPS}, got {self.num_samples}")
+            raise ConfigError(
+                "num_samples", f"must be a multiple of {GROUPS}, got {self.num_samples}"
+            )
         self.grid()
 
     def grid(self) -> Grid:
@@ -94,7 +96,7 @@ class Options:
             lambdas = []
         if not lambdas or not all(lambda_ in UNIT for lambda_ in lambdas):
             raise ConfigError(
-                f"lambdas must be numbers in [0, 1], separated by commas, got {self.lambdas!r}"
+                "lambdas", f"must be numbers in [0, 1], separated by commas, got {self.lambdas!r}"
             )
         ks = tuple(2**i - 1 for i in range(self.num_steps.bit_length()) if 2**i < self.num_steps)
         return Grid(self.num_steps, ks, tuple(lambdas))

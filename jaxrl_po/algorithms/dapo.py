@@ -90,7 +90,8 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
             config_lib.require_effect(self, name, self.soft_overlong, "soft_overlong is on")
         if self.scale == group_config.MEAN and self.soft_overlong:
             raise ConfigError(
-                "soft_overlong must be off where scale is mean: its penalty makes outcomes negative"
+                "soft_overlong",
+                "must be off where scale is mean: its penalty makes outcomes negative",
             )
 
 

@@ -39,9 +39,7 @@ def make(
 
     def loss_mask(batch: Batch) -> jax.Array:
         if "teacher_log_prob" not in batch.columns:
-            raise ConfigError(
-                "teacher must be given for distillation: its log-probabilities are the only signal"
-            )
+            raise ConfigError("teacher", "must be given for distillation: it is the only signal")
         return batch.mask
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:

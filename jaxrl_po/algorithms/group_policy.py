@@ -109,8 +109,7 @@ def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
     """
     if extra_samples >= group_size:
         raise ConfigError(
-            f"extra_samples must be below group_size = {group_size}, of which they are a "
-            f"part, got {extra_samples}"
+            "extra_samples", f"must be below group_size = {group_size}, got {extra_samples}"
         )
 
     def keep(x: jax.Array) -> jax.Array:
@@ -130,7 +129,7 @@ def every_group(stride: int, samples: Samples, group_size: int, axis_name: str |
 def require_group(reward: jax.Array) -> None:
     """Raises ConfigError if G = 1 in rewards `[P, G, T]`."""
     if reward.shape[1] < 2:
-        raise ConfigError("group_size must be at least 2: the group is the baseline")
+        raise ConfigError("group_size", "must be at least 2: the group is the baseline")
 
 
 def clipped(config: Clip) -> Surrogate:

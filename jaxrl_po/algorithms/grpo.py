@@ -71,14 +71,14 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
         )
         if self.running_statistics and self.supervision != OUTCOME:
             raise ConfigError(
-                f"supervision must be {OUTCOME} with running_statistics, which are of "
-                f"outcomes, got {self.supervision}"
+                "supervision", f"must be {OUTCOME} with running_statistics, got {self.supervision}"
             )
         relative_to_group = self.scale in (group_config.STD, group_config.CENTRED)
         if not relative_to_group and (self.running_statistics or self.supervision != OUTCOME):
             raise ConfigError(
-                f"scale must be {group_config.STD} or {group_config.CENTRED} unless supervision is "
-                f"{OUTCOME} and running_statistics is off, got {self.scale}"
+                "scale",
+                f"must be {group_config.STD} or {group_config.CENTRED} unless supervision is "
+                f"{OUTCOME} and running_statistics is off, got {self.scale}",
             )
 
 

@@ -68,8 +68,9 @@ def checked_mean(surrogate: Surrogate) -> Surrogate:
         ):
             return result
         raise ConfigError(
-            "surrogate must return a Mean of two numbers, as losses.token_mean(elements, mask) "
-            f"does, got {surrogates.form(result)}"
+            "surrogate",
+            "must return a Mean of two numbers, as losses.token_mean(elements, mask) does, got "
+            f"{surrogates.form(result)}",
         )
 
     return call
@@ -106,8 +107,7 @@ def make(
     plain = problem.on(target)
     if not plain.facts.linearizable:
         raise ConfigError(
-            "fused_attention must be left out with natural steps: its kernels have no forward "
-            "derivative"
+            "fused_attention", "must be left out with natural steps: it has no forward derivative"
         )
     problem = actor_critic.in_groups(plain, in_order=True)
     policy = actor_critic.policy_of(problem)

@@ -38,8 +38,7 @@ def make(
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         if config.k > reward.shape[1]:
             raise ConfigError(
-                f"k must be at most group_size = {reward.shape[1]}, of which k are compared, "
-                f"got {config.k}"
+                "k", f"must be at most group_size = {reward.shape[1]}, got {config.k}"
             )
         relative = functools.partial(group_advantages.pass_at_k, k=config.k)
         return group_policy.outcome_advantage(relative)(reward, mask, step_end)

@@ -178,10 +178,7 @@ def require_kept(old: Distribution, rows: Samples) -> None:
     """Raises ConfigError if the old distributions are too large to keep one for each action."""
     shape = rows.mask.shape
     if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(old)):
-        raise ConfigError(
-            "the penalty keeps the old distribution of every token, which is too much for a "
-            "vocabulary of this size: take ppo, which needs log-probabilities alone"
-        )
+        raise ConfigError("algorithm", "keeps too much for a vocabulary of this size: take ppo")
 
 
 def satisfied(

@@ -74,16 +74,14 @@ def with_reference_kl(
     """
     if not problem.facts.on_policy:
         raise ConfigError(
-            "sampling must be from the policy itself for a KL penalty to the reference, which is "
-            "estimated from its samples: set num_branches to at least 2"
+            "sampling", "must be from the policy itself for a KL penalty: set num_branches above 1"
         )
 
     def init(key: jax.Array) -> TrainState:
         state = inner.init(key)
         if state.reference_params is not None:
             raise ConfigError(
-                "use_reference must be off for a learner that is given a reference here: it would "
-                "be penalised twice"
+                "use_reference", "must be off for a learner that has another reference"
             )
         if settings.adapt:
             beta = jnp.array(settings.kl_coefficient, jnp.float32)

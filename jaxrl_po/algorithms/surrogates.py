@@ -131,20 +131,19 @@ class Checked(NamedTuple):
             and all(shape_of(x) == shape for x in (result[0], *result[1].values()))
         ):
             raise ConfigError(
-                "surrogate must return (elements to minimise, dict of elements to log), each of "
-                f"the shape {list(shape)} of log_prob, got {form(result)}; log nothing with {{}}"
+                "surrogate",
+                "must return (elements to minimise, dict of elements to log), each of the shape "
+                f"{list(shape)} of log_prob, got {form(result)}; log nothing with {{}}",
             )
         elements, logged = result
         if not jnp.issubdtype(elements.dtype, jnp.floating):
             raise ConfigError(
-                f"surrogate must return elements that are floats, got {elements.dtype}, which has "
-                "no gradient"
+                "surrogate", f"must return elements that are floats, got {elements.dtype}"
             )
         for name in logged:
             if not isinstance(name, str) or RUN_READS.fullmatch(name):
                 raise ConfigError(
-                    f"{name} must be logged by a surrogate under another name, a text that is "
-                    "not that of a field which a run reads"
+                    "surrogate", f"must log {name} under another name, a text that no run reads"
                 )
         return elements, {
             name: x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
@@ -161,8 +160,9 @@ def checked(surrogate: Surrogate) -> Checked:
     parameters = inspect.signature(surrogate).parameters
     if "distribution" in list(parameters)[:2]:
         raise ConfigError(
-            "surrogate must take (log_prob, samples), and after them a distribution if it reads "
-            "one; that of a natural step takes (distribution, samples)"
+            "surrogate",
+            "must take (log_prob, samples), and after them a distribution if it reads one; the "
+            "surrogate of a natural step takes (distribution, samples)",
         )
     asked = parameters.get("distribution")
     bound = "distribution" in getattr(surrogate, "keywords", {})  # by functools.partial
@@ -233,9 +233,9 @@ def parts(
     if not _are_apart(trace, (part if part < whole else 2 * whole, whole), axis=0):
         if num_microbatches > 1:
             raise ConfigError(
-                "num_microbatches must be 1 with this surrogate, which reads other rows of its "
-                "minibatch: in parts it would be another loss. One that reads its own row alone is "
-                "marked by surrogates.row_wise(surrogate)"
+                "num_microbatches",
+                "must be 1 with this surrogate, which reads other rows of its minibatch; if it "
+                "reads its own row alone, mark it by surrogates.row_wise(surrogate)",
             )
         marked = "one that reads its own row alone is marked by surrogates.row_wise(surrogate)"
         if num_parts > 1:

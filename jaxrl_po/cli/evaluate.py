@@ -17,11 +17,10 @@ import jax
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import SEED, Interval, static
+from jaxrl_po.config import SEED, ConfigError, Interval, static
 from jaxrl_po.control import adapt, make_record
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, earlier, flags
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.experiment import SCRIPTS
@@ -96,18 +95,18 @@ def record(options: Options, script: Script, records: dict[str, Any]) -> None:
     """Writes greedy episodes of the first seed to `--record`.
 
     Raises:
-      UsageError: the run is not one in control, or in an environment that cannot be recorded.
+      ConfigError: the run is not one in control, or in an environment that cannot be recorded.
     """
     if script.name != control.SCRIPT.name:
-        raise UsageError("--record is for a run of jaxrl-po control")
+        raise ConfigError("record", "is for a run of jaxrl-po control")
     path = folder.require_file(options.record, ".npz", "record")
     state = earlier.state(script, records, "run", options.run, options.checkpoint)[2]
     problem, spaces, env, _ = control.build_problem(records, None)
     bound = None if env is None else adapt(env).max_steps
     if bound is None or not hasattr(spaces.observation, "shape"):
-        raise UsageError(
-            f"--record: {records[''].env} must be in JAX, bound its episodes, and have one array "
-            "as its observation"
+        raise ConfigError(
+            "record",
+            f"{records[''].env} must be in JAX, with bounded episodes and one array as observation",
         )
     made = make_record(
         env, problem, num_episodes=options.size or records[""].eval_episodes, max_steps=bound

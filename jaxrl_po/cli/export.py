@@ -18,7 +18,6 @@ from jaxrl_po.config import NON_NEGATIVE, ConfigError, static
 from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import weights
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import earlier, flags, language, models
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import PyTree
@@ -84,21 +83,21 @@ def main(argv: Sequence[str]) -> int:
     folder.require_name(options.out)
     out = Path(options.out)
     if not options.out or out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UsageError(f"--out={options.out} must be a folder that is new or empty")
+        raise ConfigError("out", f"must be a folder that is new or empty, got {options.out}")
     earlier.require_seed("seed", options.seed, records[""].seeds, "run", options.run)
-    with earlier.blame("run", options.run):
+    try:
         base = models.read_base(records[""].init_from, records["model"])
+        before = base and weights.read(base.folder, base.model, dtype=None, place=on_host)
+    except ConfigError as error:
+        raise earlier.unsuitable("run", options.run, error) from None
     if base is None:
-        raise UsageError(
-            f"--run={options.run} began with a model of ours, whose tokenizer transformers cannot "
-            "read: jaxrl_po.run.load reads its policy, and --init_from starts another run from it"
+        raise ConfigError(
+            "run", f"{options.run} started from a model of ours: use jaxrl_po.run.load or init_from"
         )
     _, iteration, state = earlier.state(script, records, "run", options.run, options.checkpoint)
     model = base.model.clone(lora=records["lora"].lora) if records["lora"].rank else base.model
     params = models.trained(model, of_seed(state, options.seed).params)
     text, context, dtype = base.text, base.text.context, options.dtype or None
-    with earlier.blame("run", options.run):
-        before = weights.read(base.folder, base.model, dtype=None, place=on_host)
     if dtype is None:
         params = as_base(params, before)
     else:
@@ -115,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
                 context=context,
             )
     except ConfigError as error:
-        raise UsageError(f"--run={options.run}: {error}") from None
+        raise ConfigError("run", f"{options.run}: {error.message}") from None
     which = f"{options.checkpoint} checkpoint (iteration {iteration})"
     print(f"{script.title(records)}, seed {options.seed}, {which}")
     if dtype is not None and changed and jnp.dtype(dtype).itemsize < 4:

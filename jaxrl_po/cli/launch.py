@@ -22,7 +22,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
     failed on the first batch, an environment failed, or the folder could no longer be written.
 
     Raises:
-      UsageError: invalid flags, before anything is compiled or the folder is changed; or later, a
+      ConfigError: invalid flags, before anything is compiled or the folder is changed; or later, a
         resumed run none of whose checkpoints can be used.
     """
     asks, words = flags.help_of(argv)
@@ -59,7 +59,7 @@ def _compile(experiment: Experiment, options: Options) -> int:
     if platform == "cpu" and count.isdecimal():
         jax.config.update("jax_num_cpu_devices", int(count))
     fits = True
-    for program in aot.compile_programs(experiment, options.compile_for):
+    for program in aot.compile_for(experiment, options.compile_for):
         fits = fits and program.fits
         print(json.dumps(program.as_json()) if options.json else program.describe(), flush=True)
     return 0 if fits else 1

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from jaxrl_po import config
-from jaxrl_po.config import static
+from jaxrl_po.config import ConfigError, static
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.figures import plotting
@@ -78,12 +78,17 @@ def read(paths: Sequence[str]) -> list[Run]:
     for path, label in zip(paths, labels(paths), strict=True):
         try:
             settings = folder.read_settings(Path(path))
+        except ConfigError as error:
+            raise UsageError(f"{path}: {error.message}") from None
         except (OSError, ValueError):
             why = f"it holds no {folder.CONFIG} that can be read"
             raise UsageError(f"{path} must be the folder of a run; {why}") from None
         if settings.get("script") == "sweep":
             raise UsageError(f"{path} must be the folder of a run; a sweep has its own sweep.png")
-        rows = metrics.read(Path(path) / "metrics.jsonl")
+        try:
+            rows = metrics.read(Path(path) / "metrics.jsonl")
+        except ConfigError as error:
+            raise UsageError(error.message) from None
         if not rows:
             raise UsageError(f"{path} has no line in metrics.jsonl yet; wait for the first")
         runs.append(Run(label, rows, settings, ""))
@@ -139,7 +144,7 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     """The name of the metric to compare: `asked`, or a score that all runs have.
 
     Raises:
-      UsageError: some run does not have it.
+      ConfigError: some run does not have it.
     """
     available = [
         {name for row in run.rows for name, value in row.items() if isinstance(value, list)}
@@ -150,12 +155,9 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     known_scores = [*SCORES, *(run.config.get("score", "") for run in runs)]
     name = asked or next((score for score in known_scores if score in shared), "")
     if not name:
-        raise UsageError(
-            "the runs have no score in common: name evaluated runs of one environment or task, or "
-            f"give a --metric that all have: {known}"
-        )
+        raise ConfigError("metric", f"must be given, as the runs have no score in common: {known}")
     if name not in shared:
-        raise UsageError(f"--metric={name} must be in the lines of all runs, which have {known}")
+        raise ConfigError("metric", f"must be in all runs, which have {known}, got {name}")
     return name
 
 

@@ -17,13 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import NON_NEGATIVE, SEED, Interval, static
+from jaxrl_po.config import NON_NEGATIVE, SEED, ConfigError, Interval, static
 from jaxrl_po.control import Observation, adapt, recorded, unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.data import transcripts
 from jaxrl_po.run.devices.compilation import compiled, is_light
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, earlier, flags, language
 from jaxrl_po.run.figures import rendering
 from jaxrl_po.run.figures.rendering import Draw, Episode, Floats, Frame
@@ -270,12 +269,12 @@ def transcribe(options: Options) -> int:
     """Prints what a run of language wrote last, or writes it to a file."""
     for name in vars(options):
         if name not in ("run", "out") and config.changed(options, name):
-            raise UsageError(f"--{name} must be left out: --run={options.run} is one of language")
+            raise ConfigError(name, "must be left out with a run of jaxrl-po language")
     out = folder.require_file(options.out, ".txt") if options.out else None
     text = transcripts.latest(Path(options.run) / "samples.jsonl")
     if not text:
-        why = "it was made with --show=0, or has not been evaluated yet"
-        raise UsageError(f"--run={options.run} holds nothing to read: {why}")
+        why = "it was made with show = 0, or has not been evaluated yet"
+        raise ConfigError("run", f"{options.run} holds nothing to read: {why}")
     if out is None:
         print(text)
         return 0
@@ -299,7 +298,7 @@ def main(argv: Sequence[str]) -> int:
     own = adapt(player.built.env) if source is None else source
     limit = options.max_steps or own.max_steps
     if not limit:
-        raise UsageError("--max_steps must be at least 1: the environment has no limit of its own")
+        raise ConfigError("max_steps", "must be at least 1: the environment has no limit")
     if source is None:
         key = jax.random.key(options.seed)
         episode = play(player, key, max_steps=int(limit), greedy=options.greedy)

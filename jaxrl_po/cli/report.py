@@ -15,8 +15,9 @@ from typing import Any
 
 from jaxrl_po import config
 from jaxrl_po.cli import plot
-from jaxrl_po.config import static
+from jaxrl_po.config import ConfigError, static
 from jaxrl_po.run.data import transcripts
+from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store import folder, metrics
 
 STYLE = """
@@ -77,7 +78,10 @@ def settings(runs: Sequence[plot.Run]) -> str:
 
 def examples(path: Path) -> str:
     """A table of what was written at the first and the last evaluation; empty if nothing was."""
-    rows = metrics.read(path)
+    try:
+        rows = metrics.read(path)
+    except ConfigError as error:
+        raise UsageError(error.message) from None
     if not rows:
         return ""
     ends = dict.fromkeys((rows[0]["iteration"], rows[-1]["iteration"]))

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.cli import launch
-from jaxrl_po.config import static
+from jaxrl_po.config import ConfigError, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.data.rewarding import VERIFIER
 from jaxrl_po.run.devices import parallel
@@ -76,27 +76,25 @@ def stated(claim: Claim) -> dict[str, Any]:
 
 
 def check(claim: Claim) -> None:
-    """Raises UsageError for a claim that names what it does not have, or that cannot be tested."""
+    """Raises ConfigError for a claim that names what it does not have, or that cannot be tested."""
     if not claim.comparisons:
-        raise UsageError("--claim must have a comparison")
+        raise ConfigError("claim", "must have a comparison")
     if claim.warm_start and claim.script is not language.SCRIPT:
-        raise UsageError("--claim: only a claim with language.SCRIPT can have a warm_start")
+        raise ConfigError("claim", "only a claim with language.SCRIPT can have a warm_start")
     if claim.script is control.SCRIPT and claim.objective is Claim._field_defaults["objective"]:
-        raise UsageError(
-            "--claim: a claim with control.SCRIPT must say what is tuned for, as in "
-            'objective=last("greedy_return")'
-        )
+        raise ConfigError("claim", 'must have an objective, as in last("greedy_return")')
     for each in claim.comparisons:
         for compared in (each.arm, each.than):
             if compared is not None:
-                errors.lookup("claim: comparisons", compared, claim.arms)
+                errors.lookup("claim", compared, claim.arms)
         for name in each.settings:
-            errors.lookup("claim: settings of a comparison", name, claim.settings)
+            errors.lookup("claim", name, claim.settings)
     for name, arm in claim.arms.items():
         if len(arm.values) < 2 or list(arm.values) != sorted(set(arm.values)) or arm.values[0] <= 0:
-            raise UsageError(
-                f"--claim: the values of arm {name!r} must be two or more positive numbers, "
-                f"ascending, got {list(arm.values)}"
+            raise ConfigError(
+                "claim",
+                f"the values of arm {name!r} must be positive and ascending, two or more, got "
+                f"{list(arm.values)}",
             )
         for setting in claim.settings_of(name):
             require_learner(claim, setting, arm)
@@ -105,23 +103,21 @@ def check(claim: Claim) -> None:
 
 
 def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
-    """Raises UsageError for flags that do not parse, or that ask for what a study cannot train."""
+    """Raises ConfigError for flags that do not parse, or that ask for what a study cannot train."""
     each = [settled(claim, setting, arm, value, []) for value in arm.values]
     for records, iterations in each:
         options = records[""]
         if not iterations or iterations % claim.evaluations:
-            raise UsageError(
-                f"--claim: {claim.evaluations} evaluations must divide the iterations of a run; "
-                f"total_steps={options.total_steps} makes {iterations} in {setting!r}"
+            raise ConfigError(
+                "claim",
+                f"{claim.evaluations} evaluations must divide the iterations of a run; "
+                f"total_steps = {options.total_steps} makes {iterations} in {setting!r}",
             )
         reward = getattr(options, "reward", VERIFIER)
         if getattr(options, "environment", "") or reward != VERIFIER:
-            raise UsageError("--claim: reward and environment of a study must be in its program")
+            raise ConfigError("claim", "reward and environment of a study must be in its program")
     if len({search.static_part(records) for records, _ in each}) > 1:
-        raise UsageError(
-            f"--claim: {arm.tuned} cannot be tuned: only a number of --config.* can, which "
-            "needs no program of its own"
-        )
+        raise ConfigError("claim", f"{arm.tuned} cannot be tuned: only a number of config.* can")
 
 
 def settled(
@@ -166,7 +162,7 @@ class Runs(NamedTuple):
         """Whether the tuned flag may have a value."""
         try:
             settled(self.claim, self.setting, self.arm, value, self.start)
-        except UsageError:
+        except ConfigError:
             return False
         return True
 
@@ -291,15 +287,13 @@ def begin(claim: Claim, number: int, setting: str, out: Path) -> list[str]:
 def carry_out(claim: Claim, options: Options) -> int:
     """Tests a claim; returns the exit status."""
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    with flags.blame({"": Options}):
-        parallel.split(options.devices)
+    parallel.split(options.devices)
     check(claim)
     said = json.loads(json.dumps(stated(claim)))
     for name, value in said.items():
         if stored and stored.get(name) != value:
-            raise UsageError(
-                f"--resume: {name} of the claim differs from that in --out={options.out}, which "
-                "was stated before anything ran; choose another --out"
+            raise ConfigError(
+                "resume", f"{name} of the claim differs from {options.out}; choose another out"
             )
     keep_programs(options.compilation_cache)
     with folder.claim(options.out, overwrite=options.overwrite) as out, interrupts.kept(out):
@@ -329,5 +323,5 @@ def main(argv: Sequence[str], claim: Claim | None = None) -> int:
     if claim is None:
         claim = user_code.make("claim", options.claim)
         if not isinstance(claim, Claim):
-            raise UsageError(f"--claim={options.claim} must return a claims.Claim, got {claim!r}")
+            raise ConfigError("claim", f"{options.claim} must return a claims.Claim, got {claim!r}")
     return carry_out(claim, options)

@@ -216,7 +216,7 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     """
     shared = modules.get("actor_critic")
     if isinstance(shared, Recurrent):
-        raise ConfigError("actor_critic must be without memory: give a policy and a critic")
+        raise ConfigError("actor_critic", "must be without memory: give a policy and a critic")
     if shared is None:
         actor, judge = _network("policy", modules["policy"]), modules["critic"]
         critic = None if judge is None else _network("critic", judge)
@@ -343,7 +343,7 @@ def require_fit(nets: Networks, spaces: Spaces) -> None:
         fits &= distribution.sizes == spaces.choices
         got = f"a MultiCategorical over {' and '.join(map(str, distribution.sizes))} options"
     if not fits:
-        raise ConfigError(f"policy must draw {wanted}, as the environment takes them, got {got}")
+        raise ConfigError("policy", f"must draw {wanted}, as the environment takes them, got {got}")
 
 
 def _parts(observation: PyTree) -> tuple[PyTree, PyTree]:
@@ -380,8 +380,9 @@ def require_distribution(output: Any) -> Distribution:
     """
     if not all(hasattr(output, name) for name in ("log_prob", "entropy", "kl", "sample", "mode")):
         raise ConfigError(
-            f"policy must return a distribution, got {type(output).__name__}: wrap logits as "
-            "jaxrl_po.distributions.Categorical(logits), a mean and log σ as DiagonalGaussian"
+            "policy",
+            f"must return a distribution, got {type(output).__name__}: wrap logits as "
+            "jaxrl_po.distributions.Categorical(logits), a mean and log σ as DiagonalGaussian",
         )
     return cast(Distribution, output)
 
@@ -395,7 +396,8 @@ def require_value(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if not isinstance(value, jax.Array) or value.shape != shape:
         got = list(value.shape) if isinstance(value, jax.Array) else type(value).__name__
         raise ConfigError(
-            f"critic must return one value for each observation, shape {list(shape)}, got "
-            f"{got}: drop a last axis of 1 by [..., 0]"
+            "critic",
+            f"must return one value for each observation, shape {list(shape)}, got {got}: drop a "
+            "last axis of 1 by [..., 0]",
         )
     return value

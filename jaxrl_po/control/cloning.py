@@ -37,7 +37,7 @@ def demonstrated(
     """
     chex.assert_equal_shape_prefix([observation, action], 1)
     if problem.actor is not None:
-        raise ConfigError("memory must be none: single steps are demonstrated")
+        raise ConfigError("memory", "must be none: single steps are demonstrated")
     num_steps = check_size("num_steps", num_steps)
 
     def collect(

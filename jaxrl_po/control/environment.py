@@ -80,22 +80,20 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
     """
     if isinstance(env, Environment):
         if env_params is not None:
-            raise ConfigError("env_params must be None for an Environment, which holds its own")
+            raise ConfigError("env_params", "must be None for an Environment, which holds its own")
         _require_whole(env)
         return env
     if isinstance(env, tuple):
-        raise ConfigError(
-            "env must be the environment alone; gymnax.make returns it with its parameters: pass "
-            "gymnax.make(name)[0]"
-        )
+        raise ConfigError("env", "must be the environment alone, as in gymnax.make(name)[0]")
     if isinstance(env, type):
-        raise ConfigError(f"env must be an environment, got a class: give {env.__name__}()")
+        raise ConfigError("env", f"must be an environment, got a class: give {env.__name__}()")
     missing = [name for name in METHODS if not callable(getattr(env, name, None))]
     missing += [] if hasattr(env, "default_params") else ["default_params"]
     if missing:
         raise ConfigError(
-            f"env must have the interface of gymnax >= 1.0; {type(env).__name__} lacks "
-            f"{', '.join(missing)}"
+            "env",
+            f"must have the interface of gymnax >= 1.0; {type(env).__name__} lacks "
+            f"{', '.join(missing)}",
         )
     params = env.default_params if env_params is None else env_params
     name = getattr(env, "name", type(env).__name__)
@@ -130,8 +128,8 @@ def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
         count = len(results) if isinstance(results, tuple) else 1
         if count != len(names.split(", ")):
             raise ConfigError(
-                f"env {name}: {method} must return ({names}) as in gymnax >= 1.0, got {count} "
-                "values"
+                "env",
+                f"{name}: {method} must return ({names}) as in gymnax >= 1.0, got {count} values",
             )
         return results
 
@@ -140,7 +138,7 @@ def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
             return function(given)
         except (TypeError, ValueError, LookupError) as error:
             got = _describe(given)
-            raise ConfigError(f"env {name}: {field} must be {valid}, got {got}") from error
+            raise ConfigError("env", f"{name}: {field} must be {valid}, got {got}") from error
 
     def observe(field: str, given: Any) -> PyTree:
         valid = f"{_describe(example(space))}, see its observation_space"
@@ -163,8 +161,9 @@ def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
         )
         if not hasattr(info, "__contains__") or "final_observation" not in info:
             raise ConfigError(
-                f"env {name}: info of step must hold final_observation, the next observation "
-                "before any reset: the value of a truncated episode's rest is computed from it"
+                "env",
+                f"{name}: info of step must hold final_observation, the next observation before "
+                "any reset: the value of a truncated episode's rest is computed from it",
             )
         paid = scalar("reward", reward, float)
         return arrays("state of step", state), Transition(
@@ -219,7 +218,7 @@ def _require_alike(
 
     def require(field: str, holds: bool, valid: Any, got: Any) -> None:
         if not holds:
-            raise ConfigError(f"env {name}: {field} of step must be {valid}, got {got}")
+            raise ConfigError("env", f"{name}: {field} of step must be {valid}, got {got}")
 
     # Only the critic reads the final observation, which may lack the mask of legal actions.
     last, first = (
@@ -271,7 +270,7 @@ def read_limit(name: str, params: Any) -> int | None:
     known = limit is not None and not isinstance(limit, jax.core.Tracer)
     if known and limit != math.inf:
         whole = int(limit) if limit % 1 == 0 else limit
-        limit = check_size(f"env {name}: max_steps_in_episode", whole)
+        limit = check_size("env", whole, part=f"{name}: max_steps_in_episode")
     return None if known and limit == math.inf else limit
 
 
@@ -281,16 +280,17 @@ def _require_whole(env: Environment) -> None:
     kinds = bool(spaces.num_actions) + bool(spaces.action_size) + bool(spaces.choices)
     if kinds != 1:
         raise ConfigError(
-            "spaces must have one of num_actions, action_size and choices, got "
-            f"{(spaces.num_actions, spaces.action_size, spaces.choices)}"
+            "spaces",
+            "must have one of num_actions, action_size and choices, got "
+            f"{(spaces.num_actions, spaces.action_size, spaces.choices)}",
         )
     if not jax.tree.leaves(spaces.observation):
-        raise ConfigError("spaces.observation must be the shapes and dtypes of one observation")
+        raise ConfigError("spaces.observation", "must be the shapes and dtypes of one observation")
     check_observation("Environment", spaces.observation, spaces)
     for count in (*spaces.choices, spaces.num_actions or spaces.action_size or 1):
-        check_size("counts of actions in spaces", count)
+        check_size("spaces", count, part="counts of actions")
     if env.max_steps is not None and not isinstance(env.max_steps, jax.core.Tracer):
-        check_size("max_steps of an Environment", env.max_steps)
+        check_size("max_steps", env.max_steps)
 
 
 def shapes(tree: PyTree) -> Any:

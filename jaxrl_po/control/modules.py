@@ -98,9 +98,9 @@ class NetworkSettings:
         """Raises ConfigError for a field out of its range, or two that exclude each other."""
         check(self)
         if self.shared_torso and self.memory != NO_MEMORY:
-            raise ConfigError("shared_torso must be off with memory: each network has its own")
+            raise ConfigError("shared_torso", "must be off with memory: each network has its own")
         if self.shared_torso and self.critic_width:
-            raise ConfigError("critic_width must be 0 with shared_torso: there is one body")
+            raise ConfigError("critic_width", "must be 0 with shared_torso: there is one body")
         remembers = self.memory != NO_MEMORY
         require_effect(self, "memory_of", remembers, "memory is gru or transformer")
         transforms = self.memory == TRANSFORMER
@@ -111,7 +111,7 @@ class NetworkSettings:
             width = getattr(self, name)
             if transforms and self.remembers(role) and width % self.memory_heads:
                 raise ConfigError(
-                    f"memory_heads must divide {name} = {width}, got {self.memory_heads}"
+                    "memory_heads", f"must divide {name} = {width}, got {self.memory_heads}"
                 )
 
     def remembers(self, role: str) -> bool:
@@ -137,22 +137,18 @@ def default_modules(
     small = [x for x in jax.tree.leaves((seen, judged)) if _is_image(x) and not is_frame(x)]
     if not small and settings.channels != NetworkSettings.channels:
         raise ConfigError(
-            f"channels applies to small images only; this environment's observations are "
-            f"{jax.tree.map(lambda x: list(x.shape), seen)}"
+            "channels",
+            "applies to small images only, got observations "
+            f"{jax.tree.map(lambda x: list(x.shape), seen)}",
         )
     if not spaces.action_size:
         for name in ("initial_log_std", "std", "squash"):
             if getattr(settings, name) != getattr(NetworkSettings, name):
-                raise ConfigError(
-                    f"{name} applies to continuous actions only; this environment's actions are "
-                    "discrete"
-                )
+                raise ConfigError(name, "applies to continuous actions only")
     if settings.squash and not spaces.bounded:
-        raise ConfigError("squash must be off where actions are unbounded: tanh would bound them")
+        raise ConfigError("squash", "must be off where actions are unbounded")
     if settings.shared_torso and judged is not seen:
-        raise ConfigError(
-            "shared_torso must be off where the critic sees more than the policy (privileged_state)"
-        )
+        raise ConfigError("shared_torso", "must be off where the critic sees more than the policy")
 
     torso = _torso(seen, settings, settings.width, target)
     head = _head(spaces, settings, target)
@@ -222,9 +218,7 @@ def choose_modules(
     settings = _require_settings(settings)
     if actor_critic is not None:
         if policy is not None or critic is not None:
-            raise ConfigError(
-                "actor_critic stands for both networks; give it alone, or policy and critic"
-            )
+            raise ConfigError("actor_critic", "must be given without policy and critic")
         _require_default(settings)
         return {"actor_critic": actor_critic}
     given = {
@@ -241,8 +235,7 @@ def choose_modules(
             require_unset(settings, name, f"the {role} is made here, not given; leave it out")
         if settings.memory_of == role:
             raise ConfigError(
-                f"memory_of must not be {role}, which is given: a networks.Recurrent of your own "
-                "has its memory in it"
+                "memory_of", f"must not be {role}, which is given and has a memory of its own"
             )
     return default_modules(spaces, settings, target) | given
 
@@ -251,8 +244,9 @@ def _require_settings(network: Any) -> NetworkSettings:
     """Returns the settings, or the default for None; raises ConfigError for a module."""
     if network is not None and not isinstance(network, NetworkSettings):
         raise ConfigError(
-            f"network must be a control.NetworkSettings, got {describe(network)}: give a module as "
-            "policy, critic or actor_critic"
+            "network",
+            f"must be a control.NetworkSettings, got {describe(network)}: give a module as policy, "
+            "critic or actor_critic",
         )
     return network or NetworkSettings()
 

@@ -392,9 +392,10 @@ def memory_of(network: Recurrent) -> Memory:
         made = make(network.size, network.initialization, network.target)
     if not (hasattr(made, "start") and hasattr(made, "run")):
         raise ConfigError(
-            "memory of a networks.Recurrent must be a function (size, initialization, target) -> "
-            f"memory.Memory, got {describe(make)}: call a cell of Flax in the `run` of a Memory, "
-            "and one of nnx there as flax.nnx.bridge.ToLinen"
+            "memory",
+            "must be a function (size, initialization, target) -> memory.Memory, got "
+            f"{describe(make)}: call a cell of Flax in the `run` of a Memory, and one of nnx there "
+            "as flax.nnx.bridge.ToLinen",
         )
     return cast(Memory, made)
 

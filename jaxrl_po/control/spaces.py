@@ -127,18 +127,21 @@ def read_action_space(name: str, space: Any) -> Spaces:
     of_actions = f"of the action space {type(space).__name__}"
     if is_discrete(space):
         first = int(getattr(space, "start", 0))
-        count = check_size(f"env {name}: n {of_actions}", space.n)
+        count = check_size("env", space.n, part=f"{name}: n {of_actions}")
         return Spaces(None, num_actions=count, to_action=lambda action: action + first)
     if hasattr(space, "nvec") and len(space.shape) == 1:
         offset = jnp.asarray(getattr(space, "start", 0))
-        check_size(f"env {name}: the length of nvec {of_actions}", len(space.nvec))
-        counts = (check_size(f"env {name}: each n of nvec {of_actions}", n) for n in space.nvec)
+        check_size("env", len(space.nvec), part=f"{name}: the length of nvec {of_actions}")
+        counts = (
+            check_size("env", n, part=f"{name}: each n of nvec {of_actions}") for n in space.nvec
+        )
         return Spaces(None, choices=tuple(counts), to_action=lambda action: action + offset)
     floats = hasattr(space, "low") and jnp.issubdtype(getattr(space, "dtype", float), jnp.floating)
     if not floats:
         raise ConfigError(
-            f"env {name}: actions must be discrete, several discrete choices or a box of floats, "
-            f"got {type(space).__name__}"
+            "env",
+            f"{name}: actions must be discrete, several discrete choices or a box of floats, got "
+            f"{type(space).__name__}",
         )
     return box_actions(name, space.low, space.high, tuple(space.shape))
 
@@ -149,14 +152,17 @@ def box_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Space
     Raises:
       ConfigError: the box has no components, or no action is within its bounds.
     """
-    check_size(f"env {name}: the number of components of the action space Box", math.prod(shape))
+    check_size(
+        "env", math.prod(shape), part=f"{name}: number of components of the action space Box"
+    )
     if not any(isinstance(bound, jax.core.Tracer) for bound in (low, high)):
         pairs = np.stack(np.broadcast_arrays(low, high), axis=-1).reshape(-1, 2).astype(float)
         empty = ~((pairs[:, 0] <= pairs[:, 1]) & (pairs[:, 0] < np.inf) & (pairs[:, 1] > -np.inf))
         if empty.any():
             raise ConfigError(
-                f"env {name}: bounds of the action space Box must be numbers low <= high, or "
-                f"infinite for none, got low {pairs[empty][0, 0]:g} and high {pairs[empty][0, 1]:g}"
+                "env",
+                f"{name}: bounds of the action space Box must be numbers low <= high, or infinite "
+                f"for none, got low {pairs[empty][0, 0]:g} and high {pairs[empty][0, 1]:g}",
             )
     low, high = (jnp.broadcast_to(jnp.asarray(bound, float), shape) for bound in (low, high))
     bounded = jnp.isfinite(low) & jnp.isfinite(high)
@@ -182,16 +188,18 @@ def check_observation(name: str, observation: PyTree, spaces: Spaces) -> None:
     for part in (seen.policy, seen.seen_by_critic()):
         if not sum(math.prod(x.shape) for x in jax.tree.leaves(part)):
             raise ConfigError(
-                f"env {name}: an observation must have at least one element, got shapes "
-                f"{jax.tree.map(lambda x: list(x.shape), part)}"
+                "env",
+                f"{name}: an observation must have at least one element, got shapes "
+                f"{jax.tree.map(lambda x: list(x.shape), part)}",
             )
     if not isinstance(observation, Observation) or observation.legal is None:
         return
     size = sum(spaces.choices) if spaces.choices else spaces.num_actions
     if observation.legal.shape != (size,):
         raise ConfigError(
-            f"env {name}: {LEGAL} must have the shape [{size}], one flag for each discrete action, "
-            f"got {list(observation.legal.shape)}"
+            "env",
+            f"{name}: {LEGAL} must have the shape [{size}], one flag for each discrete action, got "
+            f"{list(observation.legal.shape)}",
         )
 
 
@@ -210,12 +218,11 @@ def _reader(name: str, space: Any, inside: bool = False) -> Callable[[Any], PyTr
         return lambda raw: tuple(read(x) for read, x in zip(readers, raw, strict=True))
     if inside and {LEGAL, PRIVILEGED} & set(parts):
         raise ConfigError(
-            f"env {name}: {LEGAL} and {PRIVILEGED} must be entries of the observation itself, not "
-            "of a part of it"
+            "env", f"{name}: {LEGAL} and {PRIVILEGED} must be entries of the observation itself"
         )
     of = {key: _reader(name, part, True) for key, part in parts.items() if key != LEGAL}
     if parts and not set(of) - {PRIVILEGED}:
-        raise ConfigError(f"env {name}: the policy must see something beside {', '.join(parts)}")
+        raise ConfigError("env", f"{name}: the policy must see something beside {', '.join(parts)}")
 
     def read(raw: Any) -> PyTree:
         seen = {key: reader(raw[key]) for key, reader in of.items()}
@@ -245,8 +252,9 @@ def _leaf_reader(name: str, space: Any) -> Callable[[Any], jax.Array]:
     first = int(getattr(space, "start", 0)) if discrete else 0
     if not any(hasattr(space, kind) for kind in ("low", "n", "nvec")):
         raise ConfigError(
-            f"env {name}: observations must be boxes, discrete, flags or several classes, or "
-            f"dictionaries or tuples of these, got {type(space).__name__}"
+            "env",
+            f"{name}: observations must be boxes, discrete, flags or several classes, or "
+            f"dictionaries or tuples of these, got {type(space).__name__}",
         )
 
     image = not discrete and is_image(space)

@@ -59,8 +59,9 @@ class Statistics(NamedTuple):
             )
             if not jax.tree.leaves(statistics):
                 raise ConfigError(
-                    "normalize_observations must be off where observations are images of bytes but "
-                    "no frames [H, W, C] of at least 36 × 36: the network scales them to [0, 1]"
+                    "normalize_observations",
+                    "must be off where observations are images of bytes but no frames [H, W, C] "
+                    "of at least 36 × 36: the network scales them to [0, 1]",
                 )
             replicated[OBSERVATION_STATISTICS] = statistics
         if self.scale_rewards:

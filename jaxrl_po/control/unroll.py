@@ -81,8 +81,9 @@ def start(
     seen = shapes(jax.tree.map(lambda x: x[0], observation))
     if seen != shapes(environment.spaces.observation):
         raise ConfigError(
-            f"spaces.observation must have the shapes of what reset returns, {seen}, got "
-            f"{shapes(environment.spaces.observation)}"
+            "spaces.observation",
+            f"must have the shapes that reset returns, {seen}, got "
+            f"{shapes(environment.spaces.observation)}",
         )
     zeros = jnp.zeros(index.shape)
     return EnvState(index, state, observation, zeros, zeros, memory)

@@ -116,15 +116,13 @@ def make_vine(
     num_envs, num_branches = sizes.num_envs, sizes.num_branches
     if sizes.num_states > sizes.num_steps:
         raise ConfigError(
-            f"num_states must be at most num_steps = {sizes.num_steps}, the states of a trunk, "
-            f"got {sizes.num_states}"
+            "num_states", f"must be at most num_steps = {sizes.num_steps}, got {sizes.num_states}"
         )
     environment = adapt(env, env_params)
     branches = count_branches(environment.spaces.num_actions, num_branches)
     if not jax.tree.leaves(jax.eval_shape(environment.reset, jax.random.key(0))[1]):
         raise ConfigError(
-            "a vine goes back to visited states: env must keep its state in the pytree "
-            "that step returns"
+            "env", "must keep its state in a pytree: a vine goes back to visited states"
         )
     target = target or backend.here()
     policy = policy_module(environment.spaces, network, policy, target=target)
@@ -132,7 +130,7 @@ def make_vine(
     require_fit(nets, environment.spaces)
     if has_memory(nets):
         raise ConfigError(
-            "memory must be none in a vine, whose branches begin in the middle of an episode"
+            "memory", "must be none in a vine, which branches in the middle of an episode"
         )
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
@@ -161,14 +159,11 @@ def count_branches(num_actions: int, num_branches: int) -> int:
     """
     if num_branches == 0 and not num_actions:
         raise ConfigError(
-            "num_branches must be at least 2 where actions are not one discrete choice: they "
-            "cannot all be tried"
+            "num_branches", "must be at least 2 where actions are not one discrete choice"
         )
     branches = num_branches or num_actions
     if branches < 2:
-        raise ConfigError(
-            f"num_branches must be at least 2, so that actions can be compared, got {branches}"
-        )
+        raise ConfigError("num_branches", f"must be at least 2, to compare actions, got {branches}")
     return branches
 
 

@@ -25,8 +25,9 @@ def check_budget(task: AnyTask, max_new_tokens: int) -> int:
     budget = check_size("max_new_tokens", max_new_tokens, NON_NEGATIVE) or task.answer_length
     if budget < task.answer_length:
         raise ConfigError(
-            f"max_new_tokens must be at least {task.answer_length}, the longest answer of "
-            f"{task.name} with its EOS, got {budget}"
+            "max_new_tokens",
+            f"must be at least {task.answer_length}, the longest answer of {task.name}, got "
+            f"{budget}",
         )
     return budget
 
@@ -45,9 +46,9 @@ def check_vocabulary(task: AnyTask, model: Transformer, name: str = "") -> None:
     """Raises ConfigError unless the model, called `name`, has the tokenizer's vocabulary."""
     variables.require_module(name or "model", model, "vocabulary")
     if model.vocabulary != task.tokenizer.size:
-        field = f"{name}: vocabulary" if name else "vocabulary"
         raise ConfigError(
-            f"{field} must be {task.tokenizer.size}, that of {task.name}, got {model.vocabulary}"
+            name or "model",
+            f"vocabulary must be {task.tokenizer.size}, as in {task.name}, got {model.vocabulary}",
         )
 
 
@@ -66,7 +67,7 @@ def check_parameters(model: Transformer, params: PyTree, name: str = "initial") 
         given, expected = (shape.get(path, "nothing") for shape in shapes)
         if given != expected:
             raise ConfigError(
-                f"{name} must be parameters of the model: {path} must be {expected}, got {given}"
+                name, f"must be parameters of the model: {path} must be {expected}, got {given}"
             )
 
 
@@ -78,7 +79,8 @@ def check_adapters(model: Transformer) -> None:
     adapters.validate()
     if not jax.tree.leaves(model.parameter_shapes().get(lora.ADAPTERS)):
         raise ConfigError(
-            f"targets must name matrices of the model, which has no {', '.join(adapters.targets)}"
+            "targets",
+            f"must name matrices of the model, which has no {', '.join(adapters.targets)}",
         )
 
 
@@ -88,7 +90,7 @@ def check_attention(model: Transformer | None, target: Target) -> None:
         return
     found = model.clone(target=target).fused
     if isinstance(found, str):
-        raise ConfigError(f"fused_attention must be left out here: {found}")
+        raise ConfigError("fused_attention", f"must be left out here: {found}")
 
 
 def check_module(task: AnyTask, model: Any, name: str) -> None:
@@ -103,9 +105,12 @@ def check_module(task: AnyTask, model: Any, name: str) -> None:
 def check_top_k(top_k: int, model: Transformer) -> None:
     """Raises ConfigError if `top_k` exceeds the vocabulary, or what is listed of a large one."""
     if top_k > model.vocabulary:
-        raise ConfigError(f"top_k must be at most {model.vocabulary}, the vocabulary, got {top_k}")
+        raise ConfigError(
+            "top_k", f"must be at most {model.vocabulary}, the vocabulary, got {top_k}"
+        )
     if model.vocabulary > unembedding.HELD and top_k > unembedding.LISTED:
         raise ConfigError(
-            f"top_k must be at most {unembedding.LISTED} with a vocabulary of {model.vocabulary}, "
-            f"of which these are held with each token, got {top_k}"
+            "top_k",
+            f"must be at most {unembedding.LISTED} with a vocabulary of {model.vocabulary}, got "
+            f"{top_k}",
         )

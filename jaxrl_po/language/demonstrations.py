@@ -85,7 +85,7 @@ def make_problem(
       ((2, 3), True)
     """
     if isinstance(task, Dialogue):
-        raise ConfigError("task must be no dialogue: supervised training is on single answers")
+        raise ConfigError("task", "must not be a dialogue for supervised training")
     settings = Sampling(num_prompts=num_prompts, group_size=1, old_log_prob=SAMPLER)
     networks = make_networks(
         *(task, model, None, settings, task.answer_length, Sampler()),

@@ -130,4 +130,6 @@ def check_contract(dialogue: Dialogue) -> None:
             for tree in (given, wanted)
         )
         if got != expected:
-            raise ConfigError(f"{name} of dialogue {dialogue.name} must be {expected}, got {got}")
+            raise ConfigError(
+                "task", f"{name} of dialogue {dialogue.name} must be {expected}, got {got}"
+            )

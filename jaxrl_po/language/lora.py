@@ -45,7 +45,8 @@ class Lora(NamedTuple):
         unknown = [name for name in self.targets if name not in EVERY]
         if unknown or not self.targets:
             raise ConfigError(
-                f"targets must be some of {', '.join(EVERY)}, got {', '.join(unknown) or 'nothing'}"
+                "targets",
+                f"must be some of {', '.join(EVERY)}, got {', '.join(unknown) or 'nothing'}",
             )
 
 

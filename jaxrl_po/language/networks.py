@@ -262,12 +262,12 @@ def check_models(
     if initial is not None:
         check_parameters(model, initial)
     elif getattr(model, "lora", None) is not None:
-        raise ConfigError("initial must be given where the model has adapters: it is their base")
+        raise ConfigError("initial", "must be given where the model has adapters: it is their base")
     if critic is not None:
         variables.require_module("critic", critic, "vocabulary", "outputs")
         check_vocabulary(source, critic)
         if critic.outputs != 1:
-            raise ConfigError(f"critic must have outputs = 1, got {critic.outputs}")
+            raise ConfigError("critic", f"must have outputs = 1, got {critic.outputs}")
 
 
 def rounds_alike(model: Transformer, sampler: Sampler, target: Target) -> bool:

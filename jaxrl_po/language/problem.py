@@ -135,10 +135,7 @@ def make_problem(
     )
     check(settings)
     if settings.process_reward and not verify:
-        raise ConfigError(
-            "process_reward has no effect unless the verifier gives the reward (--reward=verifier, "
-            "or verify): it is its credit for each token"
-        )
+        raise ConfigError("process_reward", "has no effect unless the verifier gives the reward")
     networks = make_networks(
         task, model, critic, settings, budget, sampler, initial=initial, warm=warm, target=target
     )

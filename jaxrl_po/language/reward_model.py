@@ -60,7 +60,7 @@ class Preferences:
         check(self)
         if self.comparisons % self.batch_size:
             raise ConfigError(
-                f"batch_size must divide comparisons = {self.comparisons}, got {self.batch_size}"
+                "batch_size", f"must divide comparisons = {self.comparisons}, got {self.batch_size}"
             )
 
 
@@ -329,4 +329,4 @@ def check_model(task: Task, model: Transformer) -> None:
     variables.require_module("reward_model", model, "vocabulary", "outputs")
     check_vocabulary(task, model, name="reward_model")
     if model.outputs != 1:
-        raise ConfigError(f"reward_model must have outputs = 1, got {model.outputs}")
+        raise ConfigError("reward_model", f"must have outputs = 1, got {model.outputs}")

@@ -59,6 +59,8 @@ def soft_overlong(
       [0.0, 0.0, -0.5, -1.0, -1.0]
     """
     if not 1 <= cache <= max_length:
-        raise ConfigError(f"cache must lie in [1, max_length = {max_length}] tokens, got {cache}")
+        raise ConfigError(
+            "cache", f"must lie in [1, max_length = {max_length}] tokens, got {cache}"
+        )
     excess = (max_length - cache - length.astype(jnp.float32)) / cache
     return factor * jnp.clip(excess, -1.0, 0.0)

@@ -122,10 +122,10 @@ class ModelSettings(Computation):
         check(self)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ConfigError(
-                f"width / heads must be an even whole number, got {self.width} / {self.heads}"
+                "width", f"must be a multiple of 2 × heads = {2 * self.heads}, got {self.width}"
             )
         if self.heads % self.kv_heads:
-            raise ConfigError(f"kv_heads must divide heads = {self.heads}, got {self.kv_heads}")
+            raise ConfigError("kv_heads", f"must divide heads = {self.heads}, got {self.kv_heads}")
 
     def build(self, vocabulary: int, *, outputs: int = 0) -> Transformer:
         """The model: a policy with `outputs = 0`, a critic with 1."""
@@ -136,8 +136,9 @@ class ModelSettings(Computation):
             )
             if vocabulary != model.vocabulary:
                 raise ConfigError(
-                    f"shape={self.shape} has a vocabulary of {model.vocabulary} tokens and the "
-                    f"task one of {vocabulary}: choose task=random"
+                    "shape",
+                    f"{self.shape} has a vocabulary of {model.vocabulary} and the task one of "
+                    f"{vocabulary}: choose task=random",
                 )
             return model.clone(outputs=outputs, fused_attention=self.fused_attention)
         sizes = dict(vars(self), dtype=DTYPES[self.dtype])

@@ -53,7 +53,7 @@ def make_stops(strings: Sequence[str], texts: Sequence[bytes]) -> Stops:
     """
     patterns = [string.encode() for string in strings]
     if not all(patterns):
-        raise ConfigError("stop_strings must not be empty texts")
+        raise ConfigError("stop_strings", "must not be empty texts")
     states = sorted({pattern[:n] for pattern in patterns for n in range(len(pattern))}, key=len)
     numbers = {state: number for number, state in enumerate(states)}
     longest = len(states[-1])

@@ -83,7 +83,7 @@ class Tokenizer(NamedTuple):
         for character in text:
             if character not in ids:
                 raise ConfigError(
-                    f"character {character!r} of {text!r} is not among {self.characters!r}"
+                    "text", f"character {character!r} of {text!r} is not among {self.characters!r}"
                 )
         return [ids[character] for character in text]
 
@@ -130,5 +130,5 @@ def make_tokenizer(characters: str) -> Tokenizer:
       ([3, 4, 2, 5], '1+0=')
     """
     if len(set(characters)) != len(characters):
-        raise ConfigError(f"characters must be distinct, got {characters!r}")
+        raise ConfigError("characters", f"must be distinct, got {characters!r}")
     return Tokenizer(characters)

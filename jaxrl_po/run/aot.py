@@ -19,9 +19,8 @@ from jaxrl_po.run.devices.memory import Memory, exhausted_bytes, program_memory
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
 from jaxrl_po.run.devices.topology import Machine
-from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
-from jaxrl_po.run.experiment.plan import Plan, prepare, sections_of
+from jaxrl_po.run.experiment.plan import Plan, prepare
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.microbatches import choose_microbatches
 from jaxrl_po.run.loop.programs import Job
@@ -96,27 +95,18 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgra
       ConfigError: Unknown machine, or devices that do not divide seeds or rows.
       RunError: The experiment fits with no number of microbatches; raised after the programs.
     """
-    with flags.as_arguments():
-        yield from compile_programs(experiment, machine)
-
-
-def compile_programs(experiment: Experiment, machine: str) -> Iterator[CompiledProgram]:
-    """Yields the programs of `compile_for`, for a command; raises errors that name flags."""
-    script = SCRIPTS[experiment.script]
-    options = flags.fill(experiment.settings, {"": script.options})[""]
     if machine.startswith("tpu:"):
         errors.require("compile_for", "libtpu", "tpu-compile")
+    described = topology.describe(machine)
     # A cache would keep programs that this computer cannot run.
     settings = {**experiment.settings, "compilation_cache": ""}
-    with flags.blame(sections_of(script, options)):
-        described = topology.describe(machine)
-        plan = prepare(script, settings, described=described.devices)
-        if plan.placement.num_devices != len(described.devices):
-            number = len(described.devices)
-            raise ConfigError("mesh", f"must use all {number} devices of compile_for={machine}")
-        if plan.job.rollouts is not None or plan.job.compile_chunk is not None:
-            raise ConfigError("compile_for", "needs environments that are part of the program")
-        yield from _fitting(plan, described)
+    plan = prepare(SCRIPTS[experiment.script], settings, described=described.devices)
+    if plan.placement.num_devices != len(described.devices):
+        number = len(described.devices)
+        raise ConfigError("mesh", f"must use all {number} devices of compile_for = {machine}")
+    if plan.job.rollouts is not None or plan.job.compile_chunk is not None:
+        raise ConfigError("compile_for", "needs environments that are part of the program")
+    yield from _fitting(plan, described)
 
 
 def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:

@@ -5,13 +5,15 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxrl_po.config import ConfigError
+
 
 class RunError(Exception):
     """A failure outside the library, after which the run cannot continue."""
 
 
 class UsageError(Exception):
-    """An invalid request: one line that says what would be valid."""
+    """An invalid request that is not about one setting, in one line."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -29,13 +31,14 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
-    """`table[name]`, or a UsageError that names the flag and the nearest entry."""
+    """Returns `table[name]`; raises ConfigError, with the nearest entry, if it is missing."""
     if name not in table:
-        raise UsageError(f"--{flag} has no {name!r}{suggest(name, table)}")
+        raise ConfigError(flag, f"unknown name {name!r}{suggest(name, table)}")
     return table[name]
 
 
 def require(flag: str, package: str, extra: str) -> None:
-    """Raises UsageError if a package that only a flag needs is not installed."""
+    """Raises ConfigError if a package that only a flag needs is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise UsageError(f"--{flag} needs the package {package}: pip install 'jaxrl_po[{extra}]'")
+        message = f"needs the package {package}: pip install 'jaxrl_po[{extra}]'"
+        raise ConfigError(flag, message)

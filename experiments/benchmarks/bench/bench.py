@@ -28,8 +28,8 @@ import timing
 from page import OURS, THEIRS
 
 from jaxrl_po import backend, config
-from jaxrl_po.config import COUNT, static
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.config import COUNT, ConfigError, static
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.store import folder, provenance
 
@@ -162,7 +162,7 @@ def main(argv: Sequence[str]) -> int:
     asked, out = rows.chosen(options.only), Path(options.out)
     place = Path(options.page) if options.page else None
     if place and options.tiny:
-        raise UsageError("--tiny has no figures for a page: leave --page out")
+        raise ConfigError("tiny", "has no figures for a page: leave page out")
     if place:
         page.put(place.read_text(encoding="utf-8") if place.exists() else "", "")
     given = libraries.interpreters(options.pythons)

@@ -9,8 +9,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import timing
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import UsageError
 
 BENCHMARKS = Path(__file__).parent.parent
 ENVIRONMENTS = BENCHMARKS.parent.parent / ".venv" / "peers"
@@ -70,7 +70,7 @@ def interpreters(pythons: str) -> dict[str, Path]:
         name, _, path = each.partition("=")
         errors.lookup("pythons", name, known)
         if not os.access(path, os.X_OK):
-            raise UsageError(f"--pythons={each} must be environment=path of an interpreter")
+            raise ConfigError("pythons", f"must be environment=path of an interpreter, got {each}")
         given[name] = Path(path)
     return given
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 from rows import Row
 
 from jaxrl_po import backend
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.figures.plotting import COLOURS, QUIET, style
 from jaxrl_po.run.store import provenance
 
@@ -132,10 +132,10 @@ def put(page: str, text: str) -> str:
     """The page with the text between its two marks.
 
     Raises:
-      UsageError: it lacks them.
+      ConfigError: it lacks them.
     """
     before, begun, rest = page.partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not (begun and ended):
-        raise UsageError(f"--page must be a page with the lines {BEGIN} and {END}")
+        raise ConfigError("page", f"must be a page with the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n{text}{END}{after}"

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from jaxrl_po import backend
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 
 
 class Row(NamedTuple):
@@ -144,5 +144,5 @@ def chosen(only: str) -> list[Row]:
     ]
     if not rows:
         names = ", ".join(row.name for row in ROWS)
-        raise UsageError(f"--only={only} must hold a word of {names}")
+        raise ConfigError("only", f"must hold a word of {names}, got {only}")
     return rows

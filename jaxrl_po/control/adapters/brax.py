@@ -44,13 +44,13 @@ def make(
     try:
         env = envs.get_environment(name, backend=backend, **arguments)
     except ValueError as error:
-        raise ConfigError(f"env brax:{name}: {error}") from None
+        raise ConfigError("env", f"brax:{name}: {error}") from None
     try:
         state = jax.eval_shape(env.reset, jax.random.key(0))
         jax.eval_shape(env.step, state, jnp.zeros(env.action_size))
     except TypeError as error:
         raise ConfigError(
-            f"env brax:{name}: brax's own step fails beside JAX {jax.__version__}: {error}"
+            "env", f"brax:{name}: brax's own step fails beside JAX {jax.__version__}: {error}"
         ) from error
     return with_episodes(
         f"brax:{name}", dynamics_of(env), max_steps=max_steps, reset_interval=reset_interval

@@ -111,8 +111,8 @@ def with_episodes(
     Raises:
       ConfigError: a count below 1, or legal actions that do not fit the actions.
     """
-    max_steps = check_size(f"env {name}: max_steps", max_steps)
-    reset_interval = check_size(f"env {name}: reset_interval", reset_interval)
+    max_steps = check_size("env", max_steps, part=f"{name}: max_steps")
+    reset_interval = check_size("env", reset_interval, part=f"{name}: reset_interval")
     held = reset_interval > 1
 
     def begin(key: jax.Array) -> tuple[PyTree, PyTree]:

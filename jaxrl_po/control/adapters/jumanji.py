@@ -60,7 +60,7 @@ def make(
     try:
         env = jumanji.make(name, **arguments)
     except OSError as error:
-        raise ConfigError(f"env {label}: its levels cannot be read: {error}") from None
+        raise ConfigError("env", f"{label}: its levels cannot be read: {error}") from None
     own = getattr(env, "time_limit", None)
     limit = (own or MAX_STEPS) if max_steps is None else max_steps
     if own:

@@ -48,17 +48,18 @@ def make(
         ) from None
     repeat = config.action_repeat
     if repeat not in COUNT:
-        raise ConfigError(f"env {of_suite}: action_repeat must lie in {COUNT}, got {repeat}")
+        raise ConfigError("env", f"{of_suite}: action_repeat must lie in {COUNT}, got {repeat}")
     try:
         env = registry.load(name, config)
         jax.eval_shape(env.reset, jax.random.key(0))
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
-            f"env {of_suite} needs robots of MuJoCo Menagerie, which Playground downloads by git "
-            f"into its own folder, and they cannot be had: {_one_line(error)}"
+            "env",
+            f"{of_suite} needs robots of MuJoCo Menagerie, which Playground downloads by git into "
+            f"its own folder, and the download failed: {_one_line(error)}",
         ) from error
     except (ValueError, NotImplementedError) as error:  # MJX raises both where it lacks a feature
-        raise ConfigError(f"env {of_suite}: {_one_line(error)}") from error
+        raise ConfigError("env", f"{of_suite}: {_one_line(error)}") from error
     return with_episodes(
         of_suite,
         dynamics_of(env, action_repeat=repeat),

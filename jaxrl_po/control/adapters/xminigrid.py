@@ -55,12 +55,14 @@ def make(
     label, xland = f"xminigrid:{name}", name.startswith("XLand")
     if view_size is not None:
         if view_size < 3 or view_size % 2 == 0:
-            raise ConfigError(f"env {label}: view_size must be odd and at least 3, got {view_size}")
+            raise ConfigError(
+                "env", f"{label}: view_size must be odd and at least 3, got {view_size}"
+            )
         arguments["view_size"] = view_size
     if xland != bool(benchmark):
         known = ", ".join(xminigrid.registered_benchmarks())
         wrong = f"must be given, {known} or a file" if xland else "must be empty: its goal is fixed"
-        raise ConfigError(f"env {label}: benchmark {wrong}")
+        raise ConfigError("env", f"{label}: benchmark {wrong}")
     env, params = xminigrid.make(name, **arguments)
     # The suite's reward at a goal depends on the time limit, which therefore is ours, too.
     if max_steps is not None:
@@ -110,4 +112,6 @@ def _read_benchmark(label: str, benchmark: str) -> Benchmark:
             return xminigrid.load_benchmark(benchmark)
         return load_benchmark_from_path(benchmark)
     except OSError as error:
-        raise ConfigError(f"env {label}: benchmark={benchmark} cannot be read: {error}") from None
+        raise ConfigError(
+            "env", f"{label}: benchmark={benchmark} cannot be read: {error}"
+        ) from None

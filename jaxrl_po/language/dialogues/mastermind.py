@@ -62,7 +62,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
     length = check_size("length", length, Interval(1, 6))
     symbols = check_size("symbols", symbols, Interval(2, 10))
     max_turns = check_size("max_turns", max_turns, Interval(1, 64))
-    check_size("symbols ** length", symbols**length, Interval(2, MAX_CODES))
+    check_size("symbols", symbols**length, Interval(2, MAX_CODES), part="symbols ** length")
     tokenizer = make_tokenizer(ALPHABET + ">!")
     zero, wrong = tokenizer.ids["0"], tokenizer.ids["!"]
     codes = jnp.asarray(list(itertools.product(range(symbols), repeat=length)), jnp.int32)

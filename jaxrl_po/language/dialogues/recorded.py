@@ -69,10 +69,7 @@ def recorded_problem(
         del key  # the dialogues were sampled with it
         recording: Recording | None = collector.sharded.get(RECORDING)
         if recording is None:
-            raise ConfigError(
-                "recording must be put into the state before each iteration: the dialogues of this "
-                "problem are held outside the program"
-            )
+            raise ConfigError("recording", "must be put into the state before each iteration")
         measures = {
             name: Mean(jnp.sum(each.total), jnp.sum(each.count))
             for name, each in recording.measures.items()

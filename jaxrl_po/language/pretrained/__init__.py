@@ -76,7 +76,7 @@ def load(
     except ImportError as error:
         extra = "gguf" if error.name == "gguf" else "pretrained"
         raise ConfigError(
-            f"pretrained models need {error.name}: pip install 'jaxrl_po[{extra}]'"
+            "folder", f"needs the package {error.name}: pip install 'jaxrl_po[{extra}]'"
         ) from None
     return Pretrained(model, params, tokenizer, template)
 
@@ -107,7 +107,7 @@ def save(
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} must be new or empty")
+        raise ConfigError("folder", f"must be new or empty, got {folder}")
     config = architectures.write(model) | ({text.CONTEXT: context} if context else {})
     # `transformers` reads all tensors in this type, by default that of the first one.
     kind = jnp.dtype(dtype or jnp.result_type(*jax.tree.leaves(params))).name

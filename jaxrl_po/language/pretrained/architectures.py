@@ -76,12 +76,16 @@ def read(
     """
     family = settings.get("model_type")
     if family not in FAMILIES:
-        raise ConfigError(f"model_type must be one of {', '.join(FAMILIES)}, got {family!r}")
+        raise ConfigError(
+            "folder", f"model_type must be one of {', '.join(FAMILIES)}, got {family!r}"
+        )
     try:
         _check_types(family, settings)
         return _read(family, settings, jnp.dtype(dtype), remat)
     except KeyError as missing:
-        raise ConfigError(f"config.json of {family} must have {missing.args[0]!r}") from None
+        raise ConfigError(
+            "folder", f"config.json of {family} must have {missing.args[0]!r}"
+        ) from None
 
 
 def _read(family: str, settings: Mapping[str, Any], dtype: Any, remat: bool) -> Transformer:
@@ -94,12 +98,14 @@ def _read(family: str, settings: Mapping[str, Any], dtype: Any, remat: bool) -> 
     _require(settings, "final_logit_softcapping", None)
     name = settings["hidden_activation" if gemma else "hidden_act"]
     if name not in ACTIVATIONS:
-        raise ConfigError(f"hidden_act must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
+        raise ConfigError(
+            "folder", f"hidden_act must be one of {', '.join(ACTIVATIONS)}, got {name!r}"
+        )
     width, heads, layers = (
         settings[key] for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     if not gemma and set(settings.get("layer_types") or [WHOLE]) != {WHOLE}:
-        raise ConfigError(f"layer_types of {family} must all be {WHOLE}")
+        raise ConfigError("folder", f"layer_types of {family} must all be {WHOLE}")
     size = settings.get("head_dim") or width // heads
     windows = _windows(settings, layers) if gemma else ()
     rope, window_rope = _ropes(settings, gemma)
@@ -132,23 +138,25 @@ def _read(family: str, settings: Mapping[str, Any], dtype: Any, remat: bool) -> 
 def _check_types(family: str, settings: Mapping[str, Any]) -> None:
     """Raises ConfigError for a value of another type, and for quantized weights."""
     for name, value in settings.items():
-        field = f"config.json of {family}: {name}"
+        subject = f"config.json of {family}: {name}"
         if value is None:
             continue
         if name in SIZES and (name != "sliding_window" or family == GEMMA):
-            check_size(field, value)
+            check_size("folder", value, part=subject)
         if name in NUMBERS and (type(value) not in (int, float) or value not in POSITIVE):
-            raise ConfigError(f"{field} must be a number in {POSITIVE}, got {value!r}")
+            raise ConfigError("folder", f"{subject} must be a number in {POSITIVE}, got {value!r}")
         if name == "tie_word_embeddings" and not isinstance(value, bool):
-            raise ConfigError(f"{field} must be true or false, got {value!r}")
+            raise ConfigError("folder", f"{subject} must be true or false, got {value!r}")
         if name == "quantization_config":
-            raise ConfigError(f"{field} must be left out, got {value!r}: dequantize the weights")
+            raise ConfigError(
+                "folder", f"{subject} must be left out, got {value!r}: dequantize the weights"
+            )
 
 
 def _require(settings: Mapping[str, Any], name: str, value: Any) -> None:
     given = settings.get(name, value)
     if given != value:
-        raise ConfigError(f"{name} must be {value} or left out, got {given}")
+        raise ConfigError("folder", f"{name} must be {value} or left out, got {given}")
 
 
 def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -158,7 +166,9 @@ def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
         WHOLE if (layer + 1) % period == 0 else WINDOWED for layer in range(layers)
     ]
     if len(kinds) != layers or not set(kinds) <= {WHOLE, WINDOWED}:
-        raise ConfigError(f"layer_types must be {layers} of {WINDOWED} and {WHOLE}, got {kinds}")
+        raise ConfigError(
+            "folder", f"layer_types must be {layers} of {WINDOWED} and {WHOLE}, got {kinds}"
+        )
     return tuple(settings["sliding_window"] if kind == WINDOWED else 0 for kind in kinds)
 
 
@@ -189,8 +199,8 @@ def _agreed(
     ropes = {_rope({**each, "rope_theta": base}) for each in given or [{}]}
     if len(found) > 1 or len(ropes) > 1:
         raise ConfigError(
-            f"rope_parameters, rope_scaling and rope_theta must agree, got {given} and {theta}: "
-            "remove what is wrong"
+            "folder",
+            f"rope_parameters, rope_scaling and rope_theta must agree, got {given} and {theta}",
         )
     return ropes.pop()
 
@@ -207,7 +217,7 @@ def _rope(settings: Mapping[str, Any]) -> Rope:
         context = settings["original_max_position_embeddings"]
         factors = (float(settings[name]) for name in ("low_freq_factor", "high_freq_factor"))
         return Rope(theta, float(settings["factor"]), context, *factors)
-    raise ConfigError(f"rope_type must be default, linear or llama3, got {kind!r}")
+    raise ConfigError("folder", f"rope_type must be default, linear or llama3, got {kind!r}")
 
 
 def tensors(model: Transformer) -> Iterator[Tensor]:
@@ -291,8 +301,9 @@ def write(model: Transformer) -> dict[str, Any]:
     for name, value in _meaning(read(settings)).items():
         if meant[name] != value:
             raise ConfigError(
-                f"model must be one of {', '.join(FAMILIES)} to be written; it is nearest to "
-                f"{family}, where {name} is {value}, got {meant[name]}"
+                "model",
+                f"must be one of {', '.join(FAMILIES)} to be written; it is nearest to {family}, "
+                f"where {name} is {value}, got {meant[name]}",
             )
     return settings
 

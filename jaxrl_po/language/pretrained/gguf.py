@@ -150,7 +150,9 @@ def folder(path: Path) -> Path | Folder:
     if path.is_dir():
         return path
     if not path.is_file():
-        raise ConfigError(f"{path} must be a folder with a pretrained model, or a GGUF file")
+        raise ConfigError(
+            "folder", f"{path} must be a folder with a pretrained model, or a GGUF file"
+        )
     found = path.stat()
     return _folder(path, found.st_mtime_ns, found.st_size)
 
@@ -164,14 +166,14 @@ def _folder(path: Path, *_: int) -> Folder:
         reader = gguf.GGUFReader(path)
         entries = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise ConfigError(f"{path} must be a whole GGUF file: {error}") from None
+        raise ConfigError("folder", f"{path} must be a whole GGUF file: {error}") from None
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     try:
         return Folder(path, *_contents(entries, tensors))
     except KeyError as missing:
-        raise ConfigError(f"{path} must have {missing.args[0]}") from None
+        raise ConfigError("folder", f"{path} must have {missing.args[0]}") from None
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError("folder", f"{path}: {error.message}") from None
 
 
 def _contents(
@@ -209,7 +211,7 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
     own = _inside(entries, f"{family}.")
     for name, value in own.items():
         if value and name not in (*SETTINGS, *OTHERS, *SCALING):
-            raise ConfigError(f"{family}.{name} must be left out, got {value}")
+            raise ConfigError("folder", f"{family}.{name} must be left out, got {value}")
     config = {
         "model_type": family,
         "architectures": [ARCHITECTURES[family]],
@@ -224,7 +226,7 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
             continue
         value = own[name]
         if isinstance(value, list):
-            raise ConfigError(f"{family}.{name} must be one number, got {value}")
+            raise ConfigError("folder", f"{family}.{name} must be one number, got {value}")
         # As it was written: float32 has 9.99999975e-6 for 1e-5.
         config[ours] = float(str(np.float32(value))) if isinstance(value, float) else value
     size = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
@@ -249,7 +251,7 @@ def _inside(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def _require(name: str, value: Any, allowed: Sequence[Any]) -> None:
     if value not in allowed:
         choices = " or ".join(map(str, allowed))
-        raise ConfigError(f"{name} must be {choices}, got {value!r}")
+        raise ConfigError("folder", f"{name} must be {choices}, got {value!r}")
 
 
 def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[str, Any]:
@@ -268,8 +270,9 @@ def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[
             del settings["rope_theta"]
             return settings
     raise ConfigError(
+        "folder",
         f"{FREQUENCIES} must be the divisors of Llama 3's RoPE with low_freq_factor 1 and "
-        f"high_freq_factor 4, got {len(divisors)} others"
+        f"high_freq_factor 4, got {len(divisors)} others",
     )
 
 
@@ -330,7 +333,9 @@ def _dequantised(name: str, tensor: Any) -> np.ndarray[Any, Any]:
     try:
         return gguf.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError:
-        raise ConfigError(f"tensor {name} is of type {kind}, which gguf does not read") from None
+        raise ConfigError(
+            "folder", f"tensor {name} is of type {kind}, which gguf does not read"
+        ) from None
 
 
 def _halves(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:

@@ -56,12 +56,12 @@ class ChatTemplate(NamedTuple):
                 messages=messages, add_generation_prompt=add_generation_prompt, **given
             )
         except Exception as error:  # a template is a program, which may raise anything
-            raise ConfigError(f"chat template{_line(error)}: {_reason(error)}") from None
+            raise ConfigError("chat_template", f"{_line(error)}{_reason(error)}") from None
         if not continue_final_message:
             return text
         shown, tag, rest = text.rpartition(CUT.strip())
         if not tag or last.strip() not in text:
-            raise ConfigError("chat template: it does not show the last message as it stands")
+            raise ConfigError("chat_template", "does not show the last message as it stands")
         return shown if rest.startswith(" ") else shown.rstrip()
 
 
@@ -70,7 +70,7 @@ def _line(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
     number = getattr(error, "lineno", lines[-1] if lines else None)
-    return f" line {number}" if number else ""
+    return f"line {number}: " if number else ""
 
 
 def _reason(error: Exception) -> str:

@@ -60,8 +60,9 @@ class TextTokenizer(NamedTuple):
         ids: list[int] = found.ids[1:] if _is_doubled(found) else found.ids
         if ids and (largest := max(ids)) >= self.size:
             raise ConfigError(
-                f"the token {self.rules.id_to_token(largest)!r} must be left out: its id is "
-                f"{largest}, and the vocabulary of the model has {self.size}"
+                "text",
+                f"must leave out the token {self.rules.id_to_token(largest)!r}: its id is "
+                f"{largest}, and the vocabulary of the model has {self.size}",
             )
         return ids
 
@@ -112,19 +113,20 @@ def read_tokenizer(
     from tokenizers import Tokenizer
 
     if not (folder / TOKENIZER).exists():
-        raise ConfigError(f"{folder} must hold {TOKENIZER}")
+        raise ConfigError("folder", f"{folder} must hold {TOKENIZER}")
     try:
         rules = Tokenizer.from_str((folder / TOKENIZER).read_text(encoding="utf-8-sig"))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{folder / TOKENIZER} must be a tokenizer: {error}") from None
+        raise ConfigError("folder", f"{folder / TOKENIZER} must be a tokenizer: {error}") from None
     rules.no_padding()
     rules.no_truncation()
     added = rules.get_added_tokens_decoder()
     largest = max(i for i in rules.get_vocab().values() if i < vocabulary or i not in added)
     if largest >= vocabulary:
         raise ConfigError(
+            "folder",
             f"{folder / TOKENIZER} must have ids below {vocabulary}, the vocabulary of the model, "
-            f"got {largest}"
+            f"got {largest}",
         )
     settings = read_json(folder / SETTINGS, optional=True)
     named = read_json(folder / SPECIAL_MAP, optional=True) | settings
@@ -175,8 +177,9 @@ def _follow_flags(
             return []
         if rules.token_to_id(token) is None:
             raise ConfigError(
+                "folder",
                 f"{folder / SETTINGS}: add_{name} must be false or left out, or {name} one of "
-                f"{TOKENIZER}, got {token!r}"
+                f"{TOKENIZER}, got {token!r}",
             )
         return [token]
 
@@ -186,8 +189,9 @@ def _follow_flags(
         return
     if whole != bare or "TemplateProcessing" in str(rules.post_processor):
         raise ConfigError(
+            "folder",
             f"{folder / SETTINGS}: add_bos_token and add_eos_token must agree with post_processor "
-            f"of {TOKENIZER}: they make {wanted} of 'a', and it {whole}"
+            f"of {TOKENIZER}: they make {wanted} of 'a', and it {whole}",
         )
     rules.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *after],
@@ -206,15 +210,17 @@ def _ends(
         ends = given if isinstance(given, list) else [given]
         if not all(type(end) is int and 0 <= end < vocabulary for end in ends):
             raise ConfigError(
+                "folder",
                 f"{folder / name}: eos_token_id must be one id or a list of ids below "
-                f"{vocabulary}, the vocabulary of the model, got {json.dumps(given)}"
+                f"{vocabulary}, the vocabulary of the model, got {json.dumps(given)}",
             )
         return tuple(dict.fromkeys(ends))
     end = rules.token_to_id(special.get("eos_token", ""))
     if end is None or end >= vocabulary:
         raise ConfigError(
+            "folder",
             f"{folder} must name a token that ends a text: eos_token_id in {GENERATION} or "
-            f"{CONFIG}, or eos_token in {SETTINGS}"
+            f"{CONFIG}, or eos_token in {SETTINGS}",
         )
     return (end,)
 
@@ -236,7 +242,7 @@ def _stops(folder: Path | gguf.Folder, rules: Any, vocabulary: int) -> Stops | N
     try:
         return make_stops(strings, token_texts(rules, vocabulary)) if strings else None
     except ConfigError as error:
-        raise ConfigError(f"{folder / GENERATION}: {error}") from None
+        raise ConfigError("folder", f"{folder / GENERATION}: {error}") from None
 
 
 def token_texts(rules: Any, vocabulary: int) -> list[bytes]:
@@ -303,7 +309,7 @@ def _read(path: Path | gguf.File) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} must be UTF-8: {error}") from None
+        raise ConfigError("folder", f"{path} must be UTF-8: {error}") from None
 
 
 def read_json(path: Path | gguf.File, *, optional: bool = False) -> dict[str, Any]:
@@ -315,13 +321,13 @@ def read_json(path: Path | gguf.File, *, optional: bool = False) -> dict[str, An
     if not path.exists():
         if optional:
             return {}
-        raise ConfigError(f"{path.parent} must hold {path.name}")
+        raise ConfigError("folder", f"{path.parent} must hold {path.name}")
     try:
         content = json.loads(_read(path))
     except ValueError as error:
-        raise ConfigError(f"{path} must be JSON: {error}") from None
+        raise ConfigError("folder", f"{path} must be JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must be a JSON object")
+        raise ConfigError("folder", f"{path} must be a JSON object")
     return content
 
 

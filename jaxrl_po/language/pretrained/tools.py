@@ -152,12 +152,12 @@ def read(
     bare = render(_dialogue(()), add_generation_prompt=False)
     for name in names:
         if name not in bare:
-            raise ConfigError(f"chat template: it does not show the tool {name}: it has no tools")
+            raise ConfigError("chat_template", f"does not show the tool {name}: it has no tools")
     opening, closing = _tags(render(_dialogue(PROBES), add_generation_prompt=False))
     found = Tools(tokenizer, render, names, opening, closing, foreign)
     result = {"role": TOOL, "name": names[0], "content": PROBES[0]}
     if PROBES[0] not in render([*_dialogue(names[:1]), result]):
-        raise ConfigError("chat template: it does not show the results of tools")
+        raise ConfigError("chat_template", "does not show the results of tools")
     found.reply([result])
     return found
 
@@ -189,8 +189,9 @@ def _tags(text: str) -> tuple[str, str]:
     tags = between[cut:].strip(), between[:cut].strip()
     if not all(tags) or tags[0] == tags[1]:
         raise ConfigError(
-            "chat template: it must write each call of a tool as JSON between tags, such as "
-            '<tool_call>{"name": …, "arguments": …}</tool_call>'
+            "chat_template",
+            'must write each call of a tool as JSON between tags, such as <tool_call>{"name": …, '
+            '"arguments": …}</tool_call>',
         )
     return tags
 
@@ -211,7 +212,8 @@ def _object(text: str, name: str) -> tuple[int, int]:
         call = None
     if not isinstance(call, dict) or call.get("name") != name or "arguments" not in call:
         raise ConfigError(
-            "chat template: it must write calls of tools as JSON with name and arguments; it "
-            f"{'writes them otherwise' if at >= 0 else 'does not show them'}"
+            "chat_template",
+            "must write calls of tools as JSON with name and arguments; it "
+            f"{'writes them otherwise' if at >= 0 else 'does not show them'}",
         )
     return start, end

@@ -67,7 +67,9 @@ def read(
             # Wait before the next is read; the copy on the host has no name, and is freed.
             inner[path[-1]] = jax.block_until_ready(put(path, _ours(parts[path], source, dtype)))
     except SafetensorError as error:
-        raise ConfigError(f"{folder} must hold whole safetensors files: {error}") from None
+        raise ConfigError(
+            "folder", f"{folder} must hold whole safetensors files: {error}"
+        ) from None
     return {"params": params}
 
 
@@ -95,15 +97,17 @@ class _Shards:
         for name, dtype in self._dtypes.items():
             if dtype not in DTYPES:
                 raise ConfigError(
+                    "folder",
                     f"tensor {name} must be of a type in {', '.join(DTYPES)}, got {dtype}: "
-                    "dequantize the weights"
+                    "dequantize the weights",
                 )
         if tied and HEAD in self._shapes:
             embedding, head = self.arrays([EMBEDDING, HEAD])
             if not np.array_equal(embedding, head):
                 raise ConfigError(
+                    "folder",
                     f"tensor {HEAD} must equal {EMBEDDING} with tie_word_embeddings true: remove "
-                    "the tensor, or set tie_word_embeddings to false to read it"
+                    "the tensor, or set tie_word_embeddings to false to read it",
                 )
 
     def arrays(self, names: Sequence[str]) -> Iterator[np.ndarray[Any, Any]]:
@@ -128,14 +132,16 @@ def _files(folder: Path) -> list[Path]:
             names = json.loads((folder / INDEX).read_text(encoding="utf-8-sig"))["weight_map"]
             files = sorted({folder / file for file in names.values()})
         except (ValueError, KeyError, AttributeError, TypeError):
-            raise ConfigError(f"{folder / INDEX} must be JSON with a weight_map") from None
+            raise ConfigError(
+                "folder", f"{folder / INDEX} must be JSON with a weight_map"
+            ) from None
         for path in files:
             if not path.exists():
-                raise ConfigError(f"{path} is missing, which {INDEX} names")
+                raise ConfigError("folder", f"{path} is missing, which {INDEX} names")
         return files
     pickled = sorted(path.name for kind in PICKLED for path in folder.glob(kind))
     refused = f"; {pickled[0]} is not read: unpickling a file can run code" if pickled else ""
-    raise ConfigError(f"{folder} must hold {FILE} or {INDEX}{refused}")
+    raise ConfigError("folder", f"{folder} must hold {FILE} or {INDEX}{refused}")
 
 
 def _compare(wanted: Iterable[Tensor], found: Mapping[str, list[int]], model: Transformer) -> None:
@@ -144,19 +150,20 @@ def _compare(wanted: Iterable[Tensor], found: Mapping[str, list[int]], model: Tr
     for tensor in wanted:
         names.add(tensor.name)
         if tensor.name not in found:
-            raise ConfigError(f"tensor {tensor.name} is missing from the checkpoint")
+            raise ConfigError("folder", f"tensor {tensor.name} is missing from the checkpoint")
         shape = _leaf(shapes, tensor.path).shape[0 if tensor.layer is None else 1 :]
         expected = list(shape[::-1] if tensor.transposed else shape)
         if list(found[tensor.name]) != expected:
             raise ConfigError(
+                "folder",
                 f"tensor {tensor.name} must be {expected} by the settings of the model, got "
-                f"{found[tensor.name]}"
+                f"{found[tensor.name]}",
             )
     # Some writers store the output of a tied model a second time, and RoPE's frequencies.
     tied = {HEAD} if model.tied else set()
     for name in sorted(set(found) - names - tied):
         if not name.endswith("rotary_emb.inv_freq"):
-            raise ConfigError(f"tensor {name} has no place in the model")
+            raise ConfigError("folder", f"tensor {name} has no place in the model")
 
 
 def _leaf(tree: Any, path: tuple[str, ...]) -> Any:

@@ -65,7 +65,8 @@ def make_draw(
     share = _share(low, high, canonical)
     if share not in SHARES:
         raise ConfigError(
-            f"too few problems to hold out one in {HELD_OUT} ({share:.1%} would be): {advice}"
+            "task",
+            f"has too few problems to hold out one in {HELD_OUT} ({share:.1%} would be): {advice}",
         )
 
     def draw(key: jax.Array, held_out: bool) -> jax.Array:

@@ -55,7 +55,7 @@ def make_rows(tokenizer: AnyTokenizer, examples: Sequence[Example]) -> Rows:
         for prompt, answer in examples
     ]
     if not all(prompt for prompt, _ in texts):
-        raise ConfigError("prompts must not be empty")
+        raise ConfigError("prompts", "must not be empty")
     before, after = (max(map(len, column)) for column in zip(*texts, strict=True))
     pad = tokenizer.pad
     read_texts: Callable[[], Sequence[bytes]] | None = getattr(tokenizer, "token_texts", None)
@@ -118,14 +118,13 @@ def table(
       ('east:', 1)
     """
     if not (train and test):
-        raise ConfigError(f"{'test' if train else 'train'} must hold at least one prompt")
+        raise ConfigError("test" if train else "train", "must hold at least one prompt")
     found: dict[Any, str] = {}
     for split, examples in (("train", train), ("validation", validation), ("test", test)):
         for prompt, _ in examples:
             if found.setdefault(prompt, split) != split and not share_prompts:
                 raise ConfigError(
-                    f"{found[prompt]} and {split} must share no prompt, but both hold "
-                    f"{str(prompt)!r}"
+                    split, f"must share no prompt with {found[prompt]}, but has {str(prompt)!r}"
                 )
     rows = make_rows(tokenizer, [*train, *validation, *test])
     tested = range(len(train) + len(validation), len(rows.pad))

@@ -109,7 +109,7 @@ def num_asked(task: Any, num_prompts: int | None) -> int:
     """
     finite = getattr(task, "row", None) is not None
     if finite and not task.test:
-        raise ConfigError(f"task {task.name} must have test rows, and for a run validation rows")
+        raise ConfigError("task", f"{task.name} must have test rows, and for a run validation rows")
     if num_prompts is None:
         return len(task.test) if finite else DRAWN
     asked = check_size("num_prompts", num_prompts)
@@ -166,4 +166,4 @@ def check_shapes(task: Task, *, scored: bool) -> None:
     ):
         if getattr(given, "shape", None) != shape:
             got = list(given.shape) if hasattr(given, "shape") else given
-            raise ConfigError(f"{name} of task {task.name} must give {valid}, got {got}")
+            raise ConfigError("task", f"{name} of {task.name} must give {valid}, got {got}")

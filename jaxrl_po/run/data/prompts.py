@@ -48,23 +48,20 @@ class Text(NamedTuple):
         Raises:
           ConfigError: there is no template, it refuses the messages, or a token is not the model's.
         """
-        messages = row.columns.get(MESSAGES)
+        template, messages = self.template, row.columns.get(MESSAGES)
+        if messages is not None and template is None:
+            raise row.error(f"{MESSAGES} need a model with a chat template")
         try:
-            if messages is None:
+            if messages is None or template is None:
                 if self.tokenizer.begins(row.prompt):
                     warnings.warn(TWICE, stacklevel=2)
                 return tuple(self.tokenizer.encode(row.prompt, special=True))
-            if self.template is None:
-                raise ConfigError(f"{MESSAGES} need a model with a chat template")
             continued = {"continue_final_message": messages[-1]["role"] == ASSISTANT}
             # The template writes BOS, where the model has one.
-            return tuple(
-                self.tokenizer.encode(
-                    self.template.render(messages, **continued | dict(self.arguments))
-                )
-            )
+            text = template.render(messages, **continued | dict(self.arguments))
+            return tuple(self.tokenizer.encode(text))
         except ConfigError as error:
-            raise ConfigError(f"{row.place}: {error}") from None
+            raise row.error(str(error)) from None
 
 
 class Row(NamedTuple):
@@ -73,10 +70,16 @@ class Row(NamedTuple):
     Attributes:
       columns: `prompt` or `messages`, `answer` and any others.
       place: file and line, for messages.
+      flag: setting that names the file, for messages.
     """
 
     columns: Mapping[str, Any]
     place: str
+    flag: str = "task.train"
+
+    def error(self, message: str) -> ConfigError:
+        """Returns the error for an invalid row."""
+        return ConfigError(self.flag, f"{self.place}: {message}")
 
     @property
     def prompt(self) -> str:
@@ -93,14 +96,14 @@ class Row(NamedTuple):
         """
         columns = dict(self.columns)
         if template and MESSAGES in columns:
-            raise ConfigError(f"{self.place}: {MESSAGES} have no need of --task.template")
+            raise self.error(f"{MESSAGES} have no need of task.template")
         if template not in ("", CHAT):
             columns[PROMPT] = template.replace("{prompt}", columns[PROMPT])
         if template == CHAT or (system and PROMPT in columns):
             columns[MESSAGES] = [{"role": "user", "content": columns.pop(PROMPT)}]
         if system:
             if columns[MESSAGES][0]["role"] == "system":
-                raise ConfigError(f"{self.place} has a system message beside --task.system")
+                raise self.error("a system message stands beside task.system")
             columns[MESSAGES] = [{"role": "system", "content": system}, *columns[MESSAGES]]
         return self._replace(columns=columns)
 
@@ -112,34 +115,37 @@ class Row(NamedTuple):
         """
         columns = self.columns
         if TEXT in columns:
-            return [Row({PROMPT: "", ANSWER: columns[TEXT]}, self.place)]
+            return [self._replace(columns={PROMPT: "", ANSWER: columns[TEXT]})]
         if COMPLETION in columns:
             kept = {name: value for name, value in columns.items() if name != COMPLETION}
-            return [Row(kept | {ANSWER: columns[COMPLETION]}, self.place)]
+            return [self._replace(columns=kept | {ANSWER: columns[COMPLETION]})]
         if columns.get(ANSWER) is not None:
             return [self]
         messages = columns.get(MESSAGES, [])
         said = [i for i, each in enumerate(messages) if i and each["role"] == ASSISTANT]
         if not said:
-            raise ConfigError(
-                f"{self.place} must have {COMPLETION}, {ANSWER}, {TEXT}, or {MESSAGES} in which "
-                f"the assistant answers; it has {', '.join(map(repr, columns))}"
+            raise self.error(
+                f"must have {COMPLETION}, {ANSWER}, {TEXT}, or {MESSAGES} in which the assistant "
+                f"answers; it has {', '.join(map(repr, columns))}"
             )
-        pairs = [(messages[:i], messages[i]["content"]) for i in said]
-        return [Row({MESSAGES: before, ANSWER: reply}, self.place) for before, reply in pairs]
+        pairs = [{MESSAGES: messages[:i], ANSWER: messages[i]["content"]} for i in said]
+        return [self._replace(columns=each) for each in pairs]
 
     def identity(self, whole: bool) -> str:
         """What tells the row from others: its prompt, or all of its columns."""
         return json.dumps(self.columns, sort_keys=True) if whole else self.prompt
 
 
-def read_jsonl(path: str, *, answers: bool = True, texts: bool = False) -> list[Row]:
-    """The rows of a file; empty lines are skipped.
+def read_jsonl(
+    path: str, *, answers: bool = True, texts: bool = False, flag: str = "task.train"
+) -> list[Row]:
+    """Reads the rows of a file; empty lines are skipped.
 
     Args:
-      path: of the file.
+      path: path of the file.
       answers: whether each row must have an answer.
       texts: whether a row may be a text, without a prompt.
+      flag: setting that names the file, for messages.
 
     Raises:
       ConfigError: names the file, and the line that does not parse, lacks a column, or has other
@@ -149,80 +155,75 @@ def read_jsonl(path: str, *, answers: bool = True, texts: bool = False) -> list[
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            flag, f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from None
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             # Files that were joined may have byte order marks inside.
-            place = f"{path} line {number}"
-            rows.append(_parse(line.removeprefix("\ufeff"), place, answers, texts))
+            row = Row({}, f"{path} line {number}", flag)
+            rows.append(_parse(line.removeprefix("\ufeff"), row, answers, texts))
             if rows[-1].columns.keys() != rows[0].columns.keys():
                 odd = min(rows[-1].columns.keys() ^ rows[0].columns.keys())
-                raise ConfigError(
-                    f"{rows[-1].place} must have the columns of {rows[0].place}: {odd!r} "
-                    "stands in one of them only"
+                raise rows[-1].error(
+                    f"must have the columns of {rows[0].place}: {odd!r} stands in one of them only"
                 )
     if not rows:
-        raise ConfigError(f"{path} holds no prompts")
+        raise ConfigError(flag, f"{path} holds no prompts")
     return rows
 
 
-def _parse(line: str, place: str, answers: bool, texts: bool) -> Row:
+def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
     try:
         columns = json.loads(line)
         if "\\ud" in line.lower():  # perhaps half of a surrogate pair, which is no text
             json.dumps(columns, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{place} is not JSON: {error}") from None
+        raise row.error(f"is not JSON: {error}") from None
     if not isinstance(columns, dict):
-        raise ConfigError(
-            f"{place} must be an object with {PROMPT} and {ANSWER}, got {type(columns).__name__}"
+        raise row.error(
+            f"must be an object with {PROMPT} and {ANSWER}, got {type(columns).__name__}"
         )
     for name in (COMPLETION, TEXT):
         if texts and not isinstance(columns.get(name, ""), str):
-            raise ConfigError(f"{place}: {name} must be text, got {columns[name]!r}")
+            raise row.error(f"{name} must be text, got {columns[name]!r}")
     if texts and TEXT in columns:
-        return Row(columns, place)
+        return row._replace(columns=columns)
     chat = MESSAGES in columns
     if chat and PROMPT in columns:
-        raise ConfigError(f"{place} must have {PROMPT} or {MESSAGES}, not both")
+        raise row.error(f"must have {PROMPT} or {MESSAGES}, not both")
     for name in (MESSAGES if chat else PROMPT, *([ANSWER] if answers else [])):
         if name not in columns:
-            raise ConfigError(
-                f"{place} lacks the column {name!r}; it has "
-                f"{', '.join(map(repr, columns)) or 'none'}"
-            )
+            raise row.error(f"lacks the column {name!r}; it has {', '.join(map(repr, columns))}")
     answer = columns.get(ANSWER, "")
     if answer is None and not answers:
         answer = ""  # the functions that reward are given None
     if isinstance(answer, int) and not isinstance(answer, bool):
         columns[ANSWER] = answer = str(answer)
     if not isinstance(answer, str):
-        raise ConfigError(f"{place}: {ANSWER} must be text or a whole number, got {answer!r}")
+        raise row.error(f"{ANSWER} must be text or a whole number, got {answer!r}")
     if clash := [name for name in TAKEN if name in columns]:
-        raise ConfigError(
-            f"{place}: the column {clash[0]!r} must have another name, by which reward "
-            "functions get nothing else"
+        raise row.error(
+            f"the column {clash[0]!r} must have another name: reward functions get that one"
         )
     if chat:
-        _check_chat(columns[MESSAGES], place)
+        _check_chat(columns[MESSAGES], row)
     if not chat and not isinstance(columns[PROMPT], str):
-        raise ConfigError(f"{place}: {PROMPT} must be text, got {columns[PROMPT]!r}")
+        raise row.error(f"{PROMPT} must be text, got {columns[PROMPT]!r}")
     if not chat and not columns[PROMPT]:
-        raise ConfigError(f"{place}: {PROMPT} must not be empty")
-    return Row(columns, place)
+        raise row.error(f"{PROMPT} must not be empty")
+    return row._replace(columns=columns)
 
 
-def _check_chat(messages: Any, place: str) -> None:
+def _check_chat(messages: Any, row: Row) -> None:
     """Raises ConfigError, with message and field, unless each message has a text."""
     if not messages or not isinstance(messages, list):
         got = "an empty list" if messages == [] else type(messages).__name__
-        raise ConfigError(f"{place}: {MESSAGES} must be a list of messages, got {got}")
+        raise row.error(f"{MESSAGES} must be a list of messages, got {got}")
     for number, message in enumerate(messages, 1):
-        where = f"{place}: message {number} of {len(messages)}"
+        where = f"message {number} of {len(messages)}"
         if not isinstance(message, dict):
-            raise ConfigError(
+            raise row.error(
                 f"{where} must be an object with role and content, got {type(message).__name__}"
             )
         for name in ("role", "content"):
@@ -230,7 +231,7 @@ def _check_chat(messages: Any, place: str) -> None:
             if not isinstance(value, str):
                 got = "null" if value is None else f"a {type(value).__name__}"
                 calls = "; tool calls are not read" * bool(message.get("tool_calls"))
-                raise ConfigError(f"{where}: {name} must be text, got {got}{calls}")
+                raise row.error(f"{where}: {name} must be text, got {got}{calls}")
 
 
 class Columns:
@@ -284,8 +285,9 @@ def split(
     if held_out >= len(distinct):
         another = " or another fraction" * (len(distinct) > parts)
         raise ConfigError(
-            f"test_fraction={fraction:g} of {len(distinct)} prompts leaves none to train on; give "
-            f"at least {parts + 1} different prompts{another}"
+            "task.test_fraction",
+            f"{fraction:g} of {len(distinct)} prompts leaves none to train on; give at least "
+            f"{parts + 1} different prompts{another}",
         )
     ends = [distinct[held_out * part // parts] for part in range(1, parts + 1)]
     places = [bisect.bisect(ends, word) for word in words]
@@ -331,9 +333,8 @@ def make_task(
     where = {row.identity(whole): row.place for row in known}
     for row in test:
         if (identity := row.identity(whole)) in where:
-            raise ConfigError(
-                f"{row.place}: the test prompt {identity!r} is a training prompt as well, "
-                f"in {where[identity]}"
+            raise row.error(
+                f"the test prompt {identity!r} is a training prompt as well: {where[identity]}"
             )
     tokenizer: AnyTokenizer
     if text is None:
@@ -345,13 +346,11 @@ def make_task(
     context = 0 if text is None else text.context
     for row, prompt in zip(rows, ids, strict=True):
         for limit, what in (
-            (max_prompt_length, " of --task.max_prompt_length"),
+            (max_prompt_length, " of task.max_prompt_length"),
             (context, ", the context of the model"),
         ):
             if 0 < limit < len(prompt):
-                raise ConfigError(
-                    f"{row.place}: the prompt has {len(prompt)} tokens, more than {limit}{what}"
-                )
+                raise row.error(f"the prompt has {len(prompt)} tokens, more than {limit}{what}")
     examples = [
         Example(prompt, row.columns.get(ANSWER) or "")
         for row, prompt in zip(rows, ids, strict=True)
@@ -374,12 +373,9 @@ def _alphabet(rows: Sequence[Row], characters: str) -> AnyTokenizer:
     tokenizer = make_tokenizer(characters or "".join(sorted(set("".join(t for *_, t in texts)))))
     for row, column, written in texts:
         if MESSAGES in row.columns:
-            raise ConfigError(
-                f"{row.place}: {MESSAGES} need a pretrained model, whose chat template writes them"
-            )
+            raise row.error(f"{MESSAGES} need a pretrained model, whose chat template writes them")
         if unknown := set(written) - set(tokenizer.characters):
-            raise ConfigError(
-                f"{row.place}: character {min(unknown)!r} of its {column} is not among "
-                f"{tokenizer.characters!r}"
+            raise row.error(
+                f"{column} must not hold {min(unknown)!r}, only {tokenizer.characters!r}"
             )
     return tokenizer

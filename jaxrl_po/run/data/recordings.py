@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po import control
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 
 
 def read(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:
     """Observations and actions `[N, …]` of recorded episodes.
 
     Raises:
-      UsageError: the file cannot be read, lacks an array, or is of another environment.
+      ConfigError: the file cannot be read, lacks an array, or is of another environment.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -22,27 +22,29 @@ def read(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:
         if not all(array.dtype.kind in "biuf" for array in arrays):
             raise TypeError("they hold no numbers")
     except (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UsageError(
-            f"--demonstrations={path} must be an .npz file with observation and action: {error}"
+        raise ConfigError(
+            "demonstrations",
+            f"must be an .npz file with observation and action, got {path}: {error}",
         ) from None
     if not all(map(np.ndim, arrays)) or len(arrays[0]) != len(arrays[1]) or not len(arrays[0]):
-        raise UsageError(f"--demonstrations={path} must have an action for each observation")
+        raise ConfigError("demonstrations", f"must have an action for each observation, got {path}")
     found = []
     for name, array, wanted in zip(
         ("observation", "action"), arrays, (spaces.observation, spaces.action), strict=True
     ):
         shape = getattr(wanted, "shape", None)
         if shape is None or array.shape[1:] != shape or not np.isfinite(array).all():
-            raise UsageError(
-                f"--demonstrations={path}: {name} must be finite and have the shape "
-                f"{[len(array), *(shape or ())]}, got {list(array.shape)}; structured observations "
-                "are not supported"
+            raise ConfigError(
+                "demonstrations",
+                f"{name} must be finite and have the shape {[len(array), *(shape or ())]}, got "
+                f"{list(array.shape)} in {path}; structured observations are not supported",
             )
         if np.issubdtype(wanted.dtype, np.integer) and (array % 1).any():
-            raise UsageError(f"--demonstrations={path}: {name} must be whole numbers")
+            raise ConfigError("demonstrations", f"{name} must be whole numbers, got {path}")
         found.append(jnp.asarray(array, wanted.dtype))
     if spaces.num_actions and not (found[1].min() >= 0 and found[1].max() < spaces.num_actions):
-        raise UsageError(
-            f"--demonstrations={path}: action must lie in [0, {spaces.num_actions - 1}]"
+        raise ConfigError(
+            "demonstrations",
+            f"action must lie in [0, {spaces.num_actions - 1}], got others in {path}",
         )
     return found[0], found[1]

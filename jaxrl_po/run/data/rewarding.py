@@ -9,13 +9,12 @@ import jax
 import numpy as np
 
 from jaxrl_po import config, language
-from jaxrl_po.config import static
+from jaxrl_po.config import ConfigError, static
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import tasks, user_code
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.types import Problem
@@ -74,7 +73,7 @@ def needs_answers(options: Any) -> bool:
 
 
 def pattern(options: Any) -> dict[str, str]:
-    """The pattern of `--reward=regex:…`, as an argument; raises UsageError where it is none."""
+    """The pattern of `--reward=regex:…`, as an argument; raises ConfigError where it is none."""
     found = [name.removeprefix(REGEX) for name in parts(options) if name.startswith(REGEX)]
     if not found:
         return {}
@@ -84,8 +83,8 @@ def pattern(options: Any) -> dict[str, str]:
             raise re.error("it is empty")
         re.compile(written)
     except re.error as error:
-        raise UsageError(
-            f"--reward={options.reward} must be a regular expression: {error}"
+        raise ConfigError(
+            "reward", f"must be a regular expression, got {options.reward}: {error}"
         ) from None
     return {"pattern": written}
 
@@ -96,7 +95,7 @@ def host_score(
     """The scorer that calls `functions`; None if the reward is computed in the program.
 
     Raises:
-      ConfigError, UsageError: invalid or unsuitable functions; none is loaded yet.
+      ConfigError: invalid or unsuitable functions; none is loaded yet.
     """
     options = records[""]
     sources, arguments = functions(options), pattern(options)
@@ -105,34 +104,31 @@ def host_score(
     if isinstance(task, Dialogue):
         if options.reward == VERIFIER:
             return None
-        raise UsageError(
-            f"--reward={options.reward} must be left out with --task={options.task}: a dialogue "
-            "gives its rewards itself"
+        raise ConfigError(
+            "reward",
+            f"must be left out with task = {options.task}, which has its own, got {options.reward}",
         )
     if options.reward == MODEL and tasks.entry(options.task).reward:
-        raise UsageError(
-            f"--reward={MODEL} must be fitted to a verifier in the program; "
-            f"--task={options.task} has none"
+        raise ConfigError(
+            "reward", f"{MODEL} must be fitted to a verifier: task = {options.task} has none"
         )
     if not sources:
         return None
     if not all(":" in source for source in sources):
         near = errors.suggest(options.reward, NAMED)
-        raise UsageError(
-            f"--reward={options.reward} must be {', '.join(NAMED)}, {REGEX}PATTERN, or functions "
-            f"such as rewards.py:nearly{near}"
+        raise ConfigError(
+            "reward",
+            f"must be {', '.join(NAMED)}, {REGEX}PATTERN, or functions such as rewards.py:nearly, "
+            f"got {options.reward}{near}",
         )
     if FINDERS["math"] in sources:
-        errors.require("reward=math", "math_verify", "math")
+        errors.require("reward", "math_verify", "math")
     if options.distributed:
-        raise UsageError(
-            "--reward must be left out with --distributed: completions are scored in one process"
+        raise ConfigError(
+            "reward", "must be left out with distributed: one process scores completions"
         )
     if placement.cuts_params:
-        raise UsageError(
-            "--reward must be left out where parameters are sharded over devices "
-            "(--shard_params, model in --mesh)"
-        )
+        raise ConfigError("reward", "must be left out with sharded parameters (shard_params, mesh)")
     weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)
     try:
         rewards = [
@@ -140,9 +136,8 @@ def host_score(
             for source, weight in zip(sources, weights, strict=True)
         ]
     except ValueError:
-        raise UsageError(
-            f"--reward_weights={options.reward_weights} must be {len(sources)} numbers, one "
-            "for each function"
+        raise ConfigError(
+            "reward_weights", f"must be {len(sources)} numbers, got {options.reward_weights}"
         ) from None
     return scoring.HostScore(
         rewards,
@@ -245,14 +240,11 @@ def with_reward_model(
     """The problem with a reward model, fitted to comparisons of samples of the initial policy.
 
     Raises:
-      UsageError: process rewards of the verifier were asked for as well.
+      ConfigError: process rewards of the verifier were asked for as well.
     """
     settings = records["problem"]
     if settings.process_reward:
-        raise UsageError(
-            f"--problem.process_reward has no effect with --reward={MODEL}: the model "
-            "rewards the last token"
-        )
+        raise ConfigError("problem.process_reward", f"has no effect with reward = {MODEL}")
     model = (
         records["reward_model"]
         .build(task.tokenizer.size, outputs=1)

@@ -135,7 +135,7 @@ class Worker:
             try:
                 self._process, _ = workers.spawn(scoring_worker.__name__, start)
             except workers.Ended as error:
-                raise RewardError(f"reward={self._source} cannot be loaded: {error}") from None
+                raise RewardError(f"{self._source} cannot be loaded: {error}") from None
 
     def ask(self, columns: Columns, count: int) -> None:
         """Starts a call on `count` completions; its time limit begins now."""
@@ -228,7 +228,7 @@ class HostScore:
                 worker.start()
         except RewardError as error:
             self.__exit__()
-            raise ConfigError(str(error)) from None
+            raise ConfigError("reward", str(error)) from None
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -417,15 +417,14 @@ def check(rewards: Sequence[Reward]) -> None:
         place = reward.source.rpartition(":")[0]
         if not (place and reward.name.isidentifier()):
             raise ConfigError(
-                f"reward must read like file.py:function or module:function, got {reward.source!r}"
+                "reward",
+                f"must read like file.py:function or module:function, got {reward.source!r}",
             )
         if place.endswith(".py") and not Path(place).is_file():
-            raise ConfigError(f"reward={reward.source}: there is no file {place}")
+            raise ConfigError("reward", f"{reward.source}: there is no file {place}")
         check_number("reward_weights", reward.weight)
         if names.count(reward.name) > 1:
-            raise ConfigError(
-                f"reward names {reward.name} twice: give the functions different names"
-            )
+            raise ConfigError("reward", f"names {reward.name} twice: give different names")
 
 
 def _equal(score: Floats) -> Floats:

@@ -1,13 +1,12 @@
 """Tasks from tables of prompts: a JSONL file, or the items of a reasoning-gym data set."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 
 from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, number, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
 
 FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
@@ -42,7 +41,8 @@ class Prompts:
         """Raises ConfigError for a template without a place for the prompt."""
         if self.template not in ("", prompts.CHAT) and "{prompt}" not in self.template:
             raise ConfigError(
-                f"template must be {prompts.CHAT} or a text with {{prompt}}, got {self.template!r}"
+                "template",
+                f"must be {prompts.CHAT} or a text with {{prompt}}, got {self.template!r}",
             )
 
 
@@ -67,7 +67,7 @@ class File(Prompts):
         """Refuses a missing file."""
         super().validate()
         if not self.train:
-            raise ConfigError("train must name a file of prompts, e.g. --task.train=prompts.jsonl")
+            raise ConfigError("train", "must name a file of prompts, e.g. prompts.jsonl")
 
 
 @config.record
@@ -98,30 +98,25 @@ def from_file(
     With `supervised` its answers are those of `prompts.Row.demonstrations`.
 
     Raises:
-      UsageError: names the flag, the file and the line.
+      ConfigError: names the flag, the file and the line.
     """
     if text is not None and characters:
-        raise UsageError("--task.characters has no effect with the tokenizer of a pretrained model")
+        raise ConfigError("task.characters", "has no effect with a pretrained model's tokenizer")
     whole |= supervised
     parts = read_rows(train, test, test_fraction, answers=answers, whole=whole, texts=supervised)
-    try:
-        if supervised:
-            parts = demonstrated(parts)
-        (rows, validation, held_out), text = worded(parts, text, **wording)
-        return prompts.make_task(
-            train,
-            rows,
-            held_out,
-            validation=validation,
-            characters=characters,
-            max_prompt_length=max_prompt_length,
-            text=text,
-            whole=whole,
-        )
-    except ConfigError as error:
-        # It begins with the place of the row.
-        side = "test" if test and str(error).startswith(test) else "train"
-        raise UsageError(f"--task.{side}: {error}") from None
+    if supervised:
+        parts = demonstrated(parts)
+    (rows, validation, held_out), text = worded(parts, text, **wording)
+    return prompts.make_task(
+        train,
+        rows,
+        held_out,
+        validation=validation,
+        characters=characters,
+        max_prompt_length=max_prompt_length,
+        text=text,
+        whole=whole,
+    )
 
 
 def demonstrated(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Row]]:
@@ -138,7 +133,7 @@ def demonstrated(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Ro
         found.append([each for each in shown if each.identity(True) not in seen])
         seen |= {each.identity(True) for each in shown}
         if part and not found[-1]:
-            raise ConfigError(f"{part[0].place}: all that is held out is trained on as well")
+            raise part[0].error("every held-out demonstration is a training demonstration as well")
     return found
 
 
@@ -153,14 +148,14 @@ def worded(
     """Rows as `Prompts` has them, and how they are read.
 
     Raises:
-      UsageError: arguments of a template that is not used.
+      ConfigError: arguments of a template that is not used.
     """
     written = [[row.worded(template, system) for row in part] for part in parts]
     arguments = flags.json_object("task.template_arguments", template_arguments)
     if arguments and (text is None or prompts.MESSAGES not in written[0][0].columns):
-        raise UsageError(
-            "--task.template_arguments has no effect unless a pretrained model reads messages: "
-            "rows with messages, or --task.template=chat"
+        raise ConfigError(
+            "task.template_arguments",
+            "has no effect unless a pretrained model reads messages or task.template = chat",
         )
     return written, text and text._replace(arguments=arguments)
 
@@ -171,23 +166,13 @@ def read_rows(
     """Training, validation and test rows of `--task=file`, in the order of its task.
 
     Raises:
-      UsageError: names the flag, the file and the line.
+      ConfigError: names the flag, the file and the line.
     """
-    with naming("task.train"):
-        rows = prompts.read_jsonl(train, answers=answers, texts=texts)
-    with naming("task.test"):
-        tests = [prompts.read_jsonl(test, answers=answers, texts=texts)] if test else []
-    with naming("task.train"):
-        return prompts.split(rows, test_fraction, 1 if test else 2, whole=whole) + tests
-
-
-@contextlib.contextmanager
-def naming(flag: str) -> Iterator[None]:
-    """Inside, a ConfigError becomes a UsageError that names the flag."""
-    try:
-        yield
-    except ConfigError as error:
-        raise UsageError(f"--{flag}: {error}") from None
+    rows = prompts.read_jsonl(train, answers=answers, texts=texts)
+    tests = (
+        [prompts.read_jsonl(test, answers=answers, texts=texts, flag="task.test")] if test else []
+    )
+    return prompts.split(rows, test_fraction, 1 if test else 2, whole=whole) + tests
 
 
 def from_reasoning_gym(
@@ -207,25 +192,21 @@ def from_reasoning_gym(
     All items have answers, whether `answers` are needed or not.
 
     Raises:
-      UsageError: the extra is not installed, or a flag is invalid; names it.
+      ConfigError: the extra is not installed, or a flag is invalid; names it.
     """
-    errors.require("task=reasoning_gym", "reasoning_gym", "language")
+    errors.require("task", "reasoning_gym", "language")
     from jaxrl_po.run.data import reasoning
 
     errors.lookup("task.dataset", dataset, dict.fromkeys(reasoning.NAMES))
     further = flags.json_object("task.options", options)
     try:
         items = reasoning.items(dataset, seed=seed, size=size, options=further)
-        rows = [prompts.Row(item, f"item {i} of {dataset}") for i, item in enumerate(items)]
-        parts, text = worded(prompts.split(rows, test_fraction, 2), text, **wording)
-        train, validation, test = parts
-        return prompts.make_task(
-            dataset,
-            train,
-            test,
-            validation=validation,
-            max_prompt_length=max_prompt_length,
-            text=text,
-        )
-    except ValueError as error:  # ConfigError is a subclass
-        raise UsageError(f"--task.dataset={dataset}: {error}") from None
+    except ValueError as error:
+        raise ConfigError("task.dataset", str(error)) from None
+    places = (f"item {i} of {dataset}" for i in range(size))
+    rows = list(map(prompts.Row, items, places, itertools.repeat("task.dataset")))
+    parts, text = worded(prompts.split(rows, test_fraction, 2), text, **wording)
+    train, validation, test = parts
+    return prompts.make_task(
+        dataset, train, test, validation=validation, max_prompt_length=max_prompt_length, text=text
+    )

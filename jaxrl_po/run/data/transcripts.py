@@ -35,7 +35,7 @@ def number(value: float | None, form: str = "g") -> str:
 
 def latest(path: Path) -> str:
     """All that was written at the last evaluation; empty if nothing was."""
-    rows = metrics.read(path)
+    rows = metrics.read(path, "run")
     return "\n\n".join(_whole(row) for row in rows if row["iteration"] == rows[-1]["iteration"])
 
 

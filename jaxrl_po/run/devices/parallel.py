@@ -158,9 +158,10 @@ def choose(
     placement = placement._replace(shard_params=shard_params, described=described)
     if jax.process_count() > 1 and placement.num_devices != jax.device_count():
         raise ConfigError(
-            f"devices must be all {jax.device_count()} of the {jax.process_count()} "
-            f"processes, got {placement.num_devices}: let them divide the {num_seeds} seeds "
-            f"or the {num_rows} rows (environments or prompts)"
+            "devices",
+            f"must be all {jax.device_count()} of the {jax.process_count()} processes, got "
+            f"{placement.num_devices}: let them divide the {num_seeds} seeds or the {num_rows} "
+            "rows",
         )
     return placement
 
@@ -185,14 +186,13 @@ def _choose(
             if shardable % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)
         )
     if wanted > available:
-        raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
+        raise ConfigError("devices", f"must be at most {available}, all there are, got {wanted}")
     if shardable % wanted == 0:
         return Placement(num_seeds, wanted, 1)
     if num_rows % wanted == 0:
         return Placement(num_seeds, 1, wanted)
     raise ConfigError(
-        f"devices={wanted} must divide the {num_seeds} seeds or the {num_rows} rows "
-        "(environments or prompts)"
+        "devices", f"must divide the {num_seeds} seeds or the {num_rows} rows, got {wanted}"
     )
 
 
@@ -204,12 +204,11 @@ def _parse_mesh(mesh: str, devices: int | None) -> dict[str, int]:
         known = name in ("seed", "data", "model") and name not in axes
         if not (known and count.isdecimal() and int(count) > 0):
             raise ConfigError(
-                "mesh must read like seed:2,data:4,model:1, each axis once, with counts of at "
-                f"least 1, got {mesh!r}"
+                "mesh", f"must read like seed:2,data:4,model:1, each axis once, got {mesh!r}"
             )
         axes[name] = int(count)
     if devices not in (None, total := math.prod(axes.values())):
-        raise ConfigError(f"mesh={mesh} has {total} devices, but devices={devices}")
+        raise ConfigError("mesh", f"{mesh} has {total} devices, but devices = {devices}")
     return {"seed": 1, "data": 1, "model": 1} | axes
 
 
@@ -218,12 +217,15 @@ def _by_hand(
 ) -> Placement:
     placement = Placement(num_seeds, axes["seed"], axes["data"], axes["model"])
     if placement.num_devices > available:
-        needs = f"needs {placement.num_devices} devices, and there are {available}"
-        raise ConfigError(f"mesh={mesh} {needs}")
+        raise ConfigError(
+            "mesh", f"{mesh} needs {placement.num_devices} devices, there are {available}"
+        )
     rows = ("data", num_rows, "rows (environments or prompts)")
     for name, size, what in (("seed", num_seeds, "seeds"), rows):
         if size % axes[name]:
-            raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {size} {what}")
+            raise ConfigError(
+                "mesh", f"{name}:{axes[name]} must divide the {size} {what}, got {mesh}"
+            )
     return placement
 
 
@@ -231,7 +233,7 @@ def _parse_devices(devices: str | int) -> int | None:
     if devices == "auto":
         return None
     if not str(devices).isdecimal() or int(devices) < 1:
-        raise ConfigError(f"devices must be 'auto' or a positive number, got {devices!r}")
+        raise ConfigError("devices", f"must be auto or a positive number, got {devices!r}")
     return int(devices)
 
 
@@ -240,7 +242,9 @@ def _available(wanted: int | None, num_processes: int, described: tuple[Any, ...
     if described:
         return len(described)
     if wanted and num_processes and wanted % num_processes:
-        raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
+        raise ConfigError(
+            "devices", f"must be a multiple of the {num_processes} processes, got {wanted}"
+        )
     count = wanted // num_processes if wanted and num_processes else backend.cores()
     with contextlib.suppress(RuntimeError):  # the backend is already running: use it as it is
         jax.config.update("jax_num_cpu_devices", count)
@@ -258,8 +262,9 @@ def device_count() -> int:
     except (RuntimeError, AssertionError) as error:  # the latter where no plugin has that name
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         raise ConfigError(
-            f"JAX_PLATFORMS={platforms} must name backends that are installed and have a device, "
-            f"such as cpu: {str(error) or 'there is none'}"
+            "devices",
+            f"JAX_PLATFORMS = {platforms} must name backends that are installed and have a "
+            f"device, such as cpu: {str(error) or 'no device found'}",
         ) from None
 
 

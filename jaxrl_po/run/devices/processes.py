@@ -39,17 +39,16 @@ def start(
       timeout: seconds to wait for all processes to join, and later for a heartbeat of each.
 
     Raises:
-      UsageError: there is no cluster to ask, or not all processes joined in time.
+      ConfigError: there is no cluster to ask, or not all processes joined in time.
     """
     host, _, port = coordinator.rpartition(":")
     if coordinator and not (host and port.isdecimal() and 0 < int(port) < 2**16):
-        raise UsageError(
-            f"--coordinator must read like host:port, e.g. 10.0.0.1:1234, got {coordinator!r}"
+        raise ConfigError(
+            "coordinator", f"must read like host:port, e.g. 10.0.0.1:1234, got {coordinator!r}"
         )
     if num_processes and process_id >= num_processes:
-        raise UsageError(
-            f"--process_id={process_id} must be below --num_processes={num_processes}; the "
-            "first is 0"
+        raise ConfigError(
+            "process_id", f"must be below num_processes = {num_processes}, got {process_id}"
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # The service would intercept SIGTERM, which the runner handles itself.
@@ -75,19 +74,20 @@ def start(
     thread.start()
     thread.join(timeout)
     if thread.is_alive():
-        raise UsageError(
-            f"--distributed: not all processes met within --coordinator_timeout={timeout} "
-            f"s; {_answer(coordinator)}"
+        raise ConfigError(
+            "distributed",
+            f"not all processes met within coordinator_timeout = {timeout} s; "
+            f"{_answer(coordinator)}",
         )
     for error in failures:
-        why = f"--coordinator={coordinator} cannot be used by process {process_id}: {error}"
-        if not (coordinator and num_processes and process_id >= 0):
-            why = (
-                "--distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI) to tell "
-                "what is missing: give --coordinator=host:port, --num_processes and --process_id "
-                f"({error})"
-            )
-        raise UsageError(why) from None
+        if coordinator and num_processes and process_id >= 0:
+            why = f"{coordinator} cannot be used by process {process_id}: {error}"
+            raise ConfigError("coordinator", why) from None
+        raise ConfigError(
+            "distributed",
+            "found no cluster (SLURM, Kubernetes, TPU pod, Open MPI) to tell the rest: give "
+            f"coordinator (host:port), num_processes and process_id ({error})",
+        ) from None
 
 
 def _answer(coordinator: str) -> str:
@@ -99,12 +99,12 @@ def _answer(coordinator: str) -> str:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
         return (
-            f"nothing answers at --coordinator={coordinator} ({error.strerror or error}): is it "
+            f"nothing answers at coordinator = {coordinator} ({error.strerror or error}): is it "
             "where process 0 runs?"
         )
     return (
-        f"--coordinator={coordinator} answers: has every --process_id from 0 to --num_processes "
-        "- 1 been started, once each?"
+        f"coordinator = {coordinator} answers: has every process_id from 0 to num_processes - 1 "
+        "been started, once each?"
     )
 
 
@@ -174,8 +174,8 @@ def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
       equal in all processes.
 
     Raises:
-      UsageError, ConfigError: raised in the block, by this or another process, or a setting
-        differs between processes; the first such flag is named.
+      UsageError, ConfigError: raised in the block by this or another process.
+      ConfigError: names the first setting that differs between processes.
     """
     settings: dict[str, Any] = {}
     raised: Exception | None = None
@@ -184,11 +184,13 @@ def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
     except (UsageError, ConfigError) as caught:
         raised = caught
     if several():
-        reports = gather([settings, raised and str(raised)])
+        parts = [raised.field, raised.message] if isinstance(raised, ConfigError) else [str(raised)]
+        reports = gather([settings, raised and parts])
         _compare([report[0] for report in reports if report[0]])
-        for i, (_, message) in enumerate(reports):
-            if raised is None and message is not None:
-                raise UsageError(f"process {i}: {message}")
+        for i, (_, parts) in enumerate(reports):
+            if raised is None and parts is not None:
+                message = f"process {i}: {parts[-1]}"
+                raise ConfigError(parts[0], message) if len(parts) > 1 else UsageError(message)
     if raised is not None:
         raise raised
 
@@ -198,9 +200,10 @@ def _compare(settings: list[dict[str, Any]]) -> None:
         for name in settings[0] | other:
             first, its = settings[0].get(name, ABSENT), other.get(name, ABSENT)
             if first != its:
-                raise UsageError(
-                    f"--{name} must be the same in all processes, but is {shown(first)} in "
-                    f"process 0 and {shown(its)} in process {i}"
+                raise ConfigError(
+                    name,
+                    f"must be the same in all processes, but is {shown(first)} in process 0 and "
+                    f"{shown(its)} in process {i}",
                 )
 
 

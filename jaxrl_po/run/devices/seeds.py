@@ -146,8 +146,8 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: Any
     shared = jax.tree.leaves(each)  # True where all seeds share the leaf
     if any(used and not free for used, free in zip(read, shared, strict=True)):
         raise ConfigError(
-            "frozen parameters must not depend on the key: all seeds share one copy; load or draw "
-            "them before the problem is made"
+            "learner",
+            "must have frozen parameters that do not depend on the key: load or draw them first",
         )
 
 

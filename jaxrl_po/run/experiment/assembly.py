@@ -94,7 +94,7 @@ class Script(NamedTuple):
       rows: records to the rows (environments or prompts) of one seed.
       steps: records to the environment steps (or completions) of one iteration of one seed.
       shards_params: options to whether parameters are sharded over the data devices.
-      build: `(records, algorithm, placement) -> Setup`; raises ConfigError or UsageError.
+      build: `(records, algorithm, placement) -> Setup`; raises ConfigError.
       title: records to a title: algorithm and environment or task.
       unit: name of a step, plural.
       curves: metrics to draw, with their labels.

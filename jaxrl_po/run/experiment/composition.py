@@ -158,7 +158,7 @@ class Composition(NamedTuple):
 def sharded(
     records: Mapping[str, Any], start: models.Start, placement: Placement
 ) -> tuple[Transformer, Transformer | None]:
-    """The policy and, for the methods that have one, the critic; raises UsageError."""
+    """The policy and, for the methods that have one, the critic; raises ConfigError."""
     policy, critic = start.policy, None
     if records[""].algorithm in methods.WITH_CRITIC:
         sizes = records["critic" if start.base else "model"]

@@ -18,7 +18,6 @@ from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, earlier, methods, suites, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
@@ -121,16 +120,18 @@ class Options(RunOptions):
         super().validate()
         if bool(self.demonstrations) != (self.algorithm in methods.SUPERVISED):
             raise ConfigError(
-                f"demonstrations={self.demonstrations} must name an .npz file with algorithm=sft, "
-                "and be left out with any other"
+                "demonstrations",
+                "must name an .npz file with algorithm = sft and be left out with any other, got "
+                f"{self.demonstrations!r}",
             )
         if self.demonstrations and vector_envs.is_host(self.env):
-            raise ConfigError(f"demonstrations must be left out with env={self.env}: it is for JAX")
+            raise ConfigError(
+                "demonstrations", f"must be left out with env = {self.env}, which is not in JAX"
+            )
         for name in ("distributed", "deterministic", "reproducible"):
             if getattr(self, name) and vector_envs.is_host(self.env):
                 raise ConfigError(
-                    f"{name} must be off with env={self.env}: environments of the host run in one "
-                    "process, and their states cannot be saved"
+                    name, f"must be off with env = {self.env}: its states cannot be saved"
                 )
 
 
@@ -143,12 +144,13 @@ def sampling(options: Options) -> Sampling:
     """The way to collect rollouts that the options ask for."""
     chosen = default_sampling(options) if options.sampling == "auto" else options.sampling
     if options.critic and chosen != "path":
-        raise UsageError(f"--critic must be left out: --sampling={chosen} has none")
+        raise ConfigError("critic", f"must be left out: sampling = {chosen} has no critic")
     if vector_envs.is_host(options.env) and chosen in ("groups", "vine"):
-        raise UsageError(
-            f"--env={options.env} runs on the host, where no state can be returned to, which "
-            f"--sampling={chosen} does: choose --sampling=path and one of "
-            f"{', '.join(methods.WITH_CRITIC)}, or an environment of gymnax"
+        raise ConfigError(
+            "env",
+            f"{options.env} cannot return to a state, as sampling = {chosen} does: choose "
+            f"sampling = path and one of {', '.join(methods.WITH_CRITIC)}, or an environment of "
+            "gymnax",
         )
     return SAMPLINGS[chosen]
 
@@ -233,9 +235,10 @@ def build_problem(
     if vector_envs.is_host(options.env):
         source = vector_envs.find(options.env, options.env_params)
         if source.max_steps is None:
-            raise UsageError(
-                f"--env={options.env} must bound its episodes for an evaluation: give "
-                '--env_params={"max_episode_steps": 1000}, say'
+            raise ConfigError(
+                "env",
+                f"{options.env} must bound its episodes for an evaluation: give env_params = "
+                '{"max_episode_steps": 1000}, say',
             )
         problem = control.recorded_from_settings(
             source.spaces, settings, network, axis_name=axis_name, target=target, **own
@@ -247,11 +250,10 @@ def build_problem(
     )
     if options.demonstrations:
         steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
-        if options.sampling not in ("auto", "path") or settings.normalize_observations:
-            raise UsageError(
-                "--sampling must be path and --problem.normalize_observations off with "
-                "--demonstrations"
-            )
+        if options.sampling not in ("auto", "path"):
+            raise ConfigError("sampling", "must be path with demonstrations")
+        if settings.normalize_observations:
+            raise ConfigError("problem.normalize_observations", "must be off with demonstrations")
         problem = control.demonstrated(problem, *steps, num_steps=settings.num_steps)
     return Built(problem, control.adapt(env).spaces, env, None)
 
@@ -277,10 +279,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     options, settings = records[""], records["problem"]
     for name in ("overlong_filtering", "soft_overlong"):
         if vars(records["config"]).get(name):
-            raise UsageError(
-                f"--config.{name} must be false on control: an episode that reaches its "
-                "time limit is not too long"
-            )
+            raise ConfigError(f"config.{name}", "must be false in control: no episode is too long")
     make = algorithm.make
     if options.sampling == "vine":
         for name in sorted(VINE_DOES_WITHOUT & vars(records["config"]).keys()):
@@ -288,7 +287,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
                 records["config"],
                 name,
                 "sampling is another than vine, which has no critic and the discount of "
-                "--problem.discount",
+                "problem.discount",
             )
         if options.algorithm in ("npg", "trpo") and settings.num_branches:
             surrogate = functools.partial(self_normalized, settings.num_branches)

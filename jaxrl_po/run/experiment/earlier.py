@@ -1,8 +1,7 @@
 """Settings and states of earlier runs, with errors that name the flag of an unsuitable run."""
 
-import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from jaxrl_po.control import statistics
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly, flags, methods, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options
@@ -32,7 +30,7 @@ WHICH = (
 )
 
 
-class NoCheckpoint(UsageError):
+class NoCheckpoint(ConfigError):
     """The folder of a run holds no checkpoint of a kind."""
 
 
@@ -45,7 +43,7 @@ def read(script: Script, flag: str, run: str) -> dict[str, Any]:
       run: the folder.
 
     Raises:
-      UsageError: not a run of that script, or one of another version of the library; names the
+      ConfigError: not a run of that script, or one of another version of the library; names the
         flag.
     """
     return read_any([script], flag, run)[1]
@@ -59,43 +57,46 @@ def read_any(
     `own` are objects that were given in Python, by flag, and are given again.
     """
     script, stored = maker(scripts, flag, run)
-    with blame(flag, run):
+    try:
         return script, plan.parse(script, [], {**stored, **own})
+    except ConfigError as error:
+        raise unsuitable(flag, run, error) from None
 
 
 def maker(scripts: Collection[Script], flag: str, run: str) -> tuple[Script, dict[str, Any]]:
     """The script among several that made an earlier run, and its settings as stored; see `read`."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
-        raise UsageError(
-            f"--{flag} must name the folder of a run of {makers}, e.g. --{flag}=runs/first"
-        )
+        raise ConfigError(flag, f"must name the folder of a run of {makers}, e.g. runs/first")
     found = settings_of(flag, run, makers)
     for script in scripts:
         if found["script"] == script.name:
             return script, found
     if found["script"] == TRAIN:
-        raise UsageError(
-            f"--{flag}={run} holds a run of run.train, whose learner is not stored: in Python, "
-            "run.load(folder, learner=…) gives its parameters"
+        raise ConfigError(
+            flag,
+            f"{run} holds a run of run.train, whose learner is not stored: in Python, "
+            "run.load(folder, learner=…) gives its parameters",
         )
-    raise UsageError(
-        f"--{flag}={run} must be the folder of a run of {makers}, not of jaxrl-po {found['script']}"
+    raise ConfigError(
+        flag, f"must be the folder of a run of {makers}, got {run} of {found['script']}"
     )
 
 
 def settings_of(flag: str, run: str, makers: str) -> dict[str, Any]:
     """The settings of an earlier run, as stored; `makers`, for messages, could have made it."""
-    wanted = f"--{flag}={run} must be the folder of a run of {makers}"
+    wanted = f"must be the folder of a run of {makers}, got {run}"
     try:
-        found = folder.read_settings(Path(run))
+        found = folder.read_settings(Path(run), flag)
     except OSError:
-        raise UsageError(f"{wanted}; it holds no {folder.CONFIG}") from None
+        raise ConfigError(flag, f"{wanted}; it holds no {folder.CONFIG}") from None
+    except ConfigError:
+        raise
     except ValueError:
-        raise UsageError(f"--{flag}={run} holds a {folder.CONFIG} that is damaged") from None
-    folder.require_links(f"--{flag}={run}", Path(run))
+        raise ConfigError(flag, f"{run} holds a damaged {folder.CONFIG}") from None
+    folder.require_links(flag, Path(run))
     if "script" not in found:
-        raise UsageError(f"{wanted}; its {folder.CONFIG} is that of something else")
+        raise ConfigError(flag, f"{wanted}; its {folder.CONFIG} is that of something else")
     return found
 
 
@@ -117,7 +118,7 @@ def state(
       `(experiment, iteration, state)`; leaves of the state `[S, …]`, but for what is frozen.
 
     Raises:
-      UsageError: no such checkpoint, one of another version of the library, or a file of the
+      ConfigError: no such checkpoint, one of another version of the library, or a file of the
         user's own that is gone.
     """
     options = records[""]
@@ -125,12 +126,9 @@ def state(
     data = [Path(settings[name]) for name in user_code.DATA if settings.get(name)]
     for file in [*user_code.files(vars(options)), *data]:
         if not file.is_file():
-            raise UsageError(
-                f"--{flag}={run} was made with {file}, which must be there again, "
-                "or unchanged in the current folder"
-            )
+            raise ConfigError(flag, f"{run} was made with {file}, which must be there again")
     parallel.device_count()
-    with blame(flag, run):
+    try:
         placement = Placement(options.seeds, 1, 1)
         algorithm = methods.ALGORITHMS[options.algorithm]
         records = script.continued(records)
@@ -141,6 +139,10 @@ def state(
         require_base(experiment.base, flag, run)
         of_run = dataclasses.replace(options, out=run)
         return experiment, *state_of(experiment, of_run, flag, kind, optimizer=False)
+    except NoCheckpoint:
+        raise
+    except (CheckpointError, ConfigError) as error:
+        raise unsuitable(flag, run, error) from None
 
 
 def state_of(
@@ -156,7 +158,7 @@ def state_of(
       optimizer: whether to restore the optimizer state, which is None otherwise.
 
     Raises:
-      UsageError: no such checkpoint.
+      ConfigError: no such checkpoint.
       CheckpointError: it is that of another learner.
     """
     job = assembly.make_job(setup, options, Placement(options.seeds, 1, 1))
@@ -165,43 +167,36 @@ def state_of(
     found = checkpoint.peek(Path(options.out) / "checkpoints" / kind, like, without=without)
     if found is None:
         raise NoCheckpoint(
-            f"--checkpoint={kind}: --{flag}={options.out} holds no intact checkpoint of that kind; "
-            "wait for one or choose the other kind"
+            "checkpoint",
+            f"{flag} = {options.out} holds no intact {kind} checkpoint; wait for one or choose "
+            "the other kind",
         )
     return found[0], programs.with_frozen(found[1], job)
 
 
 def require_seed(name: str, index: int, seeds: int, flag: str, run: str) -> None:
-    """Raises UsageError unless the flag `name` is the index of one of a run's seeds."""
+    """Raises ConfigError unless the flag `name` is the index of one of a run's seeds."""
     if not 0 <= index < seeds:
-        raise UsageError(f"--{name}={index} must be below {seeds}, the seeds of --{flag}={run}")
+        raise ConfigError(name, f"must be below {seeds}, the seeds of {flag} = {run}, got {index}")
 
 
 def require_base(digest: str, flag: str, run: str) -> None:
-    """Raises UsageError unless the adapters of a run were trained over the base with this digest.
+    """Raises ConfigError unless the adapters of a run were trained over the base with this digest.
 
     Args:
       digest: of the base as it is now; empty where the run has no adapters.
       flag: name of the flag that names the run, for messages.
       run: its folder.
     """
-    stored = folder.read_settings(Path(run))
-    provenance.require_data(provenance.BASE, digest, stored.get("resolved", {}), f"--{flag}={run}")
+    stored = folder.read_settings(Path(run), flag)
+    provenance.require_data(provenance.BASE, digest, stored.get("resolved", {}), flag, run)
 
 
-@contextlib.contextmanager
-def blame(flag: str, run: str) -> Iterator[None]:
-    """Inside, errors about stored settings or states become a `UsageError` that names the flag."""
-    try:
-        yield
-    except NoCheckpoint:
-        raise
-    except UserCodeError as error:
-        raise UsageError(f"--{flag}={run}: {error}") from None
-    except (CheckpointError, ConfigError, UsageError) as error:
-        raise UsageError(
-            f"--{flag}={run} does not suit this version of the library: {error}"
-        ) from None
+def unsuitable(flag: str, run: str, error: Exception) -> ConfigError:
+    """Returns the error about a run whose settings or state raise an error when they are used."""
+    other_version = not isinstance(error, UserCodeError)
+    why = " does not suit this version of the library" if other_version else ""
+    return ConfigError(flag, f"{run}{why}: {error}")
 
 
 def begun(script: Script, problem: Problem, run: str) -> Problem:
@@ -215,7 +210,7 @@ def begun(script: Script, problem: Problem, run: str) -> Problem:
       run: the folder.
 
     Raises:
-      UsageError: the policy has other shapes, or only one of them normalises observations.
+      ConfigError: the policy has other shapes, or only one of them normalises observations.
     """
     records = read(script, "init_from", run)
     saved = of_seed(state(script, records, "init_from", run, "latest")[2])
@@ -223,15 +218,16 @@ def begun(script: Script, problem: Problem, run: str) -> Problem:
     its, ours = (_shapes(params.variables("policy")) for params in (saved.params, fresh))
     for name in sorted(its.keys() | ours.keys()):
         if its.get(name) != ours.get(name):
-            raise UsageError(
-                f"--init_from={run}: its policy has {its.get(name, 'nothing')} at {name}, and this "
-                f"one {ours.get(name, 'nothing')}: give --env and --network of that run"
+            raise ConfigError(
+                "init_from",
+                f"the policy of {run} has {its.get(name, 'nothing')} at {name}, and this one "
+                f"{ours.get(name, 'nothing')}: give env and network of that run",
             )
     kept = statistics.OBSERVATION_STATISTICS
     if (kept in saved.collector.replicated) != (kept in collector.replicated):
         was = flags.shown(kept in saved.collector.replicated)
-        raise UsageError(
-            f"--problem.normalize_observations must be {was}, as in the run in --init_from={run}"
+        raise ConfigError(
+            "problem.normalize_observations", f"must be {was}, as in init_from = {run}"
         )
     of_run = {kept: saved.collector.replicated[kept]} if kept in collector.replicated else {}
     same_critic = _shapes(saved.params.variables("value")) == _shapes(fresh.variables("value"))

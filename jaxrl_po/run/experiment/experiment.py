@@ -9,7 +9,6 @@ from typing import Any, Self
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, flags, language, models, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.user_code import Given
@@ -45,17 +44,16 @@ class Experiment:
 
     def __init__(self, *, over: Mapping[str, Any] = MappingProxyType({}), **flags_: Any):
         if {"env", "task"} <= flags_.keys():
-            raise ConfigError("env must be left out beside task: an experiment has one of them")
+            raise ConfigError("env", "must be left out beside task: an experiment has one of them")
         given = with_names({**flags_, **over})
         own = {field.name for field in dataclasses.fields(language.Options)}
         shared = {field.name for field in dataclasses.fields(control.Options)}
         script = SCRIPTS["language" if flags_.keys() & own - shared else "control"]
-        with flags.as_arguments():
-            self._read(script, given)
+        self._read(script, given)
 
     @classmethod
     def parse(cls, script: Script, argv: Sequence[str]) -> Self:
-        """The experiment of a command's arguments; raises UsageError."""
+        """The experiment of a command's arguments; raises ConfigError."""
         made = object.__new__(cls)
         made._read(script, {}, argv)
         return made
@@ -101,9 +99,10 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
         if not plain or isinstance(value, AnyTask):
             if name not in user_code.FLAGS:
                 raise ConfigError(
-                    f"{name} must be a number or text, got {type(value).__name__}: objects are for "
+                    name,
+                    f"must be a number or text, got {type(value).__name__}: objects are for "
                     f"{', '.join(user_code.FLAGS)}; a loss, an advantage or an optimizer goes to "
-                    "the method's make, and its learner to run.train"
+                    "the method's make, and its learner to run.train",
                 )
             named[name] = user_code.named(name, value)
     return named
@@ -113,11 +112,11 @@ def of_folder(out: str, **more: Any) -> Experiment:
     """The experiment that goes on with the run in a folder.
 
     Raises:
-      UsageError: it holds no run of a command.
+      ConfigError: it holds no run of a command.
     """
     stored = folder.inspect(out, resume=True, overwrite=False)
     if stored.get("script") not in SCRIPTS:
-        raise UsageError(f"--out={out} must hold a run of jaxrl-po {' or '.join(SCRIPTS)}")
+        raise ConfigError("out", f"must hold a run of jaxrl-po {' or '.join(SCRIPTS)}, got {out}")
     made = object.__new__(Experiment)
     made._read(SCRIPTS[stored["script"]], with_names({"out": out, "resume": True, **more}))
     return made

@@ -6,16 +6,14 @@ documentation cannot disagree. A field whose default is None is set by code (a d
 has no flag.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import functools
 import json
-import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags as absl_flags
@@ -42,6 +40,21 @@ COMMON = {
     *("num_digits", "length", "max_turns", "train", "test", "template", "steps"),
     *("evaluations", "draws"),
 }
+
+
+class _Named(absl_flags.ArgumentParser[Any]):
+    """A parser whose error names the flag and the kind of value that it takes."""
+
+    def __init__(self, name: str, kind: type, parser: Any):
+        self.name, self.kind, self.parser = name, kind, parser
+
+    def parse(self, argument: Any) -> Any:
+        try:
+            return self.parser.parse(argument)
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError(
+                self.name, f"must be {_TYPES[self.kind][1]}, got {argument!r}"
+            ) from None
 
 
 class _Integer(absl_flags.IntegerParser):
@@ -104,8 +117,9 @@ def parse(
       if it has one.
 
     Raises:
-      UsageError: an unknown flag (the nearest is suggested), a value of the wrong type or out of
-        its range, a stray argument.
+      ConfigError: an unknown flag (the nearest is suggested), or a value of the wrong type or out
+        of its range; the field is the flag without its dashes.
+      UsageError: a stray argument.
 
     Example:
       >>> @config.record
@@ -115,7 +129,7 @@ def parse(
       {'problem': Settings(envs=3)}
       >>> parse(["--problem.env=3"], {"problem": Settings})
       Traceback (most recent call last):
-      jaxrl_po...UsageError: --problem.env is not a flag; did you mean --problem.envs?
+      jaxrl_po...ConfigError: problem.env: is not a setting; did you mean problem.envs?
     """
     return fill(given(argv, sections, partial=partial), sections, stored=stored, defaults=defaults)
 
@@ -144,8 +158,10 @@ def fill(
                 assumed[field.name] = tuple(value) if isinstance(value, list) else value
             elif defaults and name in defaults:
                 assumed[field.name] = defaults[name]
-        with blame({prefix: record}):
+        try:
             records[prefix] = _checked(record, fields, assumed)
+        except ConfigError as error:
+            raise located(error, {prefix: record}) from None
     return records
 
 
@@ -168,6 +184,7 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
             name, default = join(prefix, field.name), field.default
             types[name] = _type(field)
             _TYPES[types[name]][0](name, default, field.metadata["doc"], flag_values=values)
+            values[name].parser = _Named(name, types[name], values[name].parser)
     _absorb(values, argv, types, partial)
     return {name: values[name].value for name in types if values[name].present}
 
@@ -180,18 +197,18 @@ def require_kinds(given: Mapping[str, Any], read: Mapping[str, Any]) -> None:
       read: flag name to the value of the flag.
 
     Raises:
-      UsageError: names the first flag with a value of another kind.
+      ConfigError: names the first flag with a value of another kind.
 
     Example:
       >>> require_kinds({"seeds": "4"}, {"seeds": 4})
       Traceback (most recent call last):
-      jaxrl_po...UsageError: --seeds must be an integer, got '4'
+      jaxrl_po...ConfigError: seeds: must be an integer, got '4'
     """
     for name, value in given.items():
         kind = type(read.get(name))
         text = kind in (int, float) and isinstance(value, str)
         if text or (kind is bool and not isinstance(value, bool)):
-            raise UsageError(f"--{name} must be {_TYPES[kind][1]}, got {value!r}")
+            raise ConfigError(name, f"must be {_TYPES[kind][1]}, got {value!r}")
 
 
 def _checked(record: type, fields: Values, assumed: Values) -> Any:
@@ -231,31 +248,21 @@ def join(prefix: str, name: str) -> str:
 def _absorb(
     values: absl_flags.FlagValues, argv: Sequence[str], types: Mapping[str, type], partial: bool
 ) -> None:
-    """Parses `argv` into `values`; errors of absl become `UsageError`."""
+    """Parses `argv` into `values`; errors of absl become `ConfigError` or `UsageError`."""
     try:
         for word in argv:
             word.encode()  # what is no UTF-8 could not be written down
         stray = values(["program", *argv], known_only=partial)[1:]
     except absl_flags.UnrecognizedFlagError as error:
-        raise UsageError(unknown_flag(error.flagname, types)) from None
+        raise ConfigError(error.flagname, unknown_flag(error.flagname, types)) from None
     except UnicodeEncodeError as error:
         raise UsageError(f"{error.object!a} must be UTF-8") from None
-    except (absl_flags.IllegalFlagValueError, ValueError) as error:
-        raise UsageError(_illegal(str(error), types)) from None
     except absl_flags.Error as error:
+        if isinstance(error.__context__, ConfigError):  # raised by `_Named`
+            raise error.__context__ from None
         raise UsageError(" ".join(str(error).split())) from None
     if stray and not partial:
         raise UsageError(f"{stray[0]!r} is not a flag; write --name=value")
-
-
-def _illegal(message: str, types: Mapping[str, type]) -> str:
-    name = next(
-        (name for name in sorted(types, key=len, reverse=True) if f"--{name}=" in message), None
-    )
-    if name is None:
-        return " ".join(message.split())
-    given = message.split(f"--{name}=", 1)[1].split(": ", 1)[0]
-    return f"--{name} must be {_TYPES[types[name]][1]}, got {given!r}"
 
 
 # What other libraries call a field, where the letters of our name do not tell.
@@ -278,11 +285,11 @@ ALIASES = {
 
 
 def unknown_flag(name: str, known: Iterable[str]) -> str:
-    """The message for a flag that does not exist, with what its field is called here.
+    """Returns the message for a flag that does not exist, with the name of its field here.
 
     Example:
       >>> unknown_flag("config.lr", ["config.gamma", "config.learning_rate"])
-      '--config.lr is not a flag; did you mean --config.learning_rate?'
+      'is not a setting; did you mean config.learning_rate?'
     """
     section, _, field = name.lower().replace("-", "_").rpartition(".")
     fields: dict[str, str] = {}  # to their flags, that of the same section if there is one
@@ -293,8 +300,8 @@ def unknown_flag(name: str, known: Iterable[str]) -> str:
         *(other for other in fields if _abbreviates(field, other)),
         *difflib.get_close_matches(field, fields, n=1, cutoff=0.5),
     ]
-    hint = f"did you mean --{fields[near[0]]}?" if near else "see --help"
-    return f"--{name} is not a flag; {hint}"
+    hint = f"did you mean {fields[near[0]]}?" if near else "see --help"
+    return f"is not a setting; {hint}"
 
 
 def _abbreviates(short: str, name: str) -> bool:
@@ -307,55 +314,31 @@ def _abbreviates(short: str, name: str) -> bool:
 
 
 def json_object(flag: str, text: str) -> Values:
-    """The value of a flag, a JSON object; raises UsageError for anything else."""
+    """Returns the value of a flag, a JSON object; raises ConfigError for anything else."""
     try:
         return dict(json.loads(text).items())
     except (AttributeError, ValueError):
-        raise UsageError(f"--{flag} must be a JSON object, got {text!r}") from None
+        raise ConfigError(flag, f"must be a JSON object, got {text!r}") from None
 
 
-@contextlib.contextmanager
-def blame(sections: Mapping[str, type]) -> Iterator[None]:
-    """Inside, a `ConfigError` about a field of `sections` becomes a `UsageError` about its flag.
-
-    A message is about the field whose name is its first word.
+def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
+    """Returns an error about a field of a section as one about its flag.
 
     Args:
-      sections: prefix to record class, searched in order.
-    """
-    try:
-        yield
-    except ConfigError as error:
-        message = " ".join(str(error).split())
-        words = re.match(r"\w+", message)
-        for prefix, record in sections.items():
-            if words and words.group() in {field.name for field in dataclasses.fields(record)}:
-                message = f"--{join(prefix, message)}"
-                break
-        raise UsageError(message) from None
-
-
-@contextlib.contextmanager
-def as_arguments() -> Iterator[None]:
-    """Context in which errors name arguments of Python; a `UsageError` becomes a `ConfigError`."""
-    try:
-        yield
-    except UsageError as error:
-        raise ConfigError(_without_dashes(str(error))) from None
-    except (ConfigError, RunError) as error:
-        error.args = tuple(_without_dashes(x) if isinstance(x, str) else x for x in error.args)
-        raise
-
-
-def _without_dashes(message: str) -> str:
-    """Returns a message on flags as one on arguments.
+      error: error whose field has no prefix yet; an error about another name is returned as it is.
+      sections: prefix to record class; the first record that has the field counts.
 
     Example:
-      >>> _without_dashes("--config.lr is not a flag; see --out=runs/a--b (XLA_FLAGS=--xla_a)")
-      'config.lr is not an argument; see out=runs/a--b (XLA_FLAGS=--xla_a)'
+      >>> @config.record
+      ... class Settings:
+      ...     num_envs: int = config.static(8, "environments side by side")
+      >>> located(ConfigError("num_envs", "must be even"), {"problem": Settings}).field
+      'problem.num_envs'
     """
-    text = message.replace("is not a flag", "is not an argument").replace("; see --help", "")
-    return re.sub(r"(?<![^\s('\"])--(?!xla_)(?=[a-z])", "", text)
+    for prefix, record in sections.items():
+        if error.field in {field.name for field in dataclasses.fields(record)}:
+            return ConfigError(join(prefix, error.field), error.message)
+    return error
 
 
 def usage(
@@ -464,7 +447,7 @@ def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
       record: the script's options.
 
     Raises:
-      UsageError: see `parse`.
+      ConfigError, UsageError: see `parse`.
     """
     sections = {"": record}
     if help_of(argv)[0]:
@@ -476,14 +459,15 @@ def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
 def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Runs a script and exits with its status.
 
-    A `UsageError` is one line on stderr and status 2, a `RunError`, a `MemoryError` or an `OSError`
-    one line and status 1. Neither needs somebody who reads them.
+    A `ConfigError` is one line on stderr that names the flag, and status 2, like a `UsageError`; a
+    `RunError`, a `MemoryError` or an `OSError` is one line and status 1. Neither needs a reader.
     """
     streams.guard()
     try:
         status = main(sys.argv[1:])
     except (UsageError, ConfigError, RunError, MemoryError) as error:
         name = "out of memory: " if isinstance(error, MemoryError) else ""
+        name = "--" if isinstance(error, ConfigError) else name
         print(f"error: {name}{' '.join(str(error).split())}", file=sys.stderr)
         status = 1 if isinstance(error, RunError | MemoryError) else 2
     except OSError as error:

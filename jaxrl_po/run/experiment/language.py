@@ -17,7 +17,6 @@ from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.data.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
     assembly,
     composition,
@@ -104,16 +103,12 @@ class Options(RunOptions):
         if not self.environment:
             return
         if self.algorithm in methods.SUPERVISED:
-            raise ConfigError(
-                f"environment must be left out with algorithm={self.algorithm}, which samples none"
-            )
-        beside = f"with environment={self.environment}"
+            raise ConfigError("environment", f"must be left out with algorithm = {self.algorithm}")
+        beside = f"with environment = {self.environment}"
         if self.distributed:
-            raise ConfigError(
-                f"distributed must be false {beside}: environments run in one process"
-            )
+            raise ConfigError("distributed", f"must be false {beside}: there is one process")
         if self.task != "file":
-            raise ConfigError(f"task must be file {beside}: its prompts come from a file")
+            raise ConfigError("task", f"must be file {beside}, got {self.task}")
 
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
@@ -225,10 +220,11 @@ def evaluations(composed: composition.Composition, rewarded: HostScore | None) -
 
 
 def demonstrated(options: Options, task: AnyTask) -> language.Task:
-    """The task of supervised training; raises UsageError for a dialogue, and unused options."""
+    """The task of supervised training; raises ConfigError for a dialogue, and unused options."""
     if isinstance(task, Dialogue):
-        raise UsageError(
-            f"--task={options.task} must be no dialogue with --algorithm={options.algorithm}"
+        raise ConfigError(
+            "task",
+            f"must not be a dialogue with algorithm = {options.algorithm}, got {options.task}",
         )
     for name in ("reward", "eval_samples"):
         config.require_effect(options, name, False, "the method samples completions")
@@ -249,15 +245,15 @@ def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, 
 
 
 def require_room(records: Mapping[str, Any], start: models.Start) -> None:
-    """Raises UsageError for a completion that has no budget, or no room in the model's context."""
+    """Raises ConfigError for a completion that has no budget, or no room in the model's context."""
     options, task = records[""], start.task
     if rewarding.unanswered(options, task):
         if not (records["problem"].max_new_tokens or start.base):
-            raise UsageError(
-                "--problem.max_new_tokens must be given where the prompts have no answers"
+            raise ConfigError(
+                "problem.max_new_tokens", "must be given where prompts have no answers"
             )
         if records["warm_start"].steps:
-            raise UsageError("--warm_start.steps needs prompts with answers")
+            raise ConfigError("warm_start.steps", "must be 0 where the prompts have no answers")
     context = start.base.text.context if start.base else 0
     budget = (
         composition.problem_settings(records, task, start.base).max_new_tokens or task.answer_length
@@ -265,9 +261,10 @@ def require_room(records: Mapping[str, Any], start: models.Start) -> None:
     longest = task.longest(budget) if isinstance(task, Dialogue) else budget
     whole = task.prompt_length + longest
     if 0 < context < whole:
-        raise UsageError(
-            f"--problem.max_new_tokens: the longest prompt and completion have {whole} tokens "
-            f"together, more than {context}, the context of --init_from={options.init_from}"
+        raise ConfigError(
+            "problem.max_new_tokens",
+            f"the longest prompt and completion have {whole} tokens together, more than "
+            f"{context}, the context of init_from = {options.init_from}",
         )
 
 

@@ -1,6 +1,5 @@
 """What a run trains: a new transformer, a pretrained one or that of an earlier run; adapters."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -24,11 +23,11 @@ from jaxrl_po.language.settings import Computation
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import earlier, flags, methods, tasks
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.store import checkpoint, folder
+from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
 
 DISTILLATION = "distillation"
@@ -76,27 +75,25 @@ def root(init_from: str, *seen: str) -> str:
     here, path = os.path.realpath(init_from), os.path.join(init_from, folder.CONFIG)
     if here in seen:
         raise UserCodeError(
-            f"--init_from leads back to {init_from}, which another run replaces, or has replaced: "
-            "keep the run that others began with"
+            "init_from", f"leads back to {init_from}, which another run replaces: keep it"
         )
     if not os.path.isfile(path):
         raise UserCodeError(
-            f"--init_from={init_from} must be the folder of a run of jaxrl-po language or of a "
-            f"pretrained model, or a GGUF file; it holds no {folder.CONFIG}"
+            "init_from",
+            "must be the folder of a run of jaxrl-po language or of a pretrained model, or a GGUF "
+            f"file, got {init_from}; it holds no {folder.CONFIG}",
         )
     try:
         stored = dict(json.loads(Path(path).read_text(encoding="utf-8-sig")))
     except (TypeError, ValueError):
-        raise UserCodeError(
-            f"--init_from={init_from} holds a {folder.CONFIG} that is damaged"
-        ) from None
+        raise UserCodeError("init_from", f"{init_from} holds a damaged {folder.CONFIG}") from None
     if "script" in stored:
         return root(stored.get("init_from", ""), here, *seen)
     return init_from if "model_type" in stored or "architectures" in stored else ""
 
 
 def require_effect(argv: Sequence[str], record: type) -> None:
-    """Raises UsageError for sizes beside a pretrained model, which has its own, and for rank 0.
+    """Raises ConfigError for sizes beside a pretrained model, which has its own, and for rank 0.
 
     Args:
       argv: arguments.
@@ -108,17 +105,18 @@ def require_effect(argv: Sequence[str], record: type) -> None:
     if not options.resume:
         tasks.require_flags(options.task, argv)
     if given.get("lora.rank") == 0:
-        raise UsageError(
-            "--lora.rank must lie in [1, inf), got 0; left out, every parameter is trained"
+        raise ConfigError(
+            "lora.rank", "must lie in [1, inf), got 0; leave it out to train all parameters"
         )
     if not root(options.init_from, *[os.path.realpath(options.out)] * options.overwrite):
         return
     for name in given:
         prefix, _, field = name.partition(".")
         if prefix == "model" and field not in vars(Computation()):
-            raise UsageError(
-                f"--{name} has no effect with --init_from={options.init_from}: a pretrained model "
-                "has its own sizes"
+            raise ConfigError(
+                name,
+                f"has no effect with init_from = {options.init_from}: a pretrained model has its "
+                "own",
             )
 
 
@@ -144,7 +142,7 @@ def read_base(init_from: str, settings: Any) -> Base | None:
       settings: record of `--model.*`, a `Computation`.
 
     Raises:
-      UsageError: it cannot be used; names the flag.
+      ConfigError: it cannot be used; names the flag.
     """
     path = root(init_from)
     if not path:
@@ -152,13 +150,15 @@ def read_base(init_from: str, settings: Any) -> Base | None:
     if Path(path).is_file():
         errors.require("init_from", "gguf", "gguf")
     errors.require("init_from", "tokenizers", "pretrained")
-    with _blame(path):
+    try:
         found = gguf.folder(Path(path))
         stored = texts.read_json(found / texts.CONFIG)
         dtype = DTYPES[settings.dtype]
         model = architectures.read(stored, dtype=dtype, remat=settings.remat)
         model = model.clone(fused_attention=settings.fused_attention)
         tokenizer, template = texts.read_tokenizer(found, model.vocabulary)
+    except ConfigError as error:
+        raise ConfigError("init_from", f"{path}: {error.message}") from None
     return Base(found, model, prompts.Text(tokenizer, template, stored.get(texts.CONTEXT, 0)))
 
 
@@ -207,7 +207,7 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
       answers: whether each prompt needs an answer.
 
     Raises:
-      UsageError: what `--init_from`, `--task` or `--lora` name cannot be used.
+      ConfigError: what `--init_from`, `--task` or `--lora` name cannot be used.
     """
     options, adapters = records[""], records["lora"]
     base = read_base(options.init_from, records["model"])
@@ -217,18 +217,21 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
     else:
         whole = base.model
         if task.tokenizer.size != whole.vocabulary:
-            raise UsageError(
-                f"--task={options.task} has a vocabulary of {task.tokenizer.size} tokens, and "
-                f"--init_from={options.init_from} one of {whole.vocabulary}"
+            raise ConfigError(
+                "task",
+                f"{options.task} has a vocabulary of {task.tokenizer.size} tokens, but init_from "
+                f"= {options.init_from} has {whole.vocabulary}",
             )
     params: PyTree = None
     if base is not None and root(options.init_from) == options.init_from:
         # A base in the type of the products is not rounded again where it is used.
         half = adapters.rank > 0 and records["model"].dtype != "float32"
-        with _blame(options.init_from):
+        try:
             params = weights.read(
                 base.folder, whole, dtype=None if half else "float32", place=_on_host
             )
+        except ConfigError as error:
+            raise ConfigError("init_from", f"{options.init_from}: {error.message}") from None
     elif options.init_from:
         params = of_run(script, records, task, whole)
     elif adapters.rank and options.compile_for:  # no machine need hold the parameters
@@ -261,7 +264,7 @@ def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Tra
       model: of that run, without adapters.
 
     Raises:
-      UsageError: its vocabulary or model differs, its base is another one by now, or it has no
+      ConfigError: its vocabulary or model differs, its base is another one by now, or it has no
         intact checkpoint.
     """
     run = records[""].init_from
@@ -272,8 +275,8 @@ def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Tra
 
 
 def require_shares(start: Start, placement: Placement) -> None:
-    """Raises UsageError if the transformer cannot be sharded evenly over the devices."""
-    model, flag = start.policy, "--init_from: its " if start.base else "--model."
+    """Raises ConfigError if the transformer cannot be sharded evenly over the devices."""
+    model = start.policy
     over_data = {"width": model.width} if placement.shard_params else {}
     over_model = {"kv_heads": model.kv_heads, "mlp_width": model.mlp_width}
     for axis, devices, sizes in (
@@ -282,9 +285,10 @@ def require_shares(start: Start, placement: Placement) -> None:
     ):
         for name, size in sizes.items():
             if size % devices:
-                raise UsageError(
-                    f"{flag}{name}={size} must be a multiple of {devices}, the devices of "
-                    f"the {axis} axis of the mesh"
+                raise ConfigError(
+                    "init_from" if start.base else f"model.{name}",
+                    f"{name} must be a multiple of {devices}, the devices of the {axis} axis of "
+                    f"the mesh, got {size}",
                 )
 
 
@@ -304,23 +308,20 @@ def teacher(script: Script, records: Mapping[str, Any], task: AnyTask) -> Teache
     """The policy of `--teacher`, the latest of the first seed of a run; None where none is asked.
 
     Raises:
-      UsageError: the method has no use for a teacher, or needs one; the folder is not that of a run
-        with a model of ours and the vocabulary of this task, or it has no intact checkpoint.
+      ConfigError: the method has no use for a teacher, or needs one; the folder does not hold a run
+        with a model of ours and the vocabulary of this task, or has no intact checkpoint.
     """
     options = records[""]
-    if (options.algorithm == DISTILLATION) != bool(options.teacher):
-        raise UsageError(
-            f"--teacher={options.teacher} has no effect unless --algorithm={DISTILLATION}"
-            if options.teacher
-            else f"--algorithm={DISTILLATION} must have a teacher: --teacher=runs/first, a run of "
-            "jaxrl-po language"
-        )
+    if options.teacher and options.algorithm != DISTILLATION:
+        raise ConfigError("teacher", f"has no effect unless algorithm = {DISTILLATION}")
+    if not options.teacher and options.algorithm == DISTILLATION:
+        raise ConfigError("teacher", "must name a run of jaxrl-po language, e.g. runs/first")
     if not options.teacher:
         return None
     run = options.teacher
     settings = earlier.read(script, "teacher", run)
     if root(settings[""].init_from):
-        raise UsageError(f"--teacher={run} must be a run without a pretrained model")
+        raise ConfigError("teacher", f"must be a run without a pretrained model, got {run}")
     require_vocabulary("teacher", run, records, settings, task)
     model = settings["model"].build(task.tokenizer.size)
     return Teacher(model, _latest(script, "teacher", run, settings, model))
@@ -331,7 +332,7 @@ def _latest(
 ) -> PyTree:
     """The newest policy of the first seed of a run with these settings; see `of_run`."""
     adapted = settings["lora"].rank > 0
-    with earlier.blame(flag, run):
+    try:
         like = model.clone(lora=settings["lora"].lora) if adapted else model
         shapes = like.parameter_shapes()
         found = checkpoint.peek_policy(
@@ -340,10 +341,10 @@ def _latest(
             seed_index=0,
         )
         over = start(script, settings, answers=False) if adapted else None
+    except (CheckpointError, ConfigError) as error:
+        raise earlier.unsuitable(flag, run, error) from None
     if found is None:
-        raise UsageError(
-            f"--{flag}={run} holds no intact checkpoint; wait for one or choose another run"
-        )
+        raise ConfigError(flag, f"{run} holds no intact checkpoint; wait for one")
     if over is not None:
         earlier.require_base(over.digest, flag, run)
         found = _merged(over.policy, over.params, found)
@@ -351,27 +352,28 @@ def _latest(
 
 
 def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task: AnyTask) -> None:
-    """Raises UsageError unless the run of `settings` has the vocabulary and model of `records`."""
+    """Raises ConfigError unless the run of `settings` has the vocabulary and model of `records`."""
     run = records[""].init_from
     require_vocabulary("init_from", run, records, settings, task)
     for name, mine in vars(records["model"]).items():
         its = vars(settings["model"])[name]
         # These change how the model is computed, not its parameters.
         if mine != its and name not in vars(Computation()):
-            raise UsageError(
-                f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
+            raise ConfigError(
+                f"model.{name}", f"must be {flags.shown(its)}, as in init_from = {run}, got {mine}"
             )
 
 
 def require_vocabulary(
     flag: str, run: str, records: Mapping[str, Any], settings: Mapping[str, Any], task: AnyTask
 ) -> None:
-    """Raises UsageError unless the run of `settings`, given as a flag, has the task's tokens."""
+    """Raises ConfigError unless the run of `settings`, given as a flag, has the task's tokens."""
     tokenizer = make_task(settings, None, answers=False).tokenizer
     if tokenizer != task.tokenizer:
-        raise UsageError(
-            f"--{flag}={run} must have the vocabulary of --task={records[''].task}, "
-            f"{task.tokenizer}; it was trained on {settings[''].task}, {tokenizer}"
+        raise ConfigError(
+            flag,
+            f"must have the vocabulary of task = {records[''].task}, {task.tokenizer}; {run} was "
+            f"trained on {settings[''].task}, {tokenizer}",
         )
 
 
@@ -407,12 +409,3 @@ def _merged(policy: Transformer, base: PyTree, adapters: PyTree) -> PyTree:
     """In float32 at least: what adapters change would be lost in the rounding of a half type."""
     wide = jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), base)
     return lora.merge(policy, wide, adapters)
-
-
-@contextlib.contextmanager
-def _blame(path: str) -> Iterator[None]:
-    """Inside, a `ConfigError` about a pretrained model becomes a `UsageError` about the flag."""
-    try:
-        yield
-    except ConfigError as error:
-        raise UsageError(f"--init_from={path}: {error}") from None

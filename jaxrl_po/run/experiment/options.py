@@ -94,20 +94,22 @@ class Options:
     @property
     def exact(self) -> str:
         """Name of the flag that makes a resumed run equal a whole one to the bit; or empty."""
-        return "--reproducible" if self.reproducible else "--deterministic" * self.deterministic
+        return "reproducible" if self.reproducible else "deterministic" * self.deterministic
 
     def validate(self) -> None:
         """Refuses settings without effect."""
         for name in ("coordinator", "num_processes", "process_id", "coordinator_timeout"):
-            config.require_effect(self, name, self.distributed, "--distributed is given")
-        config.require_effect(self, "json", bool(self.compile_for), "--compile_for is given")
+            config.require_effect(self, name, self.distributed, "distributed is given")
+        config.require_effect(self, "json", bool(self.compile_for), "compile_for is given")
         if self.compile_for and (self.distributed or self.devices != AUTO):
             raise ConfigError(
-                "distributed and devices must be left out with compile_for, which names all devices"
+                "distributed" if self.distributed else "devices",
+                "must be left out with compile_for, which names all devices",
             )
         for name in ("distributed", "compile_for", "mesh"):
             if self.reproducible and getattr(self, name):
                 raise ConfigError(
-                    f"{name} must be left out with reproducible: one process computes as on 8 "
-                    "devices, of which each has some seeds, or some rows of each seed"
+                    name,
+                    "must be left out with reproducible: one process computes as on 8 devices, of "
+                    "which each has some seeds, or some rows of each seed",
                 )

@@ -9,7 +9,6 @@ import jax
 from jaxrl_po import backend, config
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
 from jaxrl_po.run.devices import parallel, processes
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import assembly
 from jaxrl_po.run.experiment.earlier import TRAIN
 from jaxrl_po.run.experiment.options import LINES, Options
@@ -28,21 +27,22 @@ def _earlier(options: Options, iterations: int) -> dict[str, Any]:
     """The settings of the run of a learner that is resumed; empty for a new one.
 
     Raises:
-      ConfigError, UsageError: it is another kind of run, or a longer one.
+      ConfigError: it is another kind of run, or a longer one.
     """
     out = options.out
     if (options.resume or options.overwrite) and not out:
-        raise ConfigError("out must name the folder of a run that is resumed or replaced")
+        raise ConfigError("out", "must name the folder of a run that is resumed or replaced")
     if processes.several():
-        raise ConfigError("a learner is trained in one process; an Experiment has distributed=True")
+        raise ConfigError("learner", "is trained in one process; an Experiment can be distributed")
     stored = folder.inspect(out, resume=options.resume, overwrite=options.overwrite) if out else {}
     if stored.get("script", TRAIN) != TRAIN:
-        raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
+        raise ConfigError("out", f"{out} holds a run of jaxrl-po {stored['script']}, not of train")
     least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
     if iterations < least:
         raise ConfigError(
-            f"iterations must be at least {least}, those of the run in out={out} that is "
-            f"resumed, got {iterations}: they may only grow"
+            "iterations",
+            f"must be at least {least}, those of the run in {out}, got {iterations}: they may "
+            "only grow",
         )
     return stored
 
@@ -67,7 +67,7 @@ def plan_of(
     iterations = check_size("iterations", iterations, NON_NEGATIVE)
     steps_per_iteration = check_size("steps_per_iteration", steps_per_iteration)
     if score and evaluate is None:
-        raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
+        raise ConfigError("evaluate", f"must be given where score = {score!r}")
     total = iterations * steps_per_iteration
     lasting: Any = {"seeds": seeds, "seed": seed, "eval_every": eval_every, "total_steps": total}
     options = Options(
@@ -148,8 +148,7 @@ def require_same_learner(
         why = "the program of an iteration is another (method, settings or problem)"
     if why:
         raise ConfigError(
-            f"learner must be that of the run in out={out} that is resumed: {why}; give that "
-            "learner, or choose another out"
+            "learner", f"must be the learner of the run in {out} that is resumed: {why}"
         )
 
 
@@ -164,11 +163,11 @@ def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[
     logged = set(jax.eval_shape(job.learner.step, state)[1])
     evaluated = set() if job.evaluate is None else set(jax.eval_shape(job.evaluate, state))
     if score and score not in evaluated:
-        raise ConfigError(f"score must be one of {', '.join(sorted(evaluated))}, got {score!r}")
+        raise ConfigError("score", f"must be one of {', '.join(sorted(evaluated))}, got {score!r}")
     for name in watch:
         if name not in logged | evaluated:
             known = ", ".join(sorted(logged | evaluated))
-            raise ConfigError(f"watch must name metrics of the learner ({known}), got {name!r}")
+            raise ConfigError("watch", f"must name metrics of the learner ({known}), got {name!r}")
     chosen = watch or [name for name in SUCCESS if name in logged]
     return list(dict.fromkeys([*filter(None, [score]), *chosen]))
 

@@ -85,7 +85,7 @@ def prepare(
       described: devices of a machine that is not here, see `Placement`.
 
     Raises:
-      UsageError: settings that cannot work, or not with the run in the folder.
+      ConfigError: settings that cannot work, or not with the run in the folder.
     """
     asked = flags.fill(given, {"": script.options})[""]
     before = {} if described else stored(script, asked)
@@ -96,7 +96,7 @@ def prepare(
         provenance.ask_for_determinism(VIRTUAL if options.reproducible else 0)
     settings = flags.flatten(records)
     _agree(options, settings, given, before, require_same)
-    with flags.blame(sections):
+    try:
         placement = _place(script, records, described)
         records, iterations = settle(
             script, records, settings if before else given, resumed=bool(before)
@@ -107,9 +107,8 @@ def prepare(
             curves=setup.curves or script.curves, y_label=setup.y_label or script.y_label
         )
         if placement.cuts_params and setup.axes is None:
-            raise UsageError(
-                f"--mesh={options.mesh}: model is for jaxrl-po language; the networks of "
-                f"jaxrl-po {script.name} are not sharded"
+            raise ConfigError(
+                "mesh", f"must have no model axis with jaxrl-po {script.name}, got {options.mesh}"
             )
         make_job = functools.partial(
             assembly.make_job,
@@ -128,6 +127,8 @@ def prepare(
         if setup.fits_memory and not options.exact and FLAG not in {**before, **given}:
             rebuild = functools.partial(_rebuild, script, records, setup, make_job)
             job = dataclasses.replace(job, rebuild=rebuild)
+    except ConfigError as error:
+        raise flags.located(error, sections) from None
 
     earlier = before.get("resolved", {})
     tuned = {
@@ -159,7 +160,7 @@ def _agree(
     before: Mapping[str, Any],
     require_same: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Raises UsageError where processes, or an earlier start of the run, have other settings."""
+    """Raises ConfigError where processes, or an earlier start of the run, have other settings."""
     # All processes must see the same folder, so whether it holds a run is compared too.
     holds = f"{options.out} ({'with a run' if before else 'without a run'})"
     require_same(
@@ -237,7 +238,7 @@ def _resolve(
         provenance.require_same(now, before, options.out, options.exact)
     data = {provenance.BASE: setup.base, provenance.PROMPTS: setup.prompts}
     for entry, digest in data.items():
-        provenance.require_data(entry, digest, earlier, f"--resume: --out={options.out}")
+        provenance.require_data(entry, digest, earlier, "resume", options.out)
         resolved |= {entry: digest} if digest else {}
     return resolved | provenance.go_on(origin, earlier), provenance.differences(now, before)
 
@@ -270,13 +271,14 @@ def stored(script: Script, options: Options) -> dict[str, Any]:
     """The settings of the run that is resumed; empty for a new one.
 
     Raises:
-      UsageError: the folder cannot be used, or holds a run of another script or format.
+      ConfigError: the folder cannot be used, or holds a run of another script or format.
     """
     found = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     if found.get("script", script.name) != script.name:
-        raise UsageError(
-            f"--resume: --out={options.out} holds a run of jaxrl-po {found['script']}, not "
-            f"of jaxrl-po {script.name}"
+        raise ConfigError(
+            "resume",
+            f"{options.out} holds a run of jaxrl-po {found['script']}, not of jaxrl-po "
+            f"{script.name}",
         )
     return found | user_code.absolute(found)
 
@@ -310,21 +312,22 @@ def settle(
     A warm-up lasts for a tenth of them at most. Both are left as they are if they are given.
 
     Raises:
-      UsageError: the run is shorter than an iteration or has 2³¹ of them, or nothing is learned
+      ConfigError: the run is shorter than an iteration or has 2³¹ of them, or nothing is learned
         in a part of it.
     """
     options, settled = records[""], dict(records)
     of_one = script.steps(records)
     if 0 < options.total_steps < of_one:
-        raise UsageError(
-            f"--total_steps={options.total_steps} must be 0 or at least {of_one}, the "
-            f"{script.unit} of one iteration"
+        raise ConfigError(
+            "total_steps",
+            f"must be 0 or at least {of_one} {script.unit}, those of an iteration, got "
+            f"{options.total_steps}",
         )
     iterations = options.total_steps // of_one
     if iterations >= 2**31:  # a state counts them in 32 bits
-        raise UsageError(
-            f"--total_steps={options.total_steps} must make fewer than {2**31:,} iterations, each "
-            f"of {of_one} {script.unit}"
+        raise ConfigError(
+            "total_steps",
+            f"must make fewer than {2**31:,} iterations of {of_one}, got {options.total_steps}",
         )
     defaults = script.defaults(options, flags.flatten(records))
     schedule = vars(records["config"]).get("schedule", AUTO)
@@ -338,14 +341,15 @@ def settle(
     decay_iterations = vars(settled["config"]).get("decay_iterations", 0)
     if 0 < decay_iterations < iterations:
         if resumed:
-            raise UsageError(
-                f"--total_steps={options.total_steps} must stay as it was: the step size of this "
-                f"run falls to 0 in its {decay_iterations} iterations. Begin another one, with "
-                "more steps or with --config.decay_iterations=0"
+            raise ConfigError(
+                "total_steps",
+                f"must stay as it was, got {options.total_steps}: the learning rate of this run "
+                f"reaches 0 after its {decay_iterations} iterations",
             )
-        raise UsageError(
-            f"--config.decay_iterations={decay_iterations} must be 0 or at least "
-            f"{iterations}, the iterations of --total_steps: the learning rate is 0 after it"
+        raise ConfigError(
+            "config.decay_iterations",
+            f"must be 0 or at least {iterations}, the iterations of total_steps, got "
+            f"{decay_iterations}: the learning rate is 0 afterwards",
         )
     return settled, iterations
 

@@ -18,7 +18,6 @@ from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
     assembly,
     composition,
@@ -151,18 +150,19 @@ def load(
     Raises:
       ConfigError: no such run, checkpoint or seed, or a run of another version of the library.
     """
-    with flags.as_arguments():
-        if checkpoint not in earlier.CHECKPOINTS:
-            raise UsageError(f"checkpoint must be one of {', '.join(earlier.CHECKPOINTS)}")
-        for name in own.keys() - set(user_code.FLAGS):
-            known = ", ".join(("checkpoint", "seed", "learner", *user_code.FLAGS))
-            raise UsageError(f"{name} is no argument of load: {known}")
-        if learner is not None:
-            return _of_learner(learner, str(folder), checkpoint, seed)
-        scripts, own = SCRIPTS.values(), with_names(own)
-        script, records = earlier.read_any(scripts, "folder", str(folder), own)
-        earlier.require_seed("seed", seed, records[""].seeds, "folder", str(folder))
-        _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
+    if checkpoint not in earlier.CHECKPOINTS:
+        raise ConfigError(
+            "checkpoint", f"must be one of {', '.join(earlier.CHECKPOINTS)}, got {checkpoint!r}"
+        )
+    for name in own.keys() - set(user_code.FLAGS):
+        known = ", ".join(("checkpoint", "seed", "learner", *user_code.FLAGS))
+        raise ConfigError(name, f"is not an argument of load: {known}")
+    if learner is not None:
+        return _of_learner(learner, str(folder), checkpoint, seed)
+    scripts, own = SCRIPTS.values(), with_names(own)
+    script, records = earlier.read_any(scripts, "folder", str(folder), own)
+    earlier.require_seed("seed", seed, records[""].seeds, "folder", str(folder))
+    _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
     state, settings = of_seed(stacked, seed), flags.flatten(records)
     if script.name == control.SCRIPT.name:
         collector = state.collector._replace(sharded={})  # environments, which take no part
@@ -173,19 +173,17 @@ def load(
 
 
 def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerState:
-    """What the folder of a user's learner holds; raises UsageError."""
+    """What the folder of a user's learner holds; raises ConfigError."""
     settings = earlier.settings_of("folder", run, "run.train")
     if settings["script"] != earlier.TRAIN:
-        raise UsageError(
-            f"learner must be left out: folder={run} holds a run of jaxrl-po {settings['script']}"
-        )
+        raise ConfigError("learner", f"must be left out: {run} holds a run of {settings['script']}")
     options = Options(seeds=settings["seeds"], seed=settings["seed"], out=run)
     earlier.require_seed("seed", seed, options.seeds, "folder", run)
     setup = assembly.Setup(learner, None, "")
     try:
         iteration, stacked = earlier.state_of(setup, options, "folder", kind)
     except CheckpointError as error:
-        raise UsageError(f"learner must be that of the run in folder={run}: {error}") from None
+        raise ConfigError("learner", f"must be the learner of the run in {run}: {error}") from None
     state = of_seed(stacked, seed)
     return LearnerState(settings, iteration, state.params, state)
 
@@ -238,8 +236,9 @@ class _Acting(_Rebuilt):
             if isinstance(expected, list) and isinstance(given, list):
                 expected = expected[: len(expected) - (len(seen) - len(given))]
             raise ConfigError(
-                f"observation must have the shape {expected} of one observation of "
-                f"{self._env}, or for act of a batch of them, got {given}"
+                "observation",
+                f"must have the shape {expected} of one observation of {self._env}, or for act of "
+                f"a batch of them, got {given}",
             )
         return self._choose(memory, observation, key)
 
@@ -254,8 +253,9 @@ class _Acting(_Rebuilt):
     def act(self, observation: Any, key: jax.Array | None = None) -> jax.Array:
         if jax.tree.leaves(self.start):
             raise ConfigError(
-                "act must be replaced by step for a policy with memory: "
-                "memory, action = policy.step(memory, observation), from policy.start"
+                "act",
+                "must be replaced by step for a policy with memory: memory, action = "
+                "policy.step(memory, observation), from policy.start",
             )
         if not self._is_batch(observation):
             return self.step(self.start, observation, key)[1]
@@ -319,14 +319,15 @@ def _left_padded(
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Tokens `[P, L]` and the padding tokens on the left `[P]`."""
     if isinstance(prompts, str):
-        raise ConfigError("prompts must be a list of texts, got one text: put it into a list")
+        raise ConfigError("prompts", "must be a list of texts, got one text: put it into a list")
     rows = [_encode(task.tokenizer, prompt) for prompt in prompts]
     longest = task.prompt_length
     for prompt, row in zip(prompts, rows, strict=True):
         if len(row) > longest:
             raise ConfigError(
-                f"prompts must have at most {longest} tokens, as those of the run's task, got "
-                f"{len(row)}, {prompt!r}; train on longer prompts to raise this"
+                "prompts",
+                f"must have at most {longest} tokens, as those of the run's task, got {len(row)}, "
+                f"{prompt!r}; train on longer prompts to raise this",
             )
     pad = np.array([longest - len(row) for row in rows], np.int32)
     filled = [[task.tokenizer.pad] * (longest - len(row)) + row for row in rows]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.store import metrics
@@ -44,15 +44,14 @@ class Asked(NamedTuple):
         """The records of one combination."""
         own = {name: value for name, value in self.flags.items() if isinstance(value, Given)}
         written = flags.written(self.flags | combination)
-        try:
-            return flags.fill(flags.given(written, sections) | own, sections, defaults=self.tuned)
-        except UsageError as error:
-            for name, drawn in self.drawn.items():
-                if str(error).startswith(f"--{name} must be an integer"):
-                    raise UsageError(
-                        f"--{name}={drawn} must be choice(a,b,…): its values are integers"
-                    ) from None
-            raise
+        for name, drawn in self.drawn.items():
+            prefix, _, field = name.rpartition(".")
+            default = getattr(sections.get(prefix), field, None)
+            if type(default) is int and not drawn.startswith("choice"):
+                raise ConfigError(
+                    name, f"must be choice(a,b,…), as its values are integers, got {drawn}"
+                )
+        return flags.fill(flags.given(written, sections) | own, sections, defaults=self.tuned)
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
@@ -63,7 +62,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[st
       (['--seeds=2'], {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
 
     Raises:
-      UsageError: an unknown distribution; the message suggests the nearest.
+      ConfigError: an unknown distribution; the message suggests the nearest.
     """
     kept, swept, drawn = list[str](), dict[str, list[str]](), dict[str, str]()
     for argument in argv:
@@ -73,7 +72,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[st
             if found[1] not in DISTRIBUTIONS:
                 close = errors.suggest(found[1], DISTRIBUTIONS)
                 close = "; did you mean choice?" if "int" in found[1] else close
-                raise UsageError(f"--{name}={value} must be a distribution of a sweep{close}")
+                raise ConfigError(name, f"must be a distribution of a sweep, got {value}{close}")
             drawn[name] = value.replace(" ", "")
         elif name.startswith(SWEPT) and "," in value:
             swept[name] = value.split(",")
@@ -94,7 +93,7 @@ def combinations(
       rounded: whether draws have four digits and equal ones repeat, as in folders without `EXACT`.
 
     Raises:
-      UsageError: the bounds of a distribution are invalid.
+      ConfigError: the bounds of a distribution are invalid.
 
     Example:
       >>> combinations(Asked({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
@@ -131,8 +130,8 @@ def draw(
             raise ValueError
     except ValueError:
         positive = "0 < " * (kind == "log_uniform")
-        raise UsageError(
-            f"--{name}={written} must be {kind}(low,high) with finite {positive}low < high"
+        raise ConfigError(
+            name, f"must be {kind}(low,high) with finite {positive}low < high, got {written}"
         ) from None
     if kind == "uniform":
         drawn = generator.uniform(low, high, count)

@@ -17,7 +17,6 @@ import numpy as np
 from jaxrl_po.config import ConfigError, static_value
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, user_code
 
 # Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
@@ -70,18 +69,18 @@ def make(name: str, env_params: str = "") -> Environment:
       env_params: JSON object with arguments of the suite's adapter; or empty.
 
     Raises:
-      UsageError: the package is not installed, there is no environment of that name, or it does
+      ConfigError: the package is not installed, there is no environment of that name, or it does
         not take the arguments.
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
     arguments = flags.json_object("env_params", env_params or "{}")
-    errors.require(f"env={name}", SUITES[suite], suite)
+    errors.require("env", SUITES[suite], suite)
     # Imported here, and by its name: the module imports the suite. What suites print and warn of
     # when they are imported and made (optional packages, versions) is not for the user.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
-    errors.lookup(f"env={suite}:", inner, dict.fromkeys(adapter.names()))
+    errors.lookup("env", inner, dict.fromkeys(adapter.names()))
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
             made: Environment = adapter.make(inner, **arguments)
@@ -89,7 +88,7 @@ def make(name: str, env_params: str = "") -> Environment:
         raise
     except (TypeError, ValueError, IndexError, AssertionError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"--env_params for {name}: {why}") from None
+        raise ConfigError("env_params", f"{name} does not accept them: {why}") from None
     return made
 
 
@@ -102,7 +101,7 @@ def make_env(name: str, env_params: str = "") -> Any:
         environment's `default_params`; or empty.
 
     Raises:
-      UsageError: there is none of that name, or the file or the arguments cannot be used.
+      ConfigError: there is none of that name, or the file or the arguments cannot be used.
     """
     if is_suite(name):
         return make(name, env_params)
@@ -114,13 +113,11 @@ def make_env(name: str, env_params: str = "") -> Any:
         try:
             env = gymnax.make(name)[0]
         except OSError as error:
-            raise UsageError(
-                f"--env={name} downloads its data, which cannot be had here: {error}"
-            ) from None
-    return with_params(name, env, env_params) if env_params else env
+            raise ConfigError("env", f"{name} downloads its data, which failed: {error}") from None
+    return with_params(env, env_params) if env_params else env
 
 
-def with_params(name: str, env: Any, env_params: str) -> Environment:
+def with_params(env: Any, env_params: str) -> Environment:
     """Returns the environment with other values in fields of its `default_params`.
 
     Args:
@@ -129,17 +126,17 @@ def with_params(name: str, env: Any, env_params: str) -> Environment:
       env_params: JSON object, field to value.
 
     Raises:
-      UsageError: the parameters lack a field.
-      ConfigError: a value is of another type than the field's default.
+      ConfigError: the parameters lack a field, or a value is of another type than the default.
     """
     params: Any = getattr(env, "default_params", None)
     is_tuple = hasattr(params, "_asdict")
     names = [field.name for field in dataclasses.fields(params)] if not is_tuple else params._fields
     defaults: dict[str, Any] = {name: getattr(params, name) for name in names}
-    flag = f"env_params for {name}"
     given = flags.json_object("env_params", env_params)
     changed = {
-        field: _converted(f"{flag}: {field}", errors.lookup(flag, field, defaults), value)
+        field: _converted(
+            f"env_params.{field}", errors.lookup("env_params", field, defaults), value
+        )
         for field, value in given.items()
     }
     return adapt(
@@ -153,7 +150,7 @@ def _converted(field: str, default: Any, value: Any) -> Any:
     if isinstance(default, jax.Array | np.ndarray):
         found = np.array(value)
         if found.shape != default.shape or not np.can_cast(found.dtype, default.dtype, "same_kind"):
-            raise ConfigError(f"{field} must be {default.dtype}{[*default.shape]}, got {value!r}")
+            raise ConfigError(field, f"must be {default.dtype}{[*default.shape]}, got {value!r}")
         return jnp.asarray(found, default.dtype)
     if isinstance(default, tuple) and isinstance(value, list):
         value = tuple(value)

@@ -16,7 +16,6 @@ from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
     assembly,
     control,
@@ -95,25 +94,26 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
     """
     user_code.require_not_imported()
     if not isinstance(experiment, Experiment) or experiment.script != control.SCRIPT.name:
-        raise ConfigError("experiment must be an Experiment in control: run.Experiment(env=…)")
+        raise ConfigError("experiment", "must be an Experiment in control: run.Experiment(env=…)")
     for name, values in over.items():
         if not isinstance(values, str | list | tuple) and np.ndim(values) != 1:
-            raise ConfigError(f"over: {name} must have a list of values or a text, got {values!r}")
+            raise ConfigError(
+                "over", f"{name} must have a list of values or a text, got {values!r}"
+            )
     listed = {
         name: [config.static_value(name, value) for value in values]
         for name, values in over.items()
         if not isinstance(values, str)
     }
     searched = {name: ",".join(map(flags.shown, values)) for name, values in listed.items()}
-    with flags.as_arguments():
-        given = with_names({**experiment.settings, **options, **over, **searched})
-        argv = flags.written(given)
-        sections = sections_of(flags.parse(argv, {"": Options}, partial=True)[""])
-        single = [{name: value} for name, values in listed.items() for value in values]
-        for each in (with_names(options), *single):
-            flags.require_kinds(each, flags.given(flags.written(each), sections))
-        own = {name: value for name, value in given.items() if isinstance(value, Given)}
-        return carry_out(argv, own=own)
+    given = with_names({**experiment.settings, **options, **over, **searched})
+    argv = flags.written(given)
+    sections = sections_of(flags.parse(argv, {"": Options}, partial=True)[""])
+    single = [{name: value} for name, values in listed.items() for value in values]
+    for each in (with_names(options), *single):
+        flags.require_kinds(each, flags.given(flags.written(each), sections))
+    own = {name: value for name, value in given.items() if isinstance(value, Given)}
+    return carry_out(argv, own=own)
 
 
 def carry_out(
@@ -127,7 +127,7 @@ def carry_out(
       leave_early: end the process at a signal, as a command does; else see `sweep`.
 
     Raises:
-      UsageError: before anything is trained or an earlier sweep is overwritten.
+      ConfigError: before anything is trained or an earlier sweep is overwritten.
       RunError: the folder can no longer be written.
       NoAction, PoolError: see `runner.run`.
     """
@@ -142,13 +142,14 @@ def carry_out(
     rounded = bool(stored) and not stored.get(search.EXACT)
     groups = group(asked, options, sections, rounded=rounded)
     given = frozenset([*asked.flags, *asked.swept, *asked.drawn])
-    with flags.blame(sections):
+    try:
         for each in groups:
             check([records for _, records in each], options, given)
+    except ConfigError as error:
+        raise flags.located(error, sections) from None
     with (
         folder.claim(options.out, overwrite=options.overwrite) as out,
         interrupts.kept(out, leave_early=leave_early),
-        flags.blame(sections),
     ):
         lasting = {
             name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
@@ -193,6 +194,8 @@ def carry_out(
             with plotting.beside(out / "sweep.png"):
                 axis = f"final {metrics.axis('greedy_return')}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
+        except ConfigError as error:
+            raise flags.located(error, sections) from None
         except KeyboardInterrupt:
             raise Interrupted(swept=Swept(rows, best(asked, rows, sections, given), out)) from None
     return Swept(rows, best(asked, rows, sections, given), out)
@@ -249,19 +252,14 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
       out: the value of `--out`.
 
     Raises:
-      UsageError: names the first flag that differs, with both values.
+      ConfigError: names the first flag that differs, with both values.
     """
     if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
-        raise UsageError(
-            f"--resume: --out={out} must hold a sweep of this version of jaxrl-po sweep; "
-            "choose another"
-        )
+        raise ConfigError("resume", f"{out} must hold a sweep of this version of jaxrl-po sweep")
     asked = Asked(**{name: stored[name] for name in Asked._fields})
     code = stored.get("resolved", {}).get(user_code.DIGESTS, {})
     if not all(isinstance(field, dict) for field in (*asked, code)):
-        raise UsageError(
-            f"--resume: {Path(out) / folder.CONFIG} is damaged; repair it, or choose another --out"
-        )
+        raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
     asked = asked._replace(flags=asked.flags | user_code.found(asked.flags, code, Path(out)))
     options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]
     again = read(argv, options)
@@ -269,36 +267,34 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
     for name, value in {**again.flags, **again.swept, **again.drawn}.items():
         if name not in search.MAY_DIFFER and value != before.get(name):
             wanted = flags.shown(before[name]) if name in before else "left out"
-            raise UsageError(
-                f"--{name}={flags.shown(value)} must be {wanted}, as in the sweep in {out} that is "
-                "resumed; leave it out, or choose another --out"
+            raise ConfigError(
+                name,
+                f"must be {wanted}, as in the sweep in {out} that is resumed, got "
+                f"{flags.shown(value)}",
             )
     may_differ = {name: x for name, x in again.flags.items() if name in search.MAY_DIFFER}
     return asked._replace(flags=asked.flags | may_differ)
 
 
 def refuse(options: Options, asked: Asked) -> None:
-    """Raises UsageError for flags that a sweep cannot have, or that have no effect in it."""
+    """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
     for name in OF_A_RUN_ALONE:
         if getattr(options, name):
-            raise UsageError(
-                f"--{name} is for jaxrl-po control and jaxrl-po language: a sweep runs in one "
-                "process, and writes sweep.json"
+            raise ConfigError(
+                name, "must be left out: a sweep is one process that writes sweep.json"
             )
     for name in OF_ONE_RUN:
         if name in asked.flags:
-            raise UsageError(
-                f"--{name} must be left out: a sweep has --evaluations, and keeps whole runs"
-            )
+            raise ConfigError(name, "must be left out: a sweep has evaluations")
     if asked.drawn and not options.draws:
-        raise UsageError("--draws=0 must be at least 1 with a distribution")
+        raise ConfigError("draws", "must be at least 1 with a distribution, got 0")
     if options.draws and not asked.drawn:
-        raise UsageError(
-            f"--draws={options.draws} must be left out without a distribution: "
-            "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(low,high) or choice(a,b,c)"
+        raise ConfigError(
+            "draws",
+            f"must be left out without a distribution, e.g. uniform(0,1), got {options.draws}",
         )
     if not options.total_steps:
-        raise UsageError("--total_steps=0 must be at least the steps of an iteration in a sweep")
+        raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
 def check(group: Group, options: Options, given: Collection[str]) -> None:
@@ -307,9 +303,7 @@ def check(group: Group, options: Options, given: Collection[str]) -> None:
         options.devices, num_seeds=len(group) * options.seeds, num_rows=1, mesh=options.mesh
     )
     if placement.cuts_params:
-        raise UsageError(
-            f"--mesh={options.mesh}: model is for jaxrl-po language; these networks are not sharded"
-        )
+        raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
     for records in group:
         build(plan.settle(control.SCRIPT, records, given)[0])
 
@@ -350,16 +344,14 @@ def run(
 
 
 def done(path: Path) -> list[dict[str, Any]]:
-    """The combinations that are finished; raises UsageError for a damaged file."""
+    """The combinations that are finished; raises ConfigError for a damaged file."""
     try:
         rows: list[dict[str, Any]] = (
             json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         )
         return [row for row in rows if row["flags"] is not None]
     except (KeyError, TypeError, ValueError):
-        raise UsageError(
-            f"--resume: {path} is damaged; repair it, or choose another --out"
-        ) from None
+        raise ConfigError("resume", f"{path} is damaged; choose another out") from None
 
 
 def sections_of(options: Options) -> dict[str, type]:

@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_po import config, language
-from jaxrl_po.config import COUNT, Interval, static
+from jaxrl_po.config import COUNT, ConfigError, Interval, static
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, user_code
 
 
@@ -186,22 +185,22 @@ def make(
       vocabulary: of the model, for `random` only, which takes any.
 
     Raises:
-      UsageError: settings that cannot be used, or a task that has a vocabulary of its own where
+      ConfigError: settings that cannot be used, or a task that has a vocabulary of its own where
         there is a pretrained model.
     """
     row = entry(name)
     if name == RANDOM:
         if not vocabulary:
-            raise UsageError("--task=random needs a --model.shape, whose vocabulary it has")
+            raise ConfigError("task", "random needs a model.shape, which gives its vocabulary")
         return row.make(vocabulary, **vars(settings))
     if row.in_text:
         of_file = {"whole": whole, "supervised": supervised}
         further = {field: True for field, value in of_file.items() if value and name == FILE}
         return row.make(**vars(settings), text=text, answers=answers, **further)
     if text is not None and not user_code.is_source(name):
-        raise UsageError(
-            f"--task={name} has a vocabulary of its own: choose file, reasoning_gym or a task of "
-            "yours for a pretrained model"
+        raise ConfigError(
+            "task",
+            f"{name} has its own vocabulary: choose file, reasoning_gym or a task of your own",
         )
     return row.make(**vars(settings))
 
@@ -210,7 +209,7 @@ def entry(name: str) -> TaskEntry:
     """The task of a name, or that of `file.py:name`, a function without arguments that makes it.
 
     Raises:
-      UsageError: there is none of that name, or the file cannot be used.
+      ConfigError: there is none of that name, or the file cannot be used.
     """
     if user_code.is_source(name):
         return TaskEntry(NoSettings, lambda: _own(name))
@@ -219,12 +218,12 @@ def entry(name: str) -> TaskEntry:
 
 
 def require_flags(name: str, argv: Sequence[str]) -> None:
-    """Raises UsageError for a flag that this task has not and others have, which are named.
+    """Raises ConfigError for a flag that this task has not and others have, which are named.
 
     Example:
       >>> require_flags("addition", ["--task.train=rows.jsonl"])
       Traceback (most recent call last):
-      jaxrl_po...UsageError: --task.train is not a flag of --task=addition, but of --task=file
+      jaxrl_po...ConfigError: task.train: is not a setting of task = addition, but of task = file
     """
     own = {field.name for field in flags.settable(entry(name).settings)}
     for word in argv:
@@ -236,8 +235,8 @@ def require_flags(name: str, argv: Sequence[str]) -> None:
             if field in {each.name for each in flags.settable(row.settings)}
         ]
         if flag.startswith("task.") and field not in own and others:
-            raise UsageError(
-                f"--{flag} is not a flag of --task={name}, but of --task={' or '.join(others)}"
+            raise ConfigError(
+                flag, f"is not a setting of task = {name}, but of task = {' or '.join(others)}"
             )
 
 
@@ -256,9 +255,8 @@ def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
 def _own(name: str) -> AnyTask:
     task = user_code.make("task", name)
     if not isinstance(task, AnyTask):
-        raise UsageError(
-            f"--task={name} must make a jaxrl_po.language.Task or Dialogue, got "
-            f"{type(task).__name__}"
+        raise ConfigError(
+            "task", f"must be a jaxrl_po.language.Task or Dialogue, got {type(task).__name__}"
         )
     if isinstance(task, language.Task) and len(task.test) > 1 and not task.validation:
         task = task._replace(test=task.test[1::2], validation=task.test[::2])

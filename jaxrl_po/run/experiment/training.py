@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, overload
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, own_learner, user_code
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.options import Options
@@ -127,31 +126,31 @@ def train(
       (2, 2)
     """
     user_code.require_not_imported()
-    with flags.as_arguments():
-        if not isinstance(what, Experiment):
-            known = inspect.signature(own_learner.plan_of).parameters
-            for name in options.keys() - known.keys():
-                raise ConfigError(
-                    f"{name} is no argument of train with a learner: {', '.join(list(known)[1:])}"
-                )
-            return carry_out(own_learner.plan_of(what, *arguments, **options), on_row=on_row)
-        if arguments or options:
+    if not isinstance(what, Experiment):
+        known = inspect.signature(own_learner.plan_of).parameters
+        for name in options.keys() - known.keys():
             raise ConfigError(
-                f"{next(iter(options), 'iterations')} must be left out beside an Experiment, "
-                "which has its own"
+                name,
+                f"is not an argument of train with a learner: {', '.join(list(known)[1:])}",
             )
-        script = SCRIPTS[what.script]
-        asked: Options = flags.fill(what.settings, {"": script.options})[""]
-        if asked.compile_for:
-            raise ConfigError(
-                "compile_for trains nothing: call run.compile_for(experiment, machine)"
-            )
-        join(asked)
-        with processes.together() as require_same:
-            plan = prepare(script, what.settings, require_same)
-        if on_row is not None and plan.options.distributed:
-            raise ConfigError("on_row must be left out with distributed: it runs in one process")
-        return carry_out(plan, on_row=on_row)
+        return carry_out(own_learner.plan_of(what, *arguments, **options), on_row=on_row)
+    if arguments or options:
+        raise ConfigError(
+            next(iter(options), "iterations"),
+            "must be left out beside an Experiment, which has its own",
+        )
+    script = SCRIPTS[what.script]
+    asked: Options = flags.fill(what.settings, {"": script.options})[""]
+    if asked.compile_for:
+        raise ConfigError(
+            "compile_for", "trains nothing: call run.compile_for(experiment, machine)"
+        )
+    join(asked)
+    with processes.together() as require_same:
+        plan = prepare(script, what.settings, require_same)
+    if on_row is not None and plan.options.distributed:
+        raise ConfigError("on_row", "must be left out with distributed: it runs in one process")
+    return carry_out(plan, on_row=on_row)
 
 
 def resume(out: str | Path, *, on_row: OnRow | None = None, **more: Any) -> Trained:
@@ -166,8 +165,7 @@ def resume(out: str | Path, *, on_row: OnRow | None = None, **more: Any) -> Trai
       ConfigError: it holds no such run, or another value must stay as it was.
       Interrupted: see `train`.
     """
-    with flags.as_arguments():
-        experiment = of_folder(str(out), **more)
+    experiment = of_folder(str(out), **more)
     return train(experiment, on_row=on_row)
 
 
@@ -191,13 +189,13 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
       on_row: hook that gets each line; see `runner.run`.
 
     Raises:
-      UsageError: the folder is unusable or locked, or no checkpoint in it can be used.
+      ConfigError: the folder is unusable or locked, or no checkpoint in it can be used.
       OSError: the folder can no longer be written.
       Interrupted: see `train`.
       FAILURES: see `runner.run`.
     """
     with contextlib.ExitStack() as hearing, contextlib.ExitStack() as stack:
-        with processes.together(), flags.blame({"": type(plan.options)}):
+        with processes.together():
             if plan.setup.rewarded is not None:
                 stack.enter_context(plan.setup.rewarded)
             if plan.job.rollouts is not None:
@@ -275,8 +273,8 @@ def _train(
             # Without a folder, the state is in memory only: a signal must not lose it.
             return outcome, hearing.enter_context(hear_signals(None, leave_early=leave_early))
         except CheckpointError as error:
-            raise UsageError(
-                f"--resume: {error}; put back what was there, or choose another --out"
+            raise ConfigError(
+                "resume", f"{error}; put the files back, or choose another out"
             ) from None
 
 

@@ -16,7 +16,6 @@ from typing import Any, Self
 from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import workers
-from jaxrl_po.run.errors import UsageError
 
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
 OWN = "python:"  # begins the name of an object that no other process can import
@@ -31,8 +30,8 @@ DATA = ("task.train", "task.test", "demonstrations")
 FOLDERS = ("init_from", "teacher", *DATA)  # and files
 
 
-class UserCodeError(UsageError):
-    """A file of the user's own, or a folder that a run began with, cannot be used."""
+class UserCodeError(ConfigError):
+    """A user's own file, or the folder that a run started from, cannot be used."""
 
 
 class Given(str):
@@ -64,7 +63,7 @@ def named(flag: str, value: Any) -> str:
     """
     if flag == "reward" and type(value) in (list, tuple):
         if len(value) > 1 and any(isinstance(x, str) and x.startswith("regex:") for x in value):
-            raise ConfigError(f"{flag}: regex:PATTERN must stand alone, got it in {value!r}")
+            raise ConfigError(flag, f"regex:PATTERN must stand alone, got it in {value!r}")
         each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
         text = ",".join(each)
         return given(text, each) if any(isinstance(x, Given) for x in each) else text
@@ -78,7 +77,7 @@ def named(flag: str, value: Any) -> str:
         inside = getattr(module, "__package__", "")
         return f"{value.__module__}:{name}" if inside and flag == "reward" else text
     if flag == "environment" or (flag == "reward" and not callable(value)):
-        raise ConfigError(f"{flag} must be a function or class that can be imported, got {value!r}")
+        raise ConfigError(flag, f"must be a function or class that can be imported, got {value!r}")
     return given(text, value)
 
 
@@ -98,9 +97,9 @@ def parts(source: str) -> list[str]:
 
 
 def missing(flag: str, source: str) -> str:
-    """The message for an object that was given in Python to a run that is read again."""
+    """Returns the message for an object from Python that a run is read again without."""
     return (
-        f"--{flag}={source} was given in Python and cannot be imported: give it again, as in "
+        f"{source} was given in Python and cannot be imported: give it again, as in "
         f"run.load(folder, {flag}=…) or run.resume(folder, {flag}=…)"
     )
 
@@ -321,12 +320,13 @@ def found(settings: Mapping[str, Any], stored: Mapping[str, str], run: Path) -> 
     }
 
 
-def make(flag: str, source: str) -> Any:
-    """What a class or a function makes without arguments, or an object that was given in Python.
+def make(flag: str, source: str, advice: str = "") -> Any:
+    """Returns the result of a class or function without arguments, or an object given in Python.
 
     Args:
-      flag: that names it.
-      source: its value.
+      flag: name of the flag.
+      source: value of the flag.
+      advice: remedy for a call that raises a TypeError; empty for no advice.
 
     Raises:
       UserCodeError: names the flag, the file and, for an error in that file, its line.
@@ -335,25 +335,27 @@ def make(flag: str, source: str) -> Any:
     if given is not None and not (inspect.isclass(given) or inspect.isroutine(given)):
         return given
     if given is None and source.startswith(OWN):
-        raise UserCodeError(missing(flag, source))
+        raise UserCodeError(flag, missing(flag, source))
     if given is None and not in_file(source):
-        raise UserCodeError(f"--{flag}={source} must be a file and a name, file.py:name")
+        raise UserCodeError(flag, f"must be a file and a name, file.py:name, got {source}")
     place = source.rpartition(":")[0]
     # Where a name is too long, `Path.is_file` raises.
     if given is None and not os.path.isfile(place):
-        raise UserCodeError(f"--{flag}={source}: there is no file {place}")
+        raise UserCodeError(flag, f"{source}: there is no file {place}")
     try:
         return (given or workers.load(source))()
     except (Exception, SystemExit) as error:
-        raise UserCodeError(f"--{flag}={source}: {workers.describe(error)}") from error
+        more = f"; {advice}" if advice and isinstance(error, TypeError) else ""
+        raise UserCodeError(flag, f"{source}: {workers.describe(error)}{more}") from error
 
 
 def require_not_imported() -> None:
     """Raises ConfigError where a file that a run reads would itself begin a run."""
     if workers.LOADING:
         raise ConfigError(
-            f"{workers.LOADING[-1]} trains when it is imported, as it is here for what it defines: "
-            'put that below `if __name__ == "__main__":`'
+            workers.LOADING[-1],
+            "trains when it is imported, as it is here for its definitions: put the training "
+            'below `if __name__ == "__main__":`',
         )
 
 
@@ -363,10 +365,6 @@ def network(flag: str, source: str) -> Any:
     Raises:
       UserCodeError: the network is not a module, see `variables.require_module`.
     """
-    try:
-        made = make(flag, source)
-        variables.require_module(f"--{flag}={source}", made)
-    except (ConfigError, UserCodeError) as error:
-        called = isinstance(error.__cause__, TypeError)
-        raise UserCodeError(f"{error}{f'; {variables.ADVICE}' * called}") from error
+    made = make(flag, source, variables.ADVICE)
+    variables.require_module(flag, made)
     return made

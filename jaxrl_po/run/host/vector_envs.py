@@ -4,9 +4,8 @@ Both take one more step after an episode's end, which ignores its action and ret
 observation of the next episode.
 """
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.spaces import Spaces, is_discrete, is_image, read_spaces
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import flags
 
 SUITES = ("envpool", "gymnasium")
@@ -123,28 +122,28 @@ def find(name: str, env_params: str = "") -> Source:
       env_params: JSON object with arguments of `envpool.make` or `gymnasium.make_vec`; or empty.
 
     Raises:
-      UsageError: the package is not installed, there is no environment of that name, or it does
+      ConfigError: the package is not installed, there is no environment of that name, or it does
         not take the arguments.
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
     arguments = flags.json_object("env_params", env_params or "{}")
-    errors.require(f"env={name}", suite, suite)
+    errors.require("env", suite, suite)
     return {"envpool": _envpool, "gymnasium": _gymnasium}[suite](name, inner, arguments)
 
 
 def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     import envpool
 
-    errors.lookup("env=envpool:", inner, dict.fromkeys(envpool.list_all_envs()))
+    errors.lookup("env", inner, dict.fromkeys(envpool.list_all_envs()))
     for own in ("num_envs", "seed", "batch_size", "env_type"):
         if own in arguments:
-            raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")
+            raise ConfigError("env_params", f"{own} is chosen by the run; leave it out")
     threads = {"num_threads": arguments.get("num_threads", backend.cores())}
     if type(threads["num_threads"]) is not int or threads["num_threads"] < 1:
-        raise UsageError(
-            f"--env_params for {name}: num_threads must be a whole number of at least 1, got "
-            f"{threads['num_threads']!r}"
+        raise ConfigError(
+            "env_params",
+            f"num_threads must be a whole number of at least 1, got {threads['num_threads']!r}",
         )
     made_with = {key: value for key, value in arguments.items() if key != "num_threads"}
     try:
@@ -152,7 +151,9 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
             spec = envpool.make_spec(inner, **made_with)
             seen, acts = spec.gymnasium_observation_space, spec.gymnasium_action_space
     except (TypeError, ValueError, AssertionError) as error:
-        raise UsageError(f"--env_params for {name}: {' '.join(str(error).split())}") from None
+        raise ConfigError(
+            "env_params", f"{name} does not accept them: {' '.join(str(error).split())}"
+        ) from None
     spaces, play = _spaces(name, seen, acts), playable(acts)
     shape = spaces.observation.shape
     channels_first = len(shape) == 3 and is_image(seen) and shape[0] < shape[2]
@@ -205,12 +206,12 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
         one = make(1)
     except Exception as error:  # an environment may lack a file, a display, a licence
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UsageError(f"--env={name}: {said}") from error
+        raise ConfigError("env", f"{name}: {said}") from error
     try:
         if one.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
             raise ConfigError(
-                f"env {name} must reset in the step after an episode's end "
-                "(AutoresetMode.NEXT_STEP), so that its final observations are seen"
+                "env",
+                f"{name} must reset in the step after an episode's end (AutoresetMode.NEXT_STEP)",
             )
         seen = one.single_observation_space
         registered = one.spec and one.spec.max_episode_steps
@@ -242,17 +243,19 @@ def playable(space: Any) -> Callable[[Array], Array]:
 
 
 def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
-    """Opens the same pool; whatever it raises becomes a `PoolError` that names the environment."""
+    """Opens the same pool; any error of its functions becomes a `PoolError`."""
 
-    @contextlib.contextmanager
-    def naming() -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            message = " ".join(str(error).split())
-            raise PoolError(f"env {name}: {type(error).__name__}: {message}") from error
+    def reported(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except Exception as error:
+                message = " ".join(str(error).split())
+                raise PoolError(f"env {name}: {type(error).__name__}: {message}") from error
 
-    @naming()
+        return call
+
+    @reported
     def open_named(seeds: Sequence[int]) -> Pool:
         pool = open_pool(seeds)
 
@@ -264,7 +267,7 @@ def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[...
                     raise ValueError(f"{field} of step must be {valid}, got {list(np.shape(x))}")
             return stepped
 
-        return Pool(naming()(pool.reset), naming()(step), naming()(pool.close))
+        return Pool(reported(pool.reset), reported(step), reported(pool.close))
 
     return open_named
 
@@ -273,8 +276,7 @@ def _spaces(name: str, seen: Any, acts: Any) -> Spaces:
     spaces = read_spaces(name, seen, acts)
     if not isinstance(spaces.observation, jax.ShapeDtypeStruct):
         raise ConfigError(
-            f"env {name}: observations of an environment of the host must be one array, got "
-            f"{type(seen).__name__}: flatten them by a wrapper"
+            "env", f"{name} must have observations of one array, got {type(seen).__name__}"
         )
     return spaces
 

@@ -38,7 +38,7 @@ def fields(on_row: OnRow, row: Row, num_seeds: int, score: str = "") -> Row:
     if added is None:
         return {}
     if not isinstance(added, Mapping):
-        raise ConfigError(f"on_row must return a dict of numbers or None, got {added!r}")
+        raise ConfigError("on_row", f"must return a dict of numbers or None, got {added!r}")
     try:
         each = {
             name: np.broadcast_to(np.asarray(value, np.float64), (num_seeds,))
@@ -46,10 +46,10 @@ def fields(on_row: OnRow, row: Row, num_seeds: int, score: str = "") -> Row:
         }
     except (TypeError, ValueError):
         raise ConfigError(
-            f"on_row must return a number, or one for each of {num_seeds} seeds, under each name, "
-            f"got {added!r}"
+            "on_row",
+            f"must return one number or {num_seeds}, one per seed, for each name, got {added!r}",
         ) from None
     new = metrics.by_seed(each)
     for name in new.keys() & {*row, score}:
-        raise ConfigError(f"on_row must return new names, got {name!r}, which the line has")
+        raise ConfigError("on_row", f"must return new names, got {name!r}, which the line has")
     return new

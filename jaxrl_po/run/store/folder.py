@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.experiment.flags import shown
 from jaxrl_po.run.store.failures import is_full, line, reason, unread
@@ -61,44 +62,46 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
       The `config.json` of the run to resume, without the flags of its start; empty for a new run.
 
     Raises:
-      UsageError: no folder is named, it cannot be written, or it is not empty and neither switch is
-        given.
+      ConfigError: no folder is named, the folder cannot be written, or it holds files and neither
+        switch is given.
     """
     if not out:
-        raise UsageError("--out must name a folder for the results, e.g. --out=runs/first")
+        raise ConfigError("out", "must name a folder for the results, e.g. runs/first")
     if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other: give one of them")
+        raise ConfigError("resume", "must be left out with overwrite: give one of them")
     folder = Path(out)
     require_name(out)
     if "[" in str(folder.absolute()):  # a pattern to orbax, which then finds no file
-        raise UsageError(
-            f"--out={out} must have no [ in its path ({folder.absolute()}): checkpoints could not "
-            "be read again"
+        raise ConfigError(
+            "out",
+            f"{folder.absolute()} must have no [ in its path, which orbax takes for a pattern",
         )
-    require_links(f"--out={out}", folder, () if overwrite else LINKED)
+    require_links("out", folder, () if overwrite else LINKED)
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir():
-        raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
+        raise ConfigError("out", f"{out} must be a folder, but {ancestor} is a file")
     if not os.access(ancestor, os.W_OK | os.X_OK):
-        raise UsageError(f"--out={out} must be a folder that can be written; {ancestor} cannot")
+        raise ConfigError("out", f"{out} must be a folder that can be written; {ancestor} cannot")
     # Hidden files do not count: the lock and temporary files are among them.
     used = folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
     used = used and (resume or not _only_begun(folder))
     if used and not (resume or overwrite):
-        raise UsageError(
-            f"--out={out} already holds files; add --resume to continue a run, "
-            "--overwrite to replace it, or choose another"
+        raise ConfigError(
+            "out",
+            f"{out} already holds files; give resume to continue, overwrite to replace the run",
         )
     if not (used and resume):
         return {}
     try:
         stored = read_settings(folder)
     except FileNotFoundError:
-        why = f"--out={out} holds files but no {CONFIG} of a run; choose the folder of a run"
-        raise UsageError(f"--resume: {why}") from None
+        why = f"{out} holds files but no {CONFIG} of a run; choose the folder of a run"
+        raise ConfigError("resume", why) from None
+    except ConfigError:
+        raise
     except ValueError:
-        why = f"{folder / CONFIG} is damaged; repair it, or choose another --out"
-        raise UsageError(f"--resume: {why}") from None
+        why = f"{folder / CONFIG} is damaged; repair it, or choose another folder"
+        raise ConfigError("resume", why) from None
     return {name: value for name, value in stored.items() if name not in OF_A_START}
 
 
@@ -109,50 +112,50 @@ def _only_begun(folder: Path) -> bool:
         return False
     try:
         ours = "script" in read_settings(folder)
-    except (OSError, ValueError, UsageError):
+    except (OSError, ValueError):
         return False
     begun = "metrics.jsonl" in held and b"\n" in held["metrics.jsonl"].read_bytes()
     return ours and not begun and not any((*folder.glob("checkpoints/*/*"), *folder.glob("arms/*")))
 
 
 def require_name(out: str) -> None:
-    """Raises UsageError where `--out` begins with `~`, or is a name that no file can have.
+    """Raises ConfigError where `--out` begins with `~`, or is a name that no file can have.
 
     Or it leads through a link to what is not there, such as a disk that is not mounted.
     """
     if out.startswith("~"):
         why = "must not begin with ~, which a shell expands only in a word of its own"
-        raise UsageError(f"--out={out} {why}: --out=$HOME{out[1:]}")
+        raise ConfigError("out", f"{out} {why}: $HOME{out[1:]}")
     try:
         Path(out).exists()  # raises where a name is too long
     except OSError as error:
-        raise UsageError(f"--out={out} cannot be used: {error.strerror}") from None
-    require_links(f"--out={out}", Path(out), Path(out).absolute().parents)
+        raise ConfigError("out", f"{out} cannot be used: {error.strerror}") from None
+    require_links("out", Path(out), Path(out).absolute().parents)
 
 
 def require_links(flag: str, folder: Path, names: Sequence[str | Path] = LINKED) -> None:
-    """Raises UsageError where a folder, or one of the names in it, is a link that leads nowhere.
+    """Raises ConfigError where a folder, or one of the names in it, is a link that leads nowhere.
 
     What it stands for may lie on a disk that is not mounted now. A name may be an absolute path.
     """
     for path in (folder, *(folder / name for name in names)):
         if path.is_symlink() and not os.path.exists(path):
             leads = f"{path} is a link to {os.readlink(path)}, which is not there"
-            raise UsageError(f"{flag}: {leads}; mount that disk, or mend the link")
+            raise ConfigError(flag, f"{folder}: {leads}; mount that disk, or mend the link")
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path, flag: str = "out") -> dict[str, Any]:
     """The settings of a run, its `config.json`; files of code that were moved are named anew.
 
     Raises:
       OSError: it cannot be read.
       ValueError: it is damaged.
-      UsageError: it is of another format, see `FORMATS`.
+      ConfigError: it is of another format, see `FORMATS`.
     """
     stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     ours = isinstance(stored, dict) and ("format" in stored or "script" in stored)
     if ours and (why := unread(stored.get("format"))):
-        raise UsageError(f"{folder / CONFIG} {why}")
+        raise ConfigError(flag, f"{folder / CONFIG} {why}")
     resolved = stored.get("resolved", {}) if isinstance(stored, dict) else None
     code = resolved.get(user_code.DIGESTS, {}) if isinstance(resolved, dict) else None
     if not isinstance(code, dict):
@@ -172,7 +175,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
       out: the value of `--out`.
 
     Raises:
-      UsageError: names the first flag that differs.
+      ConfigError: names the first flag that differs.
     """
     code = stored.get("resolved", {}).get(user_code.DIGESTS, {})
     for name, value in settings.items():
@@ -181,13 +184,15 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
         if name in code and user_code.digests({name: value}) == {name: code[name]}:
             continue  # in a file that was moved
         or_same = ", or the same in a file of the same content" * (name in code)
-        raise UsageError(
-            f"--{name}={shown(value)} must be {shown(stored[name])}, as in the run in {out} that "
-            f"is resumed{or_same}; leave it out, or choose another --out"
+        raise ConfigError(
+            name,
+            f"must be {shown(stored[name])}, as in the run in {out} that is resumed{or_same}, got "
+            f"{shown(value)}",
         )
     if settings["total_steps"] < stored.get("total_steps", 0):
-        least = f"{stored['total_steps']}, as in the run in {out} that is resumed: it may only grow"
-        raise UsageError(f"--total_steps={settings['total_steps']} must be at least {least}")
+        least = f"{stored['total_steps']}, as in the run in {out} that is resumed"
+        now = f"got {settings['total_steps']}: it may only grow"
+        raise ConfigError("total_steps", f"must be at least {least}, {now}")
 
 
 @contextmanager
@@ -201,7 +206,7 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
       overwrite: delete the files of an earlier run, and nothing else.
 
     Raises:
-      UsageError: it cannot be created or written, an earlier run cannot be deleted, or another run
+      ConfigError: it cannot be created or written, an earlier run cannot be deleted, or another run
         has locked it.
       OSError: raised inside; where the system names no file, it names the folder.
     """
@@ -213,17 +218,17 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w", encoding="utf-8")
     except OSError as error:
-        why = f"must be a folder that can be written: {error.strerror}"
-        raise UsageError(f"--out={out} {why}") from None
+        why = f"{out} must be a folder that can be written: {error.strerror}"
+        raise ConfigError("out", why) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            why = "is in use by another run; wait for its end or choose another"
-            raise UsageError(f"--out={out} {why}") from None
+            why = f"{out} is in use by another run; wait for its end or choose another folder"
+            raise ConfigError("out", why) from None
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:
-                raise UsageError(f"--out={out} cannot be locked: {reason(error)}") from None
+                raise ConfigError("out", f"{out} cannot be locked: {reason(error)}") from None
             why = f"cannot be locked on its file system ({reason(error)}); let no other run use it"
             print(f"note: --out={out} {why}", file=sys.stderr)
         if overwrite:  # under the lock, so never the files of a run that still writes
@@ -239,7 +244,7 @@ def _clear(folder: Path) -> None:
     """Deletes the files of an earlier run; the one that makes the folder that of a run goes last.
 
     Raises:
-      UsageError: names what cannot be deleted.
+      ConfigError: names what cannot be deleted.
     """
     try:
         for name in reversed(ARTEFACTS):
@@ -247,7 +252,7 @@ def _clear(folder: Path) -> None:
     except OSError as error:
         others = f"other files of the run in {folder} may be deleted already"
         why = f"{error.filename} cannot be deleted: {reason(error)}; {others}"
-        raise UsageError(f"--overwrite: {why}") from None
+        raise ConfigError("overwrite", why) from None
 
 
 def _remove(path: Path) -> None:
@@ -268,25 +273,25 @@ def require_file(out: str, suffix: str, flag: str = "out") -> Path:
     """The path of a flag that names a file, after a check that it can be written.
 
     Raises:
-      UsageError: another suffix, a folder, or a file that cannot be written.
+      ConfigError: another suffix, a folder, or a file that cannot be written.
     """
     path = Path(out)
     require_name(out)
     ancestor = next(each for each in path.absolute().parents if each.exists())
     if path.suffix.lower() != suffix or path.is_dir():
-        raise UsageError(f"--{flag}={out} must be a file whose name ends in {suffix}")
+        raise ConfigError(flag, f"must be a file whose name ends in {suffix}, got {out}")
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
-        why = f"must be a file that can be written; {ancestor} is no folder to write to"
-        raise UsageError(f"--{flag}={out} {why}")
+        why = f"{out} must be a file that can be written; {ancestor} is no folder to write to"
+        raise ConfigError(flag, why)
     return path
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Creates the folder of the file `--out`; inside, a failure to write becomes a `UsageError`.
+    """Creates the folder of the file `--out`; inside, a failure to write becomes a `ConfigError`.
 
     Raises:
-      UsageError: names the file and what went wrong.
+      ConfigError: names the file and what went wrong.
       RunError: likewise, where the disk is full.
     """
     try:
@@ -295,8 +300,8 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if is_full(error):
             raise RunError(line(error, path)) from None
-        why = f"must be a file that can be written: {reason(error)}"
-        raise UsageError(f"--out={path} {why}") from None
+        why = f"{path} must be a file that can be written: {reason(error)}"
+        raise ConfigError("out", why) from None
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:

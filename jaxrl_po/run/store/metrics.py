@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.config import ConfigError
 from jaxrl_po.types import Metrics, Row
 
 Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
@@ -290,29 +290,33 @@ def append(path: Path, *rows: Row) -> None:
         os.fsync(file.fileno())
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of a file, in order; empty if there is no file.
+def read(path: Path, flag: str = "out") -> list[Row]:
+    """Reads the rows of a file, in order; empty if the file is missing.
 
     An incomplete last line, cut off when its writer was killed, is ignored.
 
+    Args:
+      path: path of the file.
+      flag: setting that names its folder, for messages.
+
     Raises:
-      UsageError: names a line that is damaged.
+      ConfigError: names a line that is damaged.
     """
     if not path.exists():
         return []
     if not path.is_file():
-        raise UsageError(f"{path} must be a file, and is a folder")
+        raise ConfigError(flag, f"{path} must be a file, but is a folder")
     *lines, _ = path.read_bytes().split(b"\n")
-    return [_row(line, f"{path} line {number}") for number, line in enumerate(lines, 1)]
+    return [_row(line, f"{path} line {number}", flag) for number, line in enumerate(lines, 1)]
 
 
-def _row(line: bytes, place: str) -> Row:
+def _row(line: bytes, place: str, flag: str) -> Row:
     try:
         row = json.loads(line)
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        raise UsageError(f"{place} is damaged: repair or remove that line")
+        raise ConfigError(flag, f"{place} is damaged: repair or remove that line")
     return row
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr_consts
 
 from jaxrl_po import backend
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.store.metrics import strict
@@ -41,11 +42,11 @@ BASE = "base"  # entry of a run with adapters: the digest of what they are train
 PROMPTS = "prompts"  # entry of a run on prompts of a file: their digest, in the model's tokens
 # What is said of data that changed.
 DATA = {
-    BASE: ("holds adapters over another base", "what the run's --init_from names"),
+    BASE: ("holds adapters over another base", "what init_from of the run names"),
     PROMPTS: (
         "began with another set of prompts and answers, or demonstrations",
         "the file, or, where a chat template writes today's date, give it the date of the run as "
-        "an argument (--task.template_arguments)",
+        "an argument (task.template_arguments)",
     ),
 }
 PACKAGE = Path(__file__).parent.parent.parent
@@ -200,7 +201,7 @@ def ask_for_threads(number: int) -> None:
       number: of threads.
 
     Raises:
-      UsageError: the backend is already running, and was not asked.
+      ConfigError: the backend is already running, and was not asked.
     """
     given = os.environ.get("XLA_FLAGS", "").split()
     if os.environ.get(THREADS) == str(number) and WHOLE_LOOPS in given:
@@ -223,7 +224,7 @@ def ask_for_determinism(threads: int = 0) -> None:
       threads: see `ask_for_threads`; 0 asks for no number.
 
     Raises:
-      UsageError: XLA_FLAGS says the opposite, or a GPU backend is already running.
+      ConfigError: XLA_FLAGS says the opposite, or a GPU backend is already running.
     """
     if threads:
         ask_for_threads(threads)
@@ -231,15 +232,16 @@ def ask_for_determinism(threads: int = 0) -> None:
     asked = [flag for flag in given if flag.partition("=")[0] == FLAG]
     if asked and asked[-1].lower() not in (FLAG, f"{FLAG}=true", f"{FLAG}=1"):
         why = f"must not be contradicted by {asked[-1]} in XLA_FLAGS: leave one of them out"
-        raise UsageError(f"--deterministic {why}")
+        raise ConfigError("deterministic", why)
     if asked:
         return
     if not _backend_runs():
         os.environ["XLA_FLAGS"] = " ".join([*given, f"{FLAG}=true"])
     elif jax.default_backend() != "cpu":
-        raise UsageError(
-            f"--deterministic must be asked for before JAX starts its {jax.default_backend()}, "
-            f"which runs already: start Python with XLA_FLAGS={FLAG}=true in the environment"
+        raise ConfigError(
+            "deterministic",
+            f"must be given before JAX starts its {jax.default_backend()}, which runs already: "
+            f"start Python with XLA_FLAGS={FLAG}=true in the environment",
         )
 
 
@@ -277,33 +279,34 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str, fl
       flag: that was given, for the message.
 
     Raises:
-      UsageError: names everything that differs.
+      ConfigError: names everything that differs.
     """
     relevant = {name: value for name, value in now.items() if name != "revision"}
     # Here an entry that was not recorded before counts as different.
     found = differences(relevant, {**dict.fromkeys(relevant), **before} if before else {})
     if found:
-        raise UsageError(
-            f"{flag} promises the same bits only under the circumstances of the run in {out}; "
-            f"there differ {'; '.join(found)}. Resume it there, or begin another without {flag}"
+        raise ConfigError(
+            flag,
+            f"promises the same bits only under the circumstances of the run in {out}; there "
+            f"differ {'; '.join(found)}",
         )
 
 
-def require_data(entry: str, digest: str, resolved: Mapping[str, Any], run: str) -> None:
+def require_data(entry: str, digest: str, resolved: Mapping[str, Any], flag: str, run: str) -> None:
     """Refuses adapters over another base, or to resume on other prompts and answers.
 
     Args:
       entry: `BASE` or `PROMPTS`.
       digest: as it is now; empty where the run has no such data.
       resolved: of the run's `config.json`.
-      run: what names it, for messages.
+      flag: name of the flag that names the run, for messages.
+      run: folder of the run.
 
     Raises:
-      UsageError: says what to put back.
+      ConfigError: says what to put back.
     """
     before = resolved.get(entry, digest)
     if digest and before != digest:
         differs, remedy = DATA[entry]
-        raise UsageError(
-            f"{run} {differs}: its digest was {before} and is {digest} now; put back {remedy}"
-        )
+        now = f"its digest was {before} and is {digest} now; put back {remedy}"
+        raise ConfigError(flag, f"{run} {differs}: {now}")

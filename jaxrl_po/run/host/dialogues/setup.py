@@ -12,7 +12,6 @@ from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
 from jaxrl_po.run.data import prompts, rewarding, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, models, user_code
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
@@ -57,7 +56,6 @@ def make(
         not write what is needed; names the flag.
     """
     options, settings, sizes = records[""], records["environment"], records["problem"]
-    flag = f"--environment={options.environment}"
     require_fit(records, start, placement)
     assert start.base is not None
     assert isinstance(start.task, language.Task)
@@ -68,17 +66,15 @@ def make(
     offer = environments.start(list(rows[0]))
     try:
         if not offer.reward and rewarded is None:
-            raise UsageError(
-                f"{flag} must have a method get_reward, or --reward must name functions"
+            raise ConfigError(
+                "environment", "must have a method get_reward, or reward must name functions"
             )
+        arguments = flags.json_object("task.template_arguments", records["task"].template_arguments)
         try:
-            arguments = flags.json_object(
-                "task.template_arguments", records["task"].template_arguments
-            )
             found = tools_lib.read(template, start.base.text.tokenizer, offer.tools, arguments)
             longest = max(len(found.prompt(row["prompt"])) for row in rows)
         except ConfigError as error:
-            raise UsageError(f"--init_from={options.init_from}: {error}") from None
+            raise ConfigError("init_from", f"{options.init_from}: {error}") from None
         require_reply(settings.reply_length, found, offer)
         partner = ToolPartner(
             environments, offer, found, rows, reply_length=settings.reply_length, rewarded=rewarded
@@ -100,36 +96,31 @@ def make(
 
 
 def require_fit(records: Mapping[str, Any], start: models.Start, placement: Placement) -> None:
-    """Raises UsageError for flags that do not go together with `--environment`."""
+    """Raises ConfigError for flags that do not go together with `--environment`."""
     options = records[""]
-    flag = f"--environment={options.environment}"
     if not user_code.is_source(options.environment):
-        raise UsageError(f"{flag} must be a file and a class, file.py:Class")
+        raise ConfigError("environment", "must be a file and a class, file.py:Class")
     if start.base is None or start.base.text.template is None:
-        raise UsageError(
-            f"--init_from={options.init_from} must have a chat template, which writes the tools of "
-            f"{flag} and their results"
+        raise ConfigError(
+            "init_from",
+            f"must have a chat template, which writes the tools, got {options.init_from!r}",
         )
     if placement.cuts_params:
-        raise UsageError(
-            "--environment must be left out where parameters are sharded over devices "
-            "(--shard_params, model in --mesh)"
+        raise ConfigError(
+            "environment", "must be left out with sharded parameters (shard_params, mesh)"
         )
     if options.reward == rewarding.MODEL:
-        raise UsageError(f"--reward={options.reward} must be left out with --environment")
+        raise ConfigError("reward", f"must be left out with environment, got {options.reward}")
     if records["warm_start"].steps:
-        raise UsageError(
-            "--warm_start.steps must be 0 with --environment, which demonstrates nothing"
-        )
+        raise ConfigError("warm_start.steps", "must be 0 with environment")
     if vars(records["config"]).get("dynamic_sampling") == dapo.REFILL:
-        raise UsageError(
-            f"--config.dynamic_sampling={dapo.REFILL} must be {dapo.REWEIGHT} or off with "
-            "--environment: a refill needs dialogues inside the program"
+        raise ConfigError(
+            "config.dynamic_sampling",
+            f"must be {dapo.REWEIGHT} or off with environment: a refill needs JAX",
         )
     if not records["problem"].max_new_tokens:
-        raise UsageError(
-            "--problem.max_new_tokens must be given with --environment: the token budget of a "
-            "message"
+        raise ConfigError(
+            "problem.max_new_tokens", "must be given with environment: a message's budget"
         )
 
 
@@ -137,7 +128,7 @@ def read_rows(records: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The columns of each prompt of the task, in its order; the messages are `prompt`, as in TRL.
 
     Raises:
-      UsageError: messages without one of the user, to which a reset could add, or that end with
+      ConfigError: messages without one of the user, to which a reset could add, or that end with
         the assistant's.
     """
     task = records["task"]
@@ -151,18 +142,15 @@ def read_rows(records: Mapping[str, Any]) -> list[dict[str, Any]]:
             {"role": USER, "content": columns[prompts.PROMPT]}
         ]
         if not any(message["role"] == USER for message in messages):
-            raise UsageError(f"--task.train: {row.place}: {prompts.MESSAGES} must have a user's")
+            raise row.error(f"{prompts.MESSAGES} must have a user's")
         if messages[-1]["role"] == ASSISTANT:
-            raise UsageError(
-                f"--task.train: {row.place}: {prompts.MESSAGES} must not end with the assistant's, "
-                "whose dialogue an environment begins"
-            )
+            raise row.error(f"{prompts.MESSAGES} must not end with the assistant's")
         found.append(columns | {prompts.PROMPT: messages})
     return found
 
 
 def require_reply(reply_length: int, tools: Tools, offer: Offer) -> None:
-    """Raises UsageError where an empty result of a tool is longer than a reply may be."""
+    """Raises ConfigError where an empty result of a tool is longer than a reply may be."""
     if not offer.tools:
         return
     least = max(
@@ -170,18 +158,19 @@ def require_reply(reply_length: int, tools: Tools, offer: Offer) -> None:
         for name in (*offer.names, UNKNOWN)
     )
     if least >= reply_length:
-        raise UsageError(
-            f"--environment.reply_length must be above {least}, the tokens of an empty result of a "
-            f"tool, got {reply_length}"
+        raise ConfigError(
+            "environment.reply_length",
+            f"must be above {least}, as an empty result of a tool has, got {reply_length}",
         )
 
 
 def require_context(scene: Scene, context: int, init_from: str) -> None:
-    """Raises UsageError for dialogues that have no room in the model's context."""
+    """Raises ConfigError for dialogues that have no room in the model's context."""
     whole = scene.prompt_length + scene.columns
     if 0 < context < whole:
-        raise UsageError(
-            f"--environment.turns: the longest dialogue has {whole} tokens, more than {context}, "
-            f"the context of --init_from={init_from}; lower --problem.max_new_tokens or "
-            "--environment.reply_length too"
+        raise ConfigError(
+            "environment.turns",
+            f"the longest dialogue has {whole} tokens, more than {context}, the context of "
+            f"init_from = {init_from}; lower problem.max_new_tokens or environment.reply_length "
+            "too",
         )

@@ -73,7 +73,7 @@ class Environments:
         try:
             self._process, found = workers.spawn(instances.__name__, start)
         except workers.Ended as error:
-            raise UserCodeError(f"--environment={self.source}: {error}") from None
+            raise UserCodeError("environment", f"{self.source}: {error}") from None
         return Offer(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
     def run(self, jobs: Mapping[int, Job]) -> dict[int, Result]:
