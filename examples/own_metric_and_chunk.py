@@ -16,7 +16,8 @@ import optax
 from jaxrl_po import control, ppo
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices import parallel
-from jaxrl_po.run.devices.compilation import compiled, memory_of
+from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.devices.memory import memory_of
 from jaxrl_po.run.experiment import assembly
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.loop import programs, runner

@@ -63,6 +63,7 @@ def entry(*command: str) -> NoReturn:
         from jaxrl_po.run.experiment import flags
 
         importlib.import_module("jaxrl_po.run.experiment.training")  # JAX and the others
+        importlib.import_module("jaxrl_po.run.devices.topology").silence_libtpu()
     except ValueError as error:  # of matplotlib, as it is imported
         if "MPLBACKEND" not in os.environ:
             raise

@@ -4,9 +4,9 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 25_313,
-    "shell code": 11_968,
-    "experiments code": 4_758,
+    "library code": 24_808,
+    "shell code": 11_459,
+    "experiments code": 5_274,
     "shell import pairs": 366,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,

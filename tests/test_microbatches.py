@@ -1,181 +1,179 @@
-"""Microbatches by the memory that there is: a count from shapes, corrected by the program's own."""
+"""Microbatches chosen by the compiler's count of memory; tests replace the memory of the device."""
 
 import json
 import re
 from types import SimpleNamespace
 
+import jax
 import pytest
 
-from jaxrl_po.algorithms import grpo
 from jaxrl_po.cli import launch
-from jaxrl_po.config import ConfigError
-from jaxrl_po.language import Transformer
-from jaxrl_po.run.devices import room
-from jaxrl_po.run.devices.compilation import Memory
-from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices import memory
+from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.errors import RunError
-from jaxrl_po.run.experiment import language, microbatches
+from jaxrl_po.run.experiment import language
 from jaxrl_po.run.experiment.experiment import Experiment
-from jaxrl_po.run.experiment.microbatches import Fit, Need
 from jaxrl_po.run.experiment.plan import prepare
+from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.microbatches import FLAG, choose_microbatches, require_evaluation
 from jaxrl_po.run.store.metrics import read
-from jaxrl_po.types import ActorCritic, TrainState
 
-PLENTY = 10**12
-
-
-@pytest.fixture
-def free(monkeypatch):
-    """Sets the bytes that are free."""
-
-    def be(size):
-        monkeypatch.setattr(room, "free", lambda: size)
-
-    be(PLENTY)
-    return be
+NUMBERS = (1, 2, 3, 4, 6, 12)
 
 
-def test_less_memory_never_means_fewer_microbatches():
-    need = Need(held=1000, kept=960, choices=(1, 2, 3, 4, 6, 12))
-    spaces = range(900, 2100, 20)
-    chosen = [need.choose(space) for space in spaces]
-    assert chosen == sorted(chosen, reverse=True)
-    for number, space in zip(chosen, spaces, strict=True):
-        assert need.needs(number) <= space or number == 12
-        assert number == 1 or need.needs(need.choices[need.choices.index(number) - 1]) > space
-    assert {1, 2, 3, 4, 6, 12} == set(chosen)
+def choose(space, peak_of, fixed=400):
+    """The chosen number and all that were compiled, of a job with a peak of each number."""
+    compiled = [1]
+
+    def rebuild(number):
+        return job if number in NUMBERS else None
+
+    def compile_again(job, number):
+        compiled.append(number)
+        return Memory(0, peak_of(number), fixed)
+
+    job = SimpleNamespace(steps_per_iteration=12, rebuild=rebuild)
+    return choose_microbatches(job, Memory(0, peak_of(1), fixed), compile_again, space), compiled
 
 
-def test_activations_are_those_of_every_block_or_with_remat_of_one():
-    model = Transformer(16, width=8, layers=6, heads=2, mlp_width=32)
-    kept, again = (
-        microbatches.activations(each, columns=5) for each in (model, model.clone(remat=True))
-    )
-    of_block = 8 * 8 + 2 * 4 * 4 + 2 * 2 * 5 + 3 * 32
-    assert (kept, again) == (4 * 6 * of_block, 4 * (of_block + 6 * 8))
-    assert microbatches.activations(model.clone(dtype="bfloat16"), columns=5) == kept // 2
-    fused = microbatches.activations(model.clone(fused_attention=True), columns=5)
-    assert fused == kept - 4 * 6 * 2 * 2 * 5
+def line(number):
+    return 1000 + 960 // number
 
 
-def test_a_critic_shares_no_prompts():
-    policy = Transformer(16, width=8, layers=6, heads=2, mlp_width=32)
-    critic = policy.clone(layers=3, outputs=1)
-    state = TrainState(ActorCritic({}, {}), *[None] * 6)
-    kept = [
-        microbatches.counted(
-            models,
-            state,
-            Placement(1, 1, 1),
-            rows=24,
-            columns=(10, 3),
-            num_minibatches=1,
-            group=4,
-        ).kept
-        for models in ([policy], [policy, critic])
-    ]
-    each = [microbatches.activations(model, columns=13) for model in (policy, critic)]
-    assert kept[0] == 6 * (10 + 4 * 3) * each[0]
-    assert kept[1] - kept[0] == 24 * (10 + 3) * each[1]
+def test_smallest_number_that_fits_is_chosen():
+    for space in range(1080, 2100, 20):
+        number, compiled = choose(space, line)
+        assert line(number) <= space
+        assert number == 1 or line(NUMBERS[NUMBERS.index(number) - 1]) > space
+        assert len(compiled) <= 3
 
 
-def test_cpu_devices_share_what_is_free(free):
-    free(1000)
-    assert [microbatches.space(devices) for devices in (1, 2)] == [900, 450]
-    free(None)
-    assert microbatches.space(1) is None
+@pytest.mark.parametrize(
+    ("space", "peak_of", "fixed", "tried"),
+    [
+        (1070, line, 400, [1, 3]),  # no number fits the line through both
+        (1500, lambda n: 2000 - n, 400, [1, 2]),
+        (1500, lambda n: 2000 if n == 1 else 1550 - n, 400, [1, 2, 3]),  # not three more
+        (1500, line, 1501, [1]),  # of sampling, for example
+    ],
+)
+def test_training_that_does_not_fit_is_an_error(space, peak_of, fixed, tried):
+    seen = []
 
+    def count(number):
+        seen.append(number)
+        return peak_of(number)
 
-def test_what_fits_with_no_number_is_refused_with_what_would_fit(free):
-    records = {
-        "config": SimpleNamespace(num_microbatches=4),
-        "problem": SimpleNamespace(num_prompts=12),
-    }
-    fit = Fit(records, None, Need(held=2 * 10**9, kept=0, choices=(1, 2, 4)), 1, None)
-    free(6 * 10**9)
-    assert fit.smaller(5 * 10**9) is None
+    peak = re.escape(f"{peak_of(tried[-1]) / 1000:.1f}")
     with pytest.raises(
         RunError,
-        match=r"^this run needs 8\.0 GB on a device, and 6\.0 GB are free, with --config"
-        r"\.num_microbatches=4: --problem.num_prompts=6 would fit$",
+        match=rf"^training needs {peak} kB of a device, which has {space / 1000:.1f} kB, with "
+        rf"--config\.num_microbatches={tried[-1]}: lower --problem\.num_prompts or --seeds",
     ):
-        fit.smaller(8 * 10**9)
-    free(10**9)
-    with pytest.raises(RunError, match="a smaller model is needed"):
-        fit.smaller(8 * 10**9)
+        choose(space, count, fixed)
+    assert seen == tried
 
 
-def test_sampling_that_does_not_fit_is_refused(free):
-    records = {"config": grpo.Config(), "problem": SimpleNamespace(num_prompts=12)}
-    free(1000)
-    fit = Fit(records, None, Need(100, 800, (1, 2, 4), sampling=1200), 1, None)
-    with pytest.raises(RunError, match=r"with --config\.num_microbatches=1: --problem.num_prompts"):
-        fit.smaller(1300)
+def test_evaluation_that_does_not_fit_is_an_error():
+    for fits in (None, Memory(0, None), Memory(0, 3000)):
+        require_evaluation(fits, 3000)
+    with pytest.raises(
+        RunError, match=r"evaluation needs 3\.0 kB .* 2\.9 kB: lower --eval_prompts"
+    ):
+        require_evaluation(Memory(0, 3000), 2900)
 
 
-def test_a_number_that_does_not_divide_makes_way_for_the_next(monkeypatch):
-    def job_of(method):
-        return method.num_microbatches
-
-    def check(number):
-        if number % 3:
-            raise ConfigError("num_microbatches", "must divide")
-
-    monkeypatch.setattr(microbatches.programs, "check", check)
-    need = Need(held=0, kept=12, choices=(1, 2, 3, 4, 6, 12))
-    fit = Fit({"config": grpo.Config()}, 1, need, 1, job_of)
-    assert [fit.with_number(number).number for number in (1, 2, 3, 4, 12)] == [1, 3, 3, 6, 12]
+def test_available_memory_is_the_limit_less_what_the_process_holds(monkeypatch):
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 200)
+    monkeypatch.setattr(memory, "limit_bytes", lambda: 1000)
+    assert [memory.available_bytes(devices) for devices in (1, 2)] == [800, 400]  # of one CPU
+    monkeypatch.setattr(memory, "limit_bytes", lambda: None)
+    assert memory.available_bytes(1) is None
 
 
-def test_a_container_leaves_what_its_limit_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "GROUP", tmp_path)
-    machine = room.free()
-    for name, text in {
-        "max": "5000",
-        "current": "4500",
-        "stat": "anon 1\ninactive_file 300\n",
-    }.items():
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert room.free() == 800 < machine
-    (tmp_path / "memory.max").write_text("max")
-    assert room.free() > 800
+def test_limit_is_that_of_the_container_or_the_machine(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "CGROUP_LIMIT", limit)
+    machine = memory.limit_bytes()
+    limit.write_text("5000\n")
+    assert memory.limit_bytes() == 5000 < machine
+    for text in ("max\n", str(2 * machine)):
+        limit.write_text(text)
+        assert memory.limit_bytes() == machine
 
 
-def test_what_is_told_is_the_memory_of_the_process(monkeypatch):
-    monkeypatch.setattr(room, "held", lambda: 10**9)
-    told = room.describe(Memory(10, 2 * 10**9), 2, space=lambda: 8 * 10**9)
-    assert told == "this run needs about 5.0 GB of the 9.0 GB that are free"
-    assert room.describe(Memory(10, None), 2) == "a device holds 10 bytes of state"
+def test_program_that_the_compiler_rejects_leaves_its_size(monkeypatch):
+    def reject(*_):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
+            "space hbm. Used 20.00G of 15.75G hbm. Exceeded hbm capacity by 4.25G."
+        )
+
+    monkeypatch.setattr(programs, "compile_kind", reject)
+    rejected = programs.compile_if_it_fits(SimpleNamespace(rebuild=lambda n: None), None, None)
+    assert rejected == (None, Memory(0, 20 * 2**30))
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        programs.compile_if_it_fits(SimpleNamespace(rebuild=None), None, None)
 
 
-def test_a_program_that_needs_more_than_was_counted_is_compiled_again(
-    tmp_path, free, monkeypatch, capsys
-):
-    monkeypatch.setattr(microbatches, "activations", lambda *_: 0)  # counted far too low
+def test_microbatches_do_not_reduce_the_memory_of_sampling():
+    update, unknown = Memory(1, 70, 6), Memory(1, None)
+    assert update.beside(Memory(1, 90, 5)) == Memory(1, 90, 90)
+    assert update.beside(Memory(1, 50, 5)) == Memory(1, 70, 50)
+    assert (update.beside(unknown), unknown.beside(update)) == (update, unknown)
+
+
+TINY = ["--problem.num_prompts=6", "--problem.group_size=2", "--model.width=8", "--model.layers=1"]
+
+
+def plan_of(out, *flags):
+    argv = [f"--out={out}", *TINY, "--seeds=1", "--devices=1", "--warm_start.steps=0", *flags]
+    return prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, argv).settings)
+
+
+def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path):
+    plan = plan_of(tmp_path, "--algorithm=grpo")
+    assert FLAG not in plan.settings
+    made = [number for number in range(1, 13) if plan.job.rebuild(number) is not None]
+    assert made == [1, 2, 3, 6, 12]
+    some = plan_of(
+        tmp_path, "--algorithm=dapo", "--config.train_prompts=2"
+    )  # 4 rows are learned from
+    assert [some.job.rebuild(number) is not None for number in (2, 3)] == [True, False]
+
+
+@pytest.mark.parametrize(("flag", "number"), [(f"--{FLAG}=2", 2), ("--deterministic", 1)])
+def test_no_number_is_chosen_if_given_or_deterministic(tmp_path, flag, number):
+    plan = plan_of(tmp_path, "--algorithm=grpo", flag)
+    assert plan.job.rebuild is None
+    assert plan.settings[FLAG] == number
+
+
+def test_run_in_little_memory_takes_microbatches_and_keeps_them(tmp_path, monkeypatch, capsys):
     sizes = ["--problem.num_prompts=64", "--model.width=8", "--model.mlp_width=64", "--seeds=1"]
     flags = ["--algorithm=sft", "--devices=1", *sizes, "--show=0", "--eval_prompts=2"]
 
-    def run(name, *more):
+    def run(name, space, *more):
+        monkeypatch.setattr(memory, "available_bytes", lambda devices: space)
         out = tmp_path / name
-        assert launch.language([f"--out={out}", *flags, *more]) == 0
+        assert launch.language([f"--out={out}", *flags, "--total_steps=64", *more]) == 0
         config = json.loads((out / "config.json").read_text())
-        return config["config.num_microbatches"], read(out / "metrics.jsonl")[0]
+        return config[FLAG], read(out / "metrics.jsonl")[0]["memory/peak_bytes"]
 
-    number, row = run("plenty", "--total_steps=64")
+    number, peak = run("plenty", 10**12)
     assert number == 1
     # Of supervised training, the cross entropy of what is learned and of what is held out.
-    assert re.search(r": loss \S+  held out loss \S+  64/64 ", capsys.readouterr().out)
-    free(int(row["memory/peak_bytes"]))
-    number, smaller = run("little", "--total_steps=64")
+    said = capsys.readouterr().out
+    assert re.search(r": loss \S+  held out loss \S+  64/64 ", said)
+    assert re.search(r"a device holds \S+ kB of state and needs \S+ \S+ of 1\.0 TB", said)
+    assert run("exactly", peak) == (1, peak)
+    number, smaller = run("little", peak - 1)
     assert number > 1
-    assert smaller["memory/peak_bytes"] <= 0.9 * row["memory/peak_bytes"]
-    assert f"--config.num_microbatches={number}, to fit" in capsys.readouterr().out
-    free(PLENTY)
-    assert run("little", "--total_steps=64", "--resume")[0] == number
-    free(1)
-    # One more microbatch would be other bits.
-    for number, flag in (2, "--config.num_microbatches=2"), (1, "--deterministic"):
-        asked = [f"--out={tmp_path / 'asked'}", *flags, flag]
-        plan = prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, asked).settings)
-        assert plan.settings["config.num_microbatches"] == number
-        assert plan.refit is None
+    assert smaller < peak
+    assert f"--config.num_microbatches={number}, to fit in memory" in capsys.readouterr().out
+    assert run("little", 10**12, "--resume") == (number, smaller)
+    with pytest.raises(RunError, match="evaluation needs"):
+        run("none", 1)
+    # Another start, in more memory, chooses anew: nothing was trained.
+    assert FLAG not in json.loads((tmp_path / "none" / "config.json").read_text())
+    assert run("none", 10**12, "--resume") == (1, peak)

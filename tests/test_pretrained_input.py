@@ -13,7 +13,7 @@ from folders import arguments, write_place, write_rows
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import prompts
-from jaxrl_po.run.devices.compilation import Memory
+from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.experiment import composition, models, plan, policies
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment import language as script

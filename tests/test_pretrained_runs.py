@@ -18,7 +18,7 @@ from jaxrl_po import run
 from jaxrl_po.cli import evaluate, export, launch, report
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
-from jaxrl_po.run.devices.compilation import Memory
+from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, methods, models, plan
 from jaxrl_po.run.experiment import language as script

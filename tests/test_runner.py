@@ -13,7 +13,7 @@ from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.devices.compilation import memory_of
+from jaxrl_po.run.devices.memory import memory_of
 from jaxrl_po.run.loop import programs, streams
 from jaxrl_po.run.loop.log import Log, extend_streaks, read_aside
 from jaxrl_po.run.loop.runner import Diverged
@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_the_iterations(tmp_path):
 def test_what_a_run_needs_is_told_and_kept_in_the_first_line(tmp_path):
     reporter = Silent()
     run(tmp_path, reporter, iterations=5, where="3 seeds on 1 device")
-    assert reporter.reported[0].startswith("3 seeds on 1 device; this run needs about ")
+    assert reporter.reported[0].startswith("3 seeds on 1 device; a device holds 96 bytes ")
     first, second = read(tmp_path / "metrics.jsonl")
     # Of each seed four floats, a key of two words, the coefficient and the step.
     assert first["memory/state_bytes"] == SEEDS * (4 * 4 + 8 + 4 + 4)

@@ -4,6 +4,7 @@ import functools
 from functools import cache
 from typing import Any, NamedTuple
 
+import hlo_counts
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,6 @@ from jaxrl_po import language, optimizers
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.language.unembedding import Unembedded
-from jaxrl_po.run.ahead import counts as counting
 from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
@@ -217,7 +217,7 @@ def test_parts_of_the_logits_are_computed_where_their_rows_are():
     for rows in (12, 3):  # of the 12 of a device
         of_rows = functools.partial(gradients, at_once=32 * rows, over_rows=over)
         program = jax.jit(of_rows, out_shardings=tuple(places)).lower(*placed).compile()
-        found.append(counting.Program(program.as_text()).counts().collectives)
+        found.append(hlo_counts.Program(program.as_text()).counts().collectives)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
             program(*placed),

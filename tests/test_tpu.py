@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,16 +34,26 @@ CASES = [
 ]
 
 
+COUNT = """
+import json, sys, jax, tpu
+jax.config.update("jax_platforms", "cpu")
+print(json.dumps(tpu.figures(tpu.Row("", "tpu:v5e:2x4", tuple(sys.argv[1:])))))
+"""
+
+
+def surroundings():
+    """The environment of a process that has libtpu, which ends it for XLA's flags of CPUs."""
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return env | {"PYTHONPATH": os.pathsep.join([str(TPU), *sys.path])}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("algorithm", "flags", "collectives"), CASES)
 def test_collectives_of_an_iteration(algorithm, flags, collectives):
-    command = [sys.executable, "-m", "jaxrl_po", *flags, f"--algorithm={algorithm}"]
-    # libtpu ends a process with flags of XLA that it does not have, such as those of CPUs.
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
-        [*command, "--compile_for=tpu:v5e:2x4", "--json"],
-        env={**env, "PYTHONPATH": os.pathsep.join([str(TPU), *sys.path])},
+        [sys.executable, "-c", COUNT, *flags, f"--algorithm={algorithm}"],
+        env=surroundings(),
         capture_output=True,
         encoding="utf-8",
         check=False,
@@ -51,9 +62,24 @@ def test_collectives_of_an_iteration(algorithm, flags, collectives):
     found = json.loads(done.stdout)
     assert found["fits"]
     assert found["machine"] == "tpu:v5e:2x4"
-    assert found["memory"]["peak"] > found["memory"]["state"] > 0
+    assert found["memory"]["total"] > found["memory"]["arguments"] > 0
     counts = found["counts"]
     assert counts["padded"] >= counts["flops"] > 0
     of_kinds = {kind: transfer["count"] for kind, transfer in counts["collectives"].items()}
     assert of_kinds == collectives
     assert ("tpu_custom_call" in counts["uncounted"]) == ("--model.fused_attention" in flags)
+
+
+@pytest.mark.skipif(not TPU.exists(), reason="`make slow` installs libtpu")
+def test_libtpu_prints_nothing_without_a_tpu():
+    """The command starts JAX's backends, of which libtpu is one, to look for a GPU."""
+    env = {name: value for name, value in surroundings().items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl_po", "control", "--compile_for=gpu"],
+        env=env,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: .*gpu needs an attached GPU.*\n", done.stderr)

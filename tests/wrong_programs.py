@@ -4,7 +4,7 @@ Each is one replacement in the text of one module. The text `before` must occur 
 that a change of the program breaks the table and no mistake drops out of it unnoticed.
 """
 
-import wrong_ahead
+import wrong_aot
 import wrong_attention
 import wrong_claims
 import wrong_coefficients
@@ -28,7 +28,7 @@ import wrong_timings
 from wrong import Wrong
 
 WRONG = [
-    *wrong_ahead.WRONG,
+    *wrong_aot.WRONG,
     *wrong_attention.WRONG,
     *wrong_claims.WRONG,
     *wrong_collections.WRONG,

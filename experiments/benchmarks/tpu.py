@@ -1,32 +1,62 @@
-"""What programs need of TPUs, compiled for them on a CPU: the table of docs/scaling.md.
+"""Computes the table of docs/scaling.md: memory, work and times of programs compiled for TPUs.
 
 `python experiments/benchmarks/tpu.py --out=runs/tpu` compiles one program after another, each in a
 process of its own, and resumes where it was stopped. It needs `jaxrl_po[tpu-compile]`.
 """
 
+import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hlo_counts
+import jax
 from rich import filesize
 
-from jaxrl_po import config
-from jaxrl_po.config import COUNT, ConfigError, static
-from jaxrl_po.run.ahead.report import amount
+from jaxrl_po import config, run
+from jaxrl_po.config import COUNT, ConfigError, require_effect, static
+from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
 from jaxrl_po.run.store import folder
+
+
+class Speed(NamedTuple):
+    """Public figures of one chip, from its page at cloud.google.com/tpu/docs.
+
+    Attributes:
+      peak: FLOP/s of bfloat16 products.
+      bandwidth: Bytes/s between HBM and the chip.
+      links: Bytes/s to other chips, in one direction.
+      unit: Rows and columns that a matrix unit multiplies at once.
+      clock: Cycles/s, the peak over the operations of all units in a cycle.
+    """
+
+    peak: float
+    bandwidth: float
+    links: float
+    unit: int
+    clock: float
+
+
+SPEEDS = {
+    "v5e": Speed(197e12, 819e9, 200e9, 128, 1.50e9),
+    "v5p": Speed(459e12, 2765e9, 600e9, 128, 1.75e9),
+    "v6e": Speed(918e12, 1638e9, 400e9, 256, 1.75e9),
+}
 
 
 class Row(NamedTuple):
     """A program.
 
     Attributes:
-      name: in the table.
-      machine: as in `--compile_for`.
-      flags: of `jaxrl-po`.
+      name: Name in the table.
+      machine: Machine, as in `--compile_for`.
+      flags: Arguments of `jaxrl-po`.
     """
 
     name: str
@@ -76,18 +106,24 @@ def rows() -> Iterator[Row]:
 
 @config.record
 class Options:
-    """What is compiled."""
+    """Settings of the table."""
 
     out: str = static("", "folder for tpu.jsonl and tpu.md")
-    only: str = static("", "rows whose name or machine holds this; empty for all")
+    only: str = static("", "part of the names and machines of the chosen rows; empty for all")
     seconds: int = static(1800, "time limit of a program", unit="seconds", within=COUNT)
+    json: bool = static(
+        False, "compile the chosen rows in this process, print each as JSON and write nothing"
+    )
+
+    def validate(self) -> None:
+        """Raises NoEffectError for a folder to which nothing is written."""
+        require_effect(self, "out", not self.json, "json is off")
 
 
 def measure(row: Row, seconds: int) -> dict[str, Any]:
-    """The report of one program, or why there is none."""
-    command = [sys.executable, "-m", "jaxrl_po", *row.flags]
-    command += [f"--compile_for={row.machine}", "--json"]
-    found: dict[str, Any] = {"name": row.name, "machine": row.machine, "command": command[1:]}
+    """Returns the figures of a row from a process of its own, or the reason for their absence."""
+    command = [sys.executable, __file__, f"--only={row.name} {row.machine}", "--json"]
+    found: dict[str, Any] = {"name": row.name, "machine": row.machine}
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", timeout=seconds, check=False
@@ -96,20 +132,56 @@ def measure(row: Row, seconds: int) -> dict[str, Any]:
         return found | {"error": f"not compiled in {seconds} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        return found | {"error": (done.stderr.strip().splitlines() or ["no report"])[-1]}
-    return found | json.loads(lines[-1])
+        return found | {"error": (done.stderr.strip().splitlines() or ["no figures"])[-1]}
+    return json.loads(lines[-1])
+
+
+def figures(row: Row) -> dict[str, Any]:
+    """Compiles the last program of a row and counts its work; raises RunError if it has none."""
+    script, *arguments = row.flags
+    experiment = Experiment.parse(SCRIPTS[script], arguments)
+    programs = list[run.CompiledProgram]()
+    try:
+        programs.extend(run.compile_for(experiment, row.machine))
+    except errors.RunError:  # after programs, of which none fits
+        if not programs:
+            raise
+    program = programs[-1]
+    speed = SPEEDS[row.machine.split(":")[1]]
+    found = program.as_json() | {"name": row.name, "flags": row.flags}
+    try:
+        text = program.as_text()
+    except jax.errors.JaxRuntimeError as error:  # jaxlib 0.10 cannot print programs for v5p
+        text, found["reason"] = "", f"its program cannot be read: {str(error).splitlines()[0]}"
+    if text:
+        counted = hlo_counts.Program(text, speed.unit)
+        counts = counted.counts()
+        found["counts"], found["seconds"] = dataclasses.asdict(counts), times(counts, speed)
+        found["state"] = counted.argument_bytes()
+    return found
+
+
+def times(counts: hlo_counts.Counts, speed: Speed) -> dict[str, float]:
+    """Returns the seconds of one run by each limit alone, every loop counted to its bound."""
+    sent = sum(transfer.sent for transfer in counts.collectives.values())
+    found = {
+        "products": counts.padded / speed.peak,
+        "memory": counts.bytes / speed.bandwidth,
+        "links": sent / speed.links,
+    }
+    return found | ({"operations": counts.cycles / speed.clock} if counts.cycles else {})
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     head = f"| {row['name']} | {row['machine'].removeprefix('tpu:')} |"
     memory = row.get("memory", {})
-    if "state" not in memory:
-        return f"{head} {row.get('error') or row['why']} | | | | |\n"
-    held = [memory[name] for name in ("state", "peak", "counted") if name in memory]
-    head += f" {' / '.join(map(filesize.decimal, held))} |"
-    if not row["counts"]:
-        return f"{head} {row['why']} | | | |\n"
+    if "arguments" not in memory:
+        return f"{head} {row.get('error') or row['reason']} | | | | |\n"
+    state = row.get("state", memory["arguments"])
+    head += f" {filesize.decimal(state)} / {filesize.decimal(memory['total'])} |"
+    if "counts" not in row:
+        return f"{head} {row['reason']} | | | |\n"
     counts = row["counts"]
     padding = 1 - counts["flops"] / (counts["padded"] or 1)
     sent = sum(transfer["sent"] for transfer in counts["collectives"].values())
@@ -121,17 +193,38 @@ def line(row: Mapping[str, Any]) -> str:
     )
 
 
+def amount(number: float) -> str:
+    """Returns a number with a metric prefix.
+
+    Example:
+      >>> amount(0), amount(950), amount(1.234e10)
+      ('0 ', '950 ', '12.3 G')
+    """
+    if number < 1000:
+        return f"{number:.0f} "
+    power = min(5, int(math.log10(number) // 3))
+    return f"{number / 1000**power:.3g} {' kMGTP'[power]}"
+
+
 HEADER = (
-    "| program | machine | state / peak / by shapes | products, padding | to and from memory | "
+    "| program | machine | state / peak | products, padding | to and from memory | "
     "sent | about |\n|---|---|---:|---:|---:|---:|---:|\n"
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    summary = "What programs need of TPUs, compiled for them on a CPU."
+    summary = "Computes the table of docs/scaling.md: programs compiled for TPUs."
     options = flags.ask(argv, "tpu.py", summary, Options)
     if options is None:
+        return 0
+    asked = [row for row in rows() if options.only in f"{row.name} {row.machine}"]
+    if not asked:
+        raise ConfigError("only", f"is in no row, such as {next(rows()).name}, got {options.only}")
+    if options.json:
+        jax.config.update("jax_platforms", "cpu")
+        for row in asked:
+            print(json.dumps(figures(row)), flush=True)
         return 0
     folder.inspect(options.out, resume=False, overwrite=True)
     out = Path(options.out)
@@ -142,9 +235,6 @@ def main(argv: Sequence[str]) -> int:
         (row["name"], row["machine"]): row
         for row in map(json.loads, results.read_text(encoding="utf-8").splitlines())
     }
-    asked = [row for row in rows() if options.only in f"{row.name} {row.machine}"]
-    if not asked:
-        raise ConfigError("only", f"is in no row, such as {next(rows()).name}, got {options.only}")
     for row in asked:
         if (row.name, row.machine) not in done:
             done[row.name, row.machine] = found = measure(row, options.seconds)

@@ -50,9 +50,8 @@ def main(script: Script, argv: Sequence[str]) -> int:
 
 
 def _compile(experiment: Experiment, options: Options) -> int:
-    """Prints what each program needs; 1 where one does not fit."""
-    from jaxrl_po.run.ahead import report
-    from jaxrl_po.run.experiment.ahead import compile_for
+    """Prints the memory of each program; returns 1 if one does not fit."""
+    from jaxrl_po.run import aot
 
     platform, _, count = options.compile_for.partition(":")
     if platform != "gpu":
@@ -60,10 +59,9 @@ def _compile(experiment: Experiment, options: Options) -> int:
     if platform == "cpu" and count.isdecimal():
         jax.config.update("jax_num_cpu_devices", int(count))
     fits = True
-    for found in compile_for(experiment, options.compile_for):
-        fits = fits and found.fits
-        said = [json.dumps(found.as_json())] if options.json else report.lines(found)
-        print("\n".join(said), flush=True)
+    for program in aot.compile_for(experiment, options.compile_for):
+        fits = fits and program.fits
+        print(json.dumps(program.as_json()) if options.json else program.describe(), flush=True)
     return 0 if fits else 1
 
 

@@ -11,7 +11,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrl_po.run.experiment.ahead import compile_for as compile_for
+    from jaxrl_po.run.aot import CompiledProgram as CompiledProgram
+    from jaxrl_po.run.aot import compile_for as compile_for
     from jaxrl_po.run.experiment.experiment import Experiment as Experiment
     from jaxrl_po.run.experiment.policies import ControlPolicy as ControlPolicy
     from jaxrl_po.run.experiment.policies import LanguagePolicy as LanguagePolicy
@@ -30,7 +31,7 @@ if os.name != "posix":
     )
 
 _NAMES = {
-    "experiment.ahead": ("compile_for",),
+    "aot": ("CompiledProgram", "compile_for"),
     "experiment.experiment": ("Experiment",),
     "experiment.policies": ("ControlPolicy", "LanguagePolicy", "load"),
     "experiment.sweeping": ("sweep",),

@@ -1,20 +1,18 @@
-"""How programs are compiled, what memory they need, and where they are kept between runs."""
+"""How programs are compiled, and where they are kept between runs."""
 
 import contextlib
 import ctypes
 import hashlib
-import math
 import os
 import platform
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jaxlib
-from rich import filesize
 
 from jaxrl_po import backend
 from jaxrl_po.run.devices import processes
@@ -136,47 +134,3 @@ def _features() -> str:
         lines = []
     features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
     return "".join([platform.machine(), platform.processor(), *features])
-
-
-class Memory(NamedTuple):
-    """Memory of one device, in bytes.
-
-    Attributes:
-      state: its shard of the training state.
-      peak: state, metrics and temporaries while a chunk runs; None if the compiler does not report
-        it.
-    """
-
-    state: int
-    peak: int | None
-
-    def describe(self) -> str:
-        """One line for the user.
-
-        Example:
-          >>> Memory(3_100_000, 12_440_000).describe()
-          'a device holds 3.1 MB of state and at most 12.4 MB while it trains'
-        """
-        said = f"a device holds {filesize.decimal(self.state)} of state"
-        if self.peak is None:
-            return said
-        return f"{said} and at most {filesize.decimal(self.peak)} while it trains"
-
-
-def memory_of(program: Any, like: PyTree) -> Memory:
-    """The memory of one device: the state from shapes and shardings, the rest from the compiler.
-
-    Args:
-      program: a compiled function of the state.
-      like: `jax.ShapeDtypeStruct`s of the state, with shardings.
-    """
-    state = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(like)
-    )
-    sizes = program.memory_analysis()
-    if sizes is None:
-        return Memory(state, None)
-    # A donated argument and its output are one buffer, counted in both sizes.
-    arrays = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return Memory(state, arrays + sizes.temp_size_in_bytes)

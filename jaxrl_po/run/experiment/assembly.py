@@ -52,8 +52,8 @@ class Setup(NamedTuple):
       y_label: of these curves.
       learner_of: settings of the method to its learner, which differ from those of `learner` in
         numbers alone, or in `num_microbatches`; None where they are not known.
-      need: shapes of the state of all seeds to the memory that a device needs, see
-        `microbatches.Need`; None where the number of microbatches cannot be chosen.
+      fits_memory: whether `num_microbatches`, if it is not given, is chosen to fit in memory; needs
+        `learner_of`.
     """
 
     learner: Learner
@@ -77,7 +77,7 @@ class Setup(NamedTuple):
     curves: tuple[plotting.Series, ...] = ()
     y_label: str = ""
     learner_of: Callable[[Any], Learner] | None = None
-    need: Callable[[TrainState], Any] | None = None
+    fits_memory: bool = False
 
 
 class Script(NamedTuple):

@@ -15,8 +15,8 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import methods, microbatches, models
-from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps, TrainState
+from jaxrl_po.run.experiment import methods, models
+from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
@@ -101,33 +101,6 @@ class Composition(NamedTuple):
             return learner
         return learner._replace(
             init=lambda pair: self._compose(method, warm_start, pair[1]).init(pair[0])
-        )
-
-    def need(self, state: TrainState) -> microbatches.Need:
-        """The memory that a device needs; see `microbatches.counted`."""
-        method, task, settings = self.records["config"], self.start.task, self.settings
-        algorithm = self.records[""].algorithm
-        num_minibatches = vars(method).get("num_minibatches", 1)
-        alone = isinstance(task, Dialogue) or self.placement.cuts_params or not self.policy.scanned
-        together = algorithm in methods.SHARING and num_minibatches == 1 and not alone
-        if isinstance(task, Dialogue):
-            completion = task.longest(settings.max_new_tokens)
-        elif algorithm in methods.SUPERVISED:
-            completion = task.answer_length
-        else:
-            completion = settings.max_new_tokens
-        prompts = vars(method).get("train_prompts") or settings.num_prompts
-        unused = vars(method).get("extra_samples", 0)
-        members = max(1, settings.group_size - unused)
-        together = together and not unused
-        return microbatches.counted(
-            [model for model in (self.policy, self.critic) if model is not None],
-            state,
-            self.placement,
-            rows=prompts * members,
-            columns=(task.prompt_length, completion),
-            num_minibatches=num_minibatches,
-            group=settings.group_size if together else 1,
         )
 
     def _compose(self, method: Any, warm_start: Any, given: PyTree) -> Learner:

@@ -135,7 +135,6 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         score="greedy_accuracy",
         initial="warm_start_accuracy",
         rewarded=rewarded,
-        need=composed.need,
         axes=LOGICAL_AXES,
         dtype=policy.dtype,
         given=composed.given or None,
@@ -160,6 +159,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             test=measure(shown),
             examples=examples(task, policy, settings, options.show),
             learner_of=functools.partial(composed.learner, None),
+            fits_memory=True,
         )
     return whole(
         composed.learner(records["warm_start"]),
@@ -168,6 +168,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         explain=None if start.base is None else rewarding.explain_zero,
         warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),
         learner_of=functools.partial(composed.learner, records["warm_start"]),
+        fits_memory=True,
     )
 
 

@@ -46,7 +46,5 @@ IN_GROUPS = {
     "kl_cov": kl_cov,
     "distillation": distillation,
 }
-# They read the prompt of a group once, where its rows stay together.
-SHARING = (*IN_GROUPS, "ppo", "npg", "trpo")
 SUPERVISED = {"sft": sft}
 ALGORITHMS = WITH_CRITIC | IN_GROUPS | SUPERVISED

@@ -61,8 +61,8 @@ class Options:
     overwrite: bool = static(False, "replace the run in --out")
     compile_for: str = static(
         "",
-        "train nothing: compile the programs of an iteration for a machine that need not be here, "
-        "and say what they need of it: tpu:v5e:2x4 (also v5p, v6e), cpu:8, or gpu for the one here",
+        "compile the programs of an iteration for a machine that need not be attached, print the "
+        "memory of each, train nothing: tpu:v5e:2x4 (also v5p, v6e), cpu:8, or gpu if attached",
     )
     json: bool = static(False, "with --compile_for, one JSON object for each program")
     distributed: bool = static(

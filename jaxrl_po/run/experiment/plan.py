@@ -12,11 +12,12 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, flags, microbatches, user_code
+from jaxrl_po.run.experiment import assembly, flags, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.microbatches import FLAG
 from jaxrl_po.run.store import exporters, folder, metrics, provenance
 
 DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
@@ -32,15 +33,12 @@ class Plan(NamedTuple):
     Attributes:
       title: for display.
       options: of the run as a whole.
-      settings: the content of `config.json`.
+      settings: content of `config.json`, without a number of microbatches that is left open.
       setup: of one seed, with the curves to draw, which are also shown while it runs.
       placement: on devices.
       job: over all seeds and devices.
       unit: name of a step, plural.
       notes: lines that are shown before the run.
-      counted: bytes that a device needs as counted from shapes; None where they are not.
-      refit: the bytes that the programs of a device need to the plan with more microbatches; None
-        where they fit. It raises RunError where no number does; None where that was not left open.
     """
 
     title: str
@@ -51,25 +49,13 @@ class Plan(NamedTuple):
     job: programs.Job
     unit: str
     notes: Sequence[str] = ()
-    counted: int | None = None
-    refit: "Callable[[int], Plan | None] | None" = None
 
-    def job_in(self, out: Path, report: Callable[[str], None]) -> programs.Job:
-        """The job, of which a number of microbatches that takes its place is written to `out`."""
-        if self.refit is None:
-            return self.job
-        of_plan = self.refit
-
-        def refit(peak: int) -> programs.Job | None:
-            other = of_plan(peak)
-            if other is None:
-                return None
-            report(f"{other.title}: {other.notes[-1]}")
-            if processes.is_writer():
-                folder.write_settings(out, other.settings)
-            return other.job_in(out, report)
-
-        return dataclasses.replace(self.job, refit=refit)
+    def record(self, number: int, out: Path, report: Callable[[str], None]) -> None:
+        """Writes the number of microbatches that was left open to `out`, and reports it."""
+        if processes.is_writer():
+            folder.write_settings(out, {**self.settings, FLAG: number})
+        if number > 1:
+            report(f"{self.title}: --{FLAG}={number}, to fit in memory")
 
     def exporters(self, out: Path) -> list[exporters.Exporter]:
         """The exporters that the flags ask for; only the first process exports."""
@@ -136,8 +122,9 @@ def prepare(
         )
         job = make_job(setup)
         programs.check(job)
-        chosen = options.deterministic or microbatches.FLAG in (settings if before else given)
-        fit = microbatches.fit(records, job, setup, placement, make_job, chosen=chosen)
+        if setup.fits_memory and not options.deterministic and FLAG not in {**before, **given}:
+            rebuild = functools.partial(_rebuild, script, records, setup, make_job)
+            job = dataclasses.replace(job, rebuild=rebuild)
     except ConfigError as error:
         raise flags.located(error, sections) from None
 
@@ -150,9 +137,9 @@ def prepare(
     lasting = {
         name: value
         for name, value in flags.flatten(records).items()
-        if name not in folder.OF_A_START
+        if name not in folder.OF_A_START and (name != FLAG or job.rebuild is None)
     }
-    plan = Plan(
+    return Plan(
         f"{script.title(records)}, {metrics.counted(options.seeds, 'seeds')}",
         options,
         {"script": script.name, **lasting, "resolved": {"tuned": tuned, **resolved}},
@@ -162,8 +149,6 @@ def prepare(
         script.unit,
         [*folder.removed(before), *_notes(setup, job, options, tuned, changes)],
     )
-    plan = plan if fit is None else _fitted(plan, fit)
-    return plan._replace(refit=None) if chosen else plan
 
 
 def _agree(
@@ -187,20 +172,29 @@ def _agree(
             errors.require(flag, package, flag)
 
 
-def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
-    """The plan with the job and the number of microbatches of a fit."""
+def _rebuild(
+    script: Script,
+    records: Mapping[str, Any],
+    setup: Setup,
+    make_job: Callable[[Setup], programs.Job],
+    number: int,
+) -> programs.Job | None:
+    """Builds the job with a number of microbatches; None if that does not divide its rows.
 
-    def refit(peak: int) -> Plan | None:
-        smaller = fit.smaller(peak)
-        return None if smaller is None else _fitted(plan, smaller)
-
-    return plan._replace(
-        job=fit.job,
-        settings={**plan.settings, microbatches.FLAG: fit.number},
-        notes=[*plan.notes, *filter(None, [fit.note()])],
-        counted=fit.need.peak(fit.number),
-        refit=refit,
-    )
+    A microbatch is some prompts with all their completions, or some completions of one prompt:
+    otherwise the completions of a prompt cannot share its activations.
+    """
+    prompts, completions = script.rows(records), script.steps(records)
+    if completions % number or (prompts % number and number % prompts):
+        return None
+    assert setup.learner_of is not None
+    method = dataclasses.replace(records["config"], num_microbatches=number)
+    job = make_job(setup._replace(learner=setup.learner_of(method)))
+    try:
+        programs.check(job)
+    except ConfigError:  # a method may learn from some of the completions
+        return None
+    return job
 
 
 def _place(script: Script, records: Mapping[str, Any], described: tuple[Any, ...]) -> Placement:

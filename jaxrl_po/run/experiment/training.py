@@ -261,10 +261,15 @@ def _train(
     with progress, exporters.Exporting(progress, plan.exporters(out)) as reporter:
         for note in plan.notes:
             progress.report(f"{plan.title}: {note}")
-        job, resume = plan.job_in(out, progress.report), plan.options.resume
         try:
             outcome = runner.run(
-                job, out, reporter, resume=resume, leave_early=leave_early, on_row=on_row
+                plan.job,
+                out,
+                reporter,
+                resume=plan.options.resume,
+                leave_early=leave_early,
+                on_row=on_row,
+                on_chosen=lambda number: plan.record(number, out, progress.report),
             )
             # Without a folder, the state is in memory only: a signal must not lose it.
             return outcome, hearing.enter_context(hear_signals(None, leave_early=leave_early))

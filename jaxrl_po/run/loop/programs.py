@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.devices.compilation import Memory, compiled, is_light, memory_of, side_by_side
+from jaxrl_po.run.devices.compilation import compiled, is_light, side_by_side
+from jaxrl_po.run.devices.memory import Memory, exhausted_bytes, memory_of
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop.supervised import Warm
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
@@ -125,8 +126,8 @@ class Job:
         settings of the learner are unknown.
       cheap_init: whether `init` is compiled at little effort if the state is small. False for a
         learner of the user, whose `init` may hold a warm start.
-      refit: the bytes that the programs of a device need to the job that takes the place of this
-        one, for it does not fit; None where it does. None where there is no other.
+      rebuild: `(num_microbatches) -> Job`, the job with more microbatches, or None if that number
+        does not divide its rows. None if the number of microbatches is given.
     """
 
     learner: Learner
@@ -152,7 +153,7 @@ class Job:
     compile_chunk: "CompileChunk | None" = None
     smaller_steps: str = ""
     cheap_init: bool = False
-    refit: "Callable[[int], Job | None] | None" = None
+    rebuild: "Callable[[int], Job | None] | None" = None
 
     @property
     def start(self) -> PyTree:
@@ -184,8 +185,8 @@ class Programs(NamedTuple):
       evaluate: state to a dict of `[S]`.
       describe: state to the arrays that `Examples.render` reads.
       like: shapes, dtypes and shardings of the state.
-      memory: of one device, while it trains.
-      evaluation: likewise, while it evaluates; None where the program does not.
+      memory: memory of one device while it trains.
+      evaluation: memory of one device while it evaluates; None if the host does, or nothing.
     """
 
     init: Any
@@ -240,11 +241,29 @@ def compile_programs(job: Job) -> Programs:
     placed = init.output_shardings
     like = with_shardings(shapes, placed)
     (chunk, memory), (evaluate, of_evaluation), describe = side_by_side(
-        lambda: compile_kind(job, like, placed),
+        lambda: compile_if_it_fits(job, like, placed),
         lambda: compile_evaluate(job, like),
         lambda: job.examples and compile_describe(job, job.examples, like),
     )
     return Programs(init, warm, chunk, evaluate, describe, like, memory, of_evaluation)
+
+
+def with_microbatches(programs: Programs, job: Job) -> Programs:
+    """Compiles the chunk of a job that differs in `num_microbatches`; the rest stays."""
+    placed = jax.tree.map(lambda x: x.sharding, programs.like)
+    chunk, memory = compile_if_it_fits(job, programs.like, placed)
+    return programs._replace(chunk=chunk, memory=memory)
+
+
+def compile_if_it_fits(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk | None, Memory]:
+    """Compiles the chunk; None if the compiler rejects it and more microbatches may help."""
+    try:
+        return compile_kind(job, like, placed)
+    except jax.errors.JaxRuntimeError as error:
+        peak = exhausted_bytes(error)
+        if job.rebuild is None or peak is None:
+            raise
+        return None, Memory(0, peak)
 
 
 def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
@@ -381,8 +400,8 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
         state, row = jax.block_until_ready(update(state, batch))
         return state, {**row, **of_score}
 
-    peaks = [memory_of(program, like) for program in (sample, update)]
-    return one_by_one(sample_score_update), max(peaks, key=lambda each: each.peak or 0)
+    memory = memory_of(update, like).beside(memory_of(sample, like))
+    return one_by_one(sample_score_update), memory
 
 
 class RolloutsFailed(Exception):

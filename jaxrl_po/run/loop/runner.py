@@ -20,10 +20,11 @@ import jax
 import numpy as np
 
 from jaxrl_po.run.data.scoring import RewardError
-from jaxrl_po.run.devices import processes, room
+from jaxrl_po.run.devices import memory as memory_lib
+from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.loop import hooks, log, supervised
+from jaxrl_po.run.loop import hooks, log, microbatches, supervised
 from jaxrl_po.run.loop import programs as programs_lib
 from jaxrl_po.run.loop.interrupts import hear_signals, result_of
 from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write_aside
@@ -86,6 +87,7 @@ def run(
     resume: bool = False,
     leave_early: bool = False,
     on_row: hooks.OnRow | None = None,
+    on_chosen: Callable[[int], None] = lambda number: None,
 ) -> Outcome:
     """Runs `job`; writes `metrics.jsonl`, `samples.jsonl` and `checkpoints/{latest,best}`.
 
@@ -104,11 +106,14 @@ def run(
         iteration; else either is a KeyboardInterrupt.
       on_row: hook that gets each line before it is written, see `hooks`; an exception in it ends
         the run, saved, and a KeyboardInterrupt counts as a signal.
+      on_chosen: `(num_microbatches) -> None`, called before the first iteration if `job.rebuild`
+        leaves the number open.
 
     Returns:
       The `Outcome`.
 
     Raises:
+      RunError: the run does not fit in memory.
       Diverged: see `Job.patience`; the last good checkpoint is kept.
       NoAction: an environment's mask of actions allowed none; the last checkpoint is kept.
       RewardError: a reward function failed on the first batch; earlier checkpoints are kept.
@@ -142,13 +147,13 @@ def run(
             return done
         reporter.phase("compiling the training step")
         programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
-        while (other := _refitted(job, programs)) is not None:
-            job = other
-            programs, seconds = wait_for(programs_lib.compile_programs, job)
-            compile_seconds += seconds
         placed = jax.tree.leaves(programs.like)[0].sharding
-        told = room.describe(programs.largest, len(placed.addressable_devices))
-        reporter.report("; ".join(filter(None, [job.where, told])))
+        space = memory_lib.available_bytes(len(placed.addressable_devices))
+        if job.rebuild is not None:
+            (number, programs), seconds = wait_for(_fitted, job, programs, space)
+            compile_seconds += seconds
+            on_chosen(number)
+        reporter.report("; ".join(filter(None, [job.where, programs.largest.describe(space)])))
         like = programs.like.with_frozen(None)
         saved = latest.load(like, report=reporter.report) if resume else None
         run = _Run(job, folder, reporter, programs, wait_for, latest, best)
@@ -170,10 +175,21 @@ def run(
     return Outcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
 
 
-def _refitted(job: Job, programs: programs_lib.Programs) -> Job | None:
-    """The job that takes the place of one that does not fit; None where it does."""
-    peak = programs.memory.peak
-    return None if job.refit is None or peak is None else job.refit(peak)
+def _fitted(
+    job: Job, programs: programs_lib.Programs, space: int | None
+) -> tuple[int, programs_lib.Programs]:
+    """Compiles the chunk again until it fits; returns the number of microbatches and programs."""
+    if space is None:
+        return 1, programs
+    microbatches.require_evaluation(programs.evaluation, space)
+
+    def compile_again(other: Job, _: int) -> memory_lib.Memory:
+        nonlocal programs
+        programs = programs_lib.with_microbatches(programs, other)
+        return programs.memory
+
+    number = microbatches.choose_microbatches(job, programs.memory, compile_again, space)
+    return number, programs
 
 
 def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
@@ -252,7 +268,8 @@ class _Run:
     def begin(self, state: TrainState) -> None:
         """Writes the line and the checkpoint of iteration 0."""
         self.state = state
-        held = {f"memory/{k}_bytes": v for k, v in self.programs.memory._asdict().items()}
+        memory = self.programs.memory
+        held = {"memory/state_bytes": memory.state, "memory/peak_bytes": memory.peak}
         row = self.record(0, held, evaluated=True)
         self.reporter.update(row, math.inf)
         if self.job.explain is not None and not np.any(row.get(self.job.score, 1.0)):

@@ -1,9 +1,9 @@
-"""How often a loop of optimised HLO turns."""
+"""Trip counts of the loops of optimised HLO."""
 
 import re
 from collections.abc import Mapping
 
-from jaxrl_po.run.ahead.hlo import ALIASES, Computation, Instruction, source
+from hlo import ALIASES, Computation, Instruction, source
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
@@ -11,7 +11,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 def trips(
     computations: Mapping[str, Computation], within: Computation, loop: Instruction
 ) -> tuple[int, bool]:
-    """How often a loop turns at most (0: unknown), and whether it is known to turn so often."""
+    """Returns the largest trip count of a loop (0 if unknown), and whether it is exact."""
     if exact := _TRIPS.search(loop.rest):
         return int(exact[1]), True
     called = dict(loop.called())
@@ -28,7 +28,7 @@ def _bounds(
     start: Instruction | None,
     within: Computation,
 ) -> tuple[list[int], bool]:
-    """Turns after which a condition is false at the latest, and whether that is its whole."""
+    """Returns trip counts that end a loop at the latest, and whether no other condition does."""
     each = condition.of[name]
     if each.opcode == "and":
         both = [_bounds(computations, condition, o, start, within) for o in each.operands]
@@ -62,7 +62,7 @@ def _bounds(
 def _value(
     condition: Computation, name: str, start: Instruction | None, within: Computation
 ) -> tuple[int, str]:
-    """A side of a comparison: a constant, or a counter with its first value."""
+    """Returns a side of a comparison: a constant, or a counter with its first value."""
     each = condition.of[name]
     each = source(condition, each)
     if each.opcode == "constant" and re.fullmatch(r"-?\d+", each.operands[0]):

@@ -5,11 +5,11 @@ import math
 import re
 from collections.abc import Mapping
 
-from jaxrl_po.run.ahead.hlo import Computation, Instruction, arrays_of
+from hlo import Computation, Instruction, arrays_of
 
 
 def product(within: Computation, each: Instruction, unit: int) -> tuple[float, float]:
-    """FLOPs of a matrix product, and with each dimension rounded up to the matrix unit."""
+    """Returns FLOPs of a matrix product, plain and with dimensions rounded up to the unit."""
     left, right = (arrays_of(within, operand)[0] for operand in each.operands[:2])
     out = each.arrays[0]
     if each.opcode == "dot":
@@ -45,7 +45,7 @@ def _up(n: int, multiple: int) -> int:
 
 
 def _window(each: Instruction, axis: int) -> dict[str, tuple[int, ...]]:
-    """Stride, padding and dilations of one spatial dimension of a convolution."""
+    """Returns stride, padding and dilations of one spatial dimension of a convolution."""
     text = re.search(r"window=\{([^}]*)\}", each.rest)
     found = collections.defaultdict[str, tuple[int, ...]](lambda: (1,))
     for name, value in re.findall(r"(\w+)=([\w-]+)", text[1] if text else ""):
@@ -57,7 +57,7 @@ def _window(each: Instruction, axis: int) -> dict[str, tuple[int, ...]]:
 
 
 def taps(size: int, kernel: int, out: int, window: Mapping[str, tuple[int, ...]]) -> int:
-    """Pairs of output and kernel positions that meet an element, not padding or a dilation's gap.
+    """Counts pairs of output and kernel positions that meet an element, not padding or a gap.
 
     The compiler writes batched products as convolutions whose window meets one element at a time.
     """

@@ -1,7 +1,7 @@
-"""What one run of a compiled program does, counted in its optimised HLO, loops by their turns.
+"""Counts of FLOPs, traffic and collectives of one run of a program, from its optimised HLO.
 
-XLA's own cost analysis counts the body of a loop once. Here a loop counts as often as it turns: by
-its known trip count, or by the constant that its condition compares a counter with.
+XLA's own cost analysis counts the body of a loop once. Here a body counts as often as it runs: by
+the known trip count of its loop, or by the constant that the condition compares a counter with.
 """
 
 import dataclasses
@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from jaxrl_po.run.ahead import hlo, loops, products
-from jaxrl_po.run.ahead.hlo import ALIASES, Array, Computation, Instruction, arrays_of, source
+import hlo
+import hlo_loops
+import hlo_products
+from hlo import ALIASES, Array, Computation, Instruction, arrays_of, source
 
 COLLECTIVES = (
     "all-reduce",
@@ -21,21 +23,21 @@ COLLECTIVES = (
     "collective-permute",
     "ragged-all-to-all",
 )
-# What neither computes nor moves anything by itself.
+# Operations that neither compute nor move anything by themselves.
 FREE = frozenset(
     (
         *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "call"),
         *("partition-id", "replica-id", "opt-barrier", "while", "conditional", "add-dependency"),
     )
 )
-# What moves values without computing any, or is counted by what it calls.
+# Operations that only move values, or are counted by the computations that they call.
 MOVES = frozenset(
     (
         *("slice", "dynamic-slice", "dynamic-update-slice", "gather", "scatter", "pad", "iota"),
         *("concatenate", "transpose", "reverse", "fusion", "custom-call", "sort", "rng"),
     )
 )
-# Custom calls of the TPU's compiler that place buffers or state what holds: they compute nothing.
+# Custom calls of the TPU's compiler that place buffers or state facts: they compute nothing.
 NOTES = re.compile("AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|.*Bitpacked")
 ASYNC = ("-start", "-done", "-update")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -46,9 +48,9 @@ class Transfer:
     """Collectives of one kind.
 
     Attributes:
-      count: of operations.
-      bytes: of their results (of its operand, for a reduce-scatter) on a chip.
-      sent: bytes that a chip sends, in rings.
+      count: Number of operations.
+      bytes: Bytes of their results on a chip, or of the operand of a reduce-scatter.
+      sent: Bytes that a chip sends, in rings.
     """
 
     count: float = 0
@@ -56,28 +58,28 @@ class Transfer:
     sent: float = 0
 
     def plus(self, other: "Transfer", times: float = 1) -> "Transfer":
-        """With another one, done so often."""
+        """Returns the sum with another transfer, which runs `times` times."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return Transfer(*(mine + times * its for mine, its in pairs))
 
 
 @dataclasses.dataclass
 class Counts:
-    """What one run of a program does on one chip.
+    """Work of one run of a program on one chip.
 
     Attributes:
-      flops: of matrix products.
-      padded: the same, with each dimension rounded up to what a matrix unit multiplies at once.
-      elementwise: operations other than those.
-      bytes: moved between HBM and the chip, padding included.
-      useful: the same without padding.
-      kernels: operations that start one after another.
-      cycles: the compiler's own estimate, where it gives one.
-      collectives: by kind.
-      bounds: loops that may end early, counted to their bound: `{operation: bound}`; a bound of 0
-        is unknown, and the loop counts once.
-      uncounted: calls of kernels that are not HLO, by target: their operations are in no count,
-        and of what they move each operand and result once.
+      flops: FLOPs of matrix products.
+      padded: FLOPs with each dimension rounded up to the size of a matrix unit.
+      elementwise: Operations outside matrix products.
+      bytes: Bytes moved between HBM and the chip, padding included.
+      useful: Bytes moved without padding.
+      kernels: Operations that start one after another.
+      cycles: Estimate of the compiler; 0 if it gives none.
+      collectives: `{kind: transfer}`.
+      bounds: `{operation: bound}` of loops that may end early and count to their bound; a bound of
+        0 is unknown, and the loop counts once.
+      uncounted: `{target: calls}` of kernels that are not HLO: their FLOPs are not counted, and
+        each of their operands and results is moved once.
     """
 
     flops: float = 0
@@ -92,7 +94,7 @@ class Counts:
     uncounted: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def add(self, other: "Counts", times: float = 1) -> None:
-        """Adds another program, run so often."""
+        """Adds another program, which runs `times` times."""
         for name in ("flops", "padded", "elementwise", "bytes", "useful", "kernels", "cycles"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for kind, transfer in other.collectives.items():
@@ -107,8 +109,8 @@ class Program:
     """A module of optimised HLO.
 
     Args:
-      text: as a compiled program's `as_text()` gives it.
-      unit: rows and columns that a matrix unit multiplies at once, for the padded count.
+      text: Text of a compiled program, from `as_text()`.
+      unit: Rows and columns that a matrix unit multiplies at once, for the padded count.
     """
 
     def __init__(self, text: str, unit: int = 128):
@@ -120,11 +122,16 @@ class Program:
         self._cost = functools.cache(self._count)
 
     def counts(self) -> Counts:
-        """What one run of the program does."""
+        """Counts one run of the program."""
         return self._cost(self.entry, False)
 
+    def argument_bytes(self) -> int:
+        """Returns the bytes of the arguments on a chip, without padding."""
+        given = [i for i in self.computations[self.entry].of.values() if i.opcode == "parameter"]
+        return sum(array.bytes for each in given for array in each.arrays)
+
     def _count(self, name: str, fused: bool) -> Counts:
-        """The counts of a computation; within a fusion nothing is moved and no kernel starts."""
+        """Counts a computation; within a fusion nothing is moved and no kernel starts."""
         total, within = Counts(), self.computations[name]
         for each in within.of.values():
             if not (fused and self._carried_on(each)):
@@ -133,7 +140,7 @@ class Program:
                 self._movement(total, within, each)
             called = list(each.called())
             if each.opcode == "while":
-                trips, known = loops.trips(self.computations, within, each)
+                trips, known = hlo_loops.trips(self.computations, within, each)
                 if not known:
                     total.bounds[_operation_name(each)] = trips
                 total.add(self._cost(dict(called)["body"], fused), trips or 1)
@@ -147,7 +154,7 @@ class Program:
         return total
 
     def _carried_on(self, each: Instruction) -> bool:
-        """Whether it is a collective that another fusion began: one beside products is in each."""
+        """Returns whether another fusion began a collective: one beside products is in each."""
         channel = each.attribute("channel_id") if each.opcode in COLLECTIVES else ""
         begun = channel in self._begun
         self._begun |= {channel} - {""}
@@ -171,7 +178,7 @@ class Program:
             if not NOTES.fullmatch(target):
                 total.uncounted[target] = total.uncounted.get(target, 0) + 1
         elif each.opcode in ("dot", "convolution"):
-            flops, padded = products.product(within, each, self.unit)
+            flops, padded = hlo_products.product(within, each, self.unit)
             total.flops += flops
             total.padded += padded
         elif each.opcode in ("reduce", "reduce-window"):
@@ -182,7 +189,7 @@ class Program:
             total.elementwise += each.arrays[0].size
 
     def _moved(self, within: Computation, each: Instruction, kind: str) -> list[Array]:
-        """What a collective moves: its operands, or where these grow, its results."""
+        """Returns the arrays that a collective moves: operands, or the results of a gather."""
         given = [array for operand in each.operands for array in arrays_of(within, operand)]
         if kind != "all-gather":
             return given
@@ -191,7 +198,7 @@ class Program:
         return list(each.arrays)
 
     def _members(self, each: Instruction) -> int:
-        """Chips of one group of a collective."""
+        """Returns the number of chips in a group of a collective."""
         if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", each.rest):
             return int(iota[2])
         if lists := re.search(r"replica_groups=\{\{([\d,]*)\}", each.rest):
@@ -215,7 +222,7 @@ class Program:
         total.useful += sum(array.bytes for array in moved)
 
     def _read(self, within: Computation, each: Instruction) -> Iterator[Array]:
-        """What is read: of an operand that is only sliced, the slices."""
+        """Yields the arrays that are read: only the slices of an operand that is sliced."""
         if each.opcode in ("dynamic-slice", "slice", "gather"):
             yield from _where(each.arrays, arrays_of(within, each.operands[0]))
             return
@@ -235,7 +242,7 @@ class Program:
                 yield from _where(parts, whole)
 
     def _sliced(self, body: Computation, name: str) -> list[Array] | None:
-        """What is read of a value within a fusion; None for all of it."""
+        """Returns the slices of a value that a fusion reads; None for the whole value."""
         if name == body.root:
             return None
         found = list[Array]()
@@ -257,7 +264,7 @@ class Program:
         return found
 
     def _written(self, each: Instruction) -> Iterator[Array]:
-        """What is written: of a result that is updated in place, the update."""
+        """Yields the arrays that are written: only the update of a result updated in place."""
         if each.opcode == "dynamic-update-slice":
             return
         if each.opcode.endswith("-start"):
@@ -282,14 +289,14 @@ class Program:
 
 
 def _where(parts: Sequence[Array], whole: Sequence[Array]) -> Iterator[Array]:
-    """Parts of an array in the memory in which it lies, wherever they are put."""
+    """Yields parts of an array as they lie in its memory."""
     for part in parts:
         here = whole[0].layout if whole and whole[0].on_chip else part.layout.replace("S(1)", "")
         yield part._replace(layout=here)
 
 
 def _passed(body: Computation | None, each: Instruction) -> list[tuple[int, int]]:
-    """Outputs and operands that a fusion passes on for a collective beside its products."""
+    """Returns outputs and operands that a fusion hands on for a collective beside its products."""
     if body is None or not any(inner.opcode in COLLECTIVES for inner in body.of.values()):
         return []
     pairs = re.findall(r"\{(\d*)\}: \((\d+), ", each.rest)
@@ -297,6 +304,6 @@ def _passed(body: Computation | None, each: Instruction) -> list[tuple[int, int]
 
 
 def _operation_name(each: Instruction) -> str:
-    """Where a loop comes from, as its metadata names it."""
+    """Returns the origin of a loop from its metadata."""
     found = re.search(r'op_name="([^"]*)"', each.rest)
     return found[1] if found else each.name

@@ -1,4 +1,4 @@
-"""The text of optimised HLO as instructions, with the layouts of what they hold."""
+"""Instructions of optimised HLO, read from its text, with the layouts of their arrays."""
 
 import collections
 import math
@@ -33,7 +33,7 @@ class Array(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Bytes as laid out: the minor dimensions are rounded up to whole tiles."""
+        """Bytes as laid out, with minor dimensions rounded up to whole tiles."""
         order, _, rest = self.layout.partition(":")
         tile = re.match(r"T\(([\d,]*)\)", rest)
         if not (tile and tile[1] and self.dims):
@@ -72,7 +72,7 @@ class Instruction(NamedTuple):
     rest: str
 
     def called(self) -> Iterator[tuple[str, str]]:
-        """How and which computations it calls."""
+        """Yields the computations that it calls: `(role, name)`."""
         for role, name in _CALLED.findall(self.rest):
             yield role, name
         if branches := re.search(r"branch_computations=\{([^}]*)\}", self.rest):
@@ -80,30 +80,30 @@ class Instruction(NamedTuple):
                 yield "branch", name.strip().lstrip("%")
 
     def attribute(self, name: str) -> str:
-        """The text of an attribute; empty without it."""
+        """Returns the text of an attribute; empty without it."""
         found = re.search(rf"\b{name}=(\{{[^}}]*\}}|[^,\s]+)", self.rest)
         return found[1] if found else ""
 
     def integers(self, name: str) -> list[int]:
-        """The integers of an attribute."""
+        """Returns the integers of an attribute."""
         return [int(i) for i in re.findall(r"-?\d+", self.attribute(name))]
 
 
 class Computation(NamedTuple):
-    """The instructions of a computation by name, its root, and who uses what."""
+    """Instructions of a computation by name, its root, and the users of each instruction."""
 
     of: dict[str, Instruction]
     root: str
     users: Mapping[str, Sequence[Instruction]]
 
     def parameter(self, number: int) -> str:
-        """The name of a parameter."""
+        """Returns the name of a parameter."""
         found = (e for e in self.of.values() if e.opcode == "parameter")
         return next(e.name for e in found if e.operands[0] == str(number))
 
 
 def parse(text: str) -> tuple[dict[str, Computation], str]:
-    """The computations of a module by name, and the name of its entry."""
+    """Returns the computations of a module by name, and the name of its entry."""
     found, entry, name, lines = dict[str, Computation](), "", "", dict[str, Instruction]()
     root = ""
     for line in text.splitlines():
@@ -141,7 +141,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """A text that begins with a bracket, after the bracket's end."""
+    """Splits a text that begins with a bracket after the bracket's end."""
     depth = 0
     for at, char in enumerate(text):
         depth += (char == "(") - (char == ")")
@@ -151,12 +151,12 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def source(within: Computation, each: Instruction) -> Instruction:
-    """Of what an instruction only has another form."""
+    """Returns the instruction whose values an instruction only lays out anew."""
     while each.opcode in ALIASES and each.operands[0] in within.of:
         each = within.of[each.operands[0]]
     return each
 
 
 def arrays_of(within: Computation, name: str) -> tuple[Array, ...]:
-    """What an operand holds."""
+    """Returns the arrays of an operand."""
     return within.of[name].arrays if name in within.of else ()

@@ -1,0 +1,190 @@
+"""Programs of an experiment, compiled ahead of time for a machine that need not be attached."""
+
+import dataclasses
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from rich import filesize
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run import errors
+from jaxrl_po.run.devices import parallel, topology
+from jaxrl_po.run.devices.memory import Memory, exhausted_bytes, program_memory
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
+from jaxrl_po.run.devices.topology import Machine
+from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
+from jaxrl_po.run.experiment.plan import Plan, prepare
+from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.microbatches import choose_microbatches
+from jaxrl_po.run.loop.programs import Job
+from jaxrl_po.types import PyTree, TrainState
+
+SMALLER = (
+    "try fewer --seeds, more --config.num_microbatches, a --mesh that shards parameters, "
+    "--lora.rank, --model.dtype=bfloat16 or --model.remat"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """A program of an iteration, compiled for a machine.
+
+    Attributes:
+      name: Name of the program, with its number of microbatches above 1.
+      machine: Name of the machine, as in `--compile_for`.
+      compile_seconds: Seconds of compilation on this computer.
+      memory: Bytes per device by the compiler: `arguments`, `outputs`, `temporaries`, `code` and
+        `total`; at most `total` for a program that the compiler refused.
+      capacity: Bytes of a device's memory; None if unknown.
+      fits: Whether the total is within the capacity.
+      reason: Compiler's message on a program that it refused; otherwise empty.
+      executable: JAX's compiled program; None if the compiler refused it.
+    """
+
+    name: str
+    machine: str
+    compile_seconds: float
+    memory: dict[str, int]
+    capacity: int | None
+    fits: bool
+    reason: str = ""
+    executable: Any = None
+
+    def as_text(self) -> str:
+        """Returns the optimised HLO; empty if the compiler refused the program."""
+        return "" if self.executable is None else self.executable.as_text() or ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns all but the program itself as one JSON object."""
+        fields = (field.name for field in dataclasses.fields(self) if field.name != "executable")
+        return {name: getattr(self, name) for name in fields}
+
+    def describe(self) -> str:
+        """Returns one line for people to read."""
+        need = self.reason
+        if not need:
+            sizes = {name: filesize.decimal(size) for name, size in self.memory.items()}
+            total = sizes.pop("total", "unknown memory")
+            of = "" if self.capacity is None else f" of {filesize.decimal(self.capacity)}"
+            each = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            need = f"{total}{of} per device ({each})"
+        line = f"{self.name} {'fits' if self.fits else 'does not fit'} {self.machine}: {need}"
+        line = f"{line}; compiled in {self.compile_seconds:.1f} s"
+        return line if self.fits else f"{line}; {SMALLER}"
+
+
+def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgram]:
+    """Compiles the programs of an iteration, one after another; trains and writes nothing.
+
+    Args:
+      experiment: Experiment to compile; its folder is not touched.
+      machine: `tpu:v5e:2x4` (also v5p and v6e, with any topology that the installed libtpu knows),
+        `gpu` for the attached GPUs, or `cpu:8`, for which `jax_num_cpu_devices` must be set first.
+
+    Yields:
+      One `CompiledProgram` for each program.
+
+    Raises:
+      ConfigError: Unknown machine, or devices that do not divide seeds or rows.
+      RunError: The experiment fits with no number of microbatches; raised after the programs.
+    """
+    if machine.startswith("tpu:"):
+        errors.require("compile_for", "libtpu", "tpu-compile")
+    described = topology.describe(machine)
+    # A cache would keep programs that this computer cannot run.
+    settings = {**experiment.settings, "compilation_cache": ""}
+    plan = prepare(SCRIPTS[experiment.script], settings, described=described.devices)
+    if plan.placement.num_devices != len(described.devices):
+        number = len(described.devices)
+        raise ConfigError("mesh", f"must use all {number} devices of compile_for = {machine}")
+    if plan.job.rollouts is not None or plan.job.compile_chunk is not None:
+        raise ConfigError("compile_for", "needs environments that are part of the program")
+    yield from _fitting(plan, described)
+
+
+def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:
+    """Yields the programs with the fewest microbatches whose update fits."""
+    found = list[CompiledProgram]()
+
+    def compile_job(job: Job, number: int = 1) -> Memory:
+        suffix = f" in {number} microbatches" if number > 1 else ""
+        found[:] = [
+            compile_program(f"{name}{suffix}", function, arguments, machine)
+            for name, function, arguments in _functions(job, plan.placement, plan.setup.axes)
+        ]
+        sizes = found[-1].memory
+        fixed = sizes.get("arguments", 0) + sizes.get("outputs", 0)
+        return Memory(fixed, sizes.get("total"), fixed)
+
+    memory = compile_job(plan.job)
+    try:
+        if plan.job.rebuild is not None and machine.memory is not None:
+            choose_microbatches(plan.job, memory, compile_job, machine.memory)
+    finally:
+        yield from found
+
+
+def _functions(
+    job: Job, placement: Placement, axes: LogicalAxes | None
+) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    """Yields name, function and arguments of the programs of an iteration."""
+    like = _state_like(job, placement, axes)
+    if job.rewarded is None:
+        yield "iteration", programs.chunk_of(job), (like, np.int32(0))
+        return
+    yield "sampling", job.learner.sample, (like,)
+    batch = programs.with_reward(jax.eval_shape(job.learner.sample, like)[1])
+    yield "update", job.learner.update, (like, _placed(batch, parallel.batch_spec(), placement))
+
+
+def _state_like(job: Job, placement: Placement, axes: LogicalAxes | None) -> TrainState:
+    """Returns shapes, dtypes and shardings of the state."""
+    shapes: TrainState = jax.eval_shape(job.learner.init, job.start)
+    if axes is None or not placement.cuts_params:
+        return _placed(shapes, parallel.state_spec(), placement)
+    mesh, rules = parallel.make_mesh(placement), parallel.rules_of(placement)
+    return programs.with_shardings(shapes, shardings(shapes, mesh, axes, rules))
+
+
+def _placed(shapes: PyTree, specs: PyTree, placement: Placement) -> Any:
+    """Returns shapes with shardings, given by a prefix tree of partitions."""
+    mesh = parallel.make_mesh(placement)
+    each = jax.tree.map(functools.partial(NamedSharding, mesh), jax.tree.broadcast(specs, shapes))
+    return programs.with_shardings(shapes, each)
+
+
+def compile_program(
+    name: str, function: Callable[..., Any], arguments: tuple[Any, ...], machine: Machine
+) -> CompiledProgram:
+    """Compiles a function, its first argument donated."""
+    begun = time.perf_counter()
+    lowered = jax.jit(function, donate_argnums=0).lower(*arguments)
+    try:
+        executable = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        took, reason = time.perf_counter() - begun, _excess(str(error))
+        used = exhausted_bytes(error)
+        memory = {} if used is None else {"total": used}
+        return CompiledProgram(name, machine.name, took, memory, machine.memory, False, reason)
+    took = time.perf_counter() - begun
+    sizes = program_memory(executable)
+    memory = {} if sizes is None else sizes._asdict() | {"total": sizes.total}
+    fits = machine.memory is None or memory.get("total", 0) <= machine.memory
+    return CompiledProgram(
+        name, machine.name, took, memory, machine.memory, fits, executable=executable
+    )
+
+
+def _excess(message: str) -> str:
+    """Returns the part of a compiler's message that says by how much a program does not fit."""
+    found = re.search(r"(Used|temporaries) \S*\d.*?(by [\d.]+\w|HBM \([^)]*\))", message)
+    return found[0] if found else message.splitlines()[0]

@@ -1,0 +1,169 @@
+"""Memory that programs need, as the compiler reports it, and memory that a device has for them."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from rich import filesize
+
+from jaxrl_po import backend
+from jaxrl_po.run.devices import processes
+from jaxrl_po.types import PyTree
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+class Memory(NamedTuple):
+    """Memory of one device, in bytes.
+
+    Attributes:
+      state: shard of the training state.
+      peak: state, metrics and temporaries while a program runs; None if the compiler does not
+        report it.
+      fixed: part of the peak that more microbatches cannot reduce, as far as it is known.
+    """
+
+    state: int
+    peak: int | None
+    fixed: int = 0
+
+    def beside(self, sampling: "Memory") -> "Memory":
+        """Returns the memory of an update and of sampling, which microbatches do not reduce.
+
+        Example:
+          >>> Memory(1, 70, fixed=6).beside(Memory(1, 90, fixed=5))
+          Memory(state=1, peak=90, fixed=90)
+        """
+        if self.peak is None or sampling.peak is None:
+            return self
+        return Memory(self.state, max(self.peak, sampling.peak), max(self.fixed, sampling.peak))
+
+    def describe(self, space: int | None = None) -> str:
+        """Returns one line for the user.
+
+        Args:
+          space: bytes of a device that programs may take; None if unknown.
+
+        Example:
+          >>> Memory(3_100_000, 12_440_000).describe(space=8_000_000_000)
+          'a device holds 3.1 MB of state and needs 12.4 MB of 8.0 GB'
+        """
+        text = f"a device holds {filesize.decimal(self.state)} of state"
+        if self.peak is None:
+            return text
+        of_space = "" if space is None else f" of {filesize.decimal(space)}"
+        return f"{text} and needs {filesize.decimal(self.peak)}{of_space}"
+
+
+class ProgramMemory(NamedTuple):
+    """Memory of one device for a program, in bytes, as its compiler reports it.
+
+    Attributes:
+      arguments: Bytes of the arguments.
+      outputs: Bytes of the results that do not replace a donated argument.
+      temporaries: Bytes of intermediate values.
+      code: Bytes of machine code.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    code: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all four."""
+        return sum(self)
+
+
+def program_memory(program: Any) -> ProgramMemory | None:
+    """Returns the compiler's memory analysis of a compiled program; None if it has none."""
+    sizes = program.memory_analysis()
+    if sizes is None:
+        return None
+    # A donated argument and its output are one buffer, counted in both sizes.
+    return ProgramMemory(
+        sizes.argument_size_in_bytes,
+        sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+        sizes.temp_size_in_bytes,
+        sizes.generated_code_size_in_bytes,
+    )
+
+
+def memory_of(program: Any, like: PyTree) -> Memory:
+    """Computes the memory of one device: its state by shapes and shardings, the rest as reported.
+
+    Args:
+      program: compiled function of the state.
+      like: `jax.ShapeDtypeStruct`s of the state, with shardings.
+    """
+    state = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(like)
+    )
+    sizes = program_memory(program)
+    if sizes is None:
+        return Memory(state, None)
+    fixed = sizes.arguments + sizes.outputs
+    return Memory(state, fixed + sizes.temporaries, fixed)
+
+
+def exhausted_bytes(error: Exception) -> int | None:
+    """Reads the bytes of a program that a TPU's compiler rejects for lack of memory.
+
+    Returns None for any other error.
+
+    Example:
+      >>> exhausted_bytes(RuntimeError("RESOURCE_EXHAUSTED: … hbm. Used 20.00G of 15.75G hbm."))
+      21474836480
+    """
+    found = re.search(r"RESOURCE_EXHAUSTED.*?(?:Used |temporaries \()([\d.]+)G", str(error), re.S)
+    return None if found is None else int(float(found[1]) * 2**30)
+
+
+def available_bytes(devices: int) -> int | None:
+    """Returns the bytes that programs may take of one device; None if the system does not say.
+
+    All processes get the least of their values. It is the memory of the device, less the arrays
+    and, on a CPU, all else that this process holds; devices of a CPU share its memory. The memory
+    of other processes does not count, so a run takes the same decisions beside them.
+
+    Args:
+      devices: number of devices of this process in use.
+    """
+    limit = limit_bytes()
+    if limit is not None:
+        limit = (limit - resident_bytes()) // (devices if backend.here().on_cpu else 1)
+    known = [each for each in processes.gather(limit) if each is not None]
+    return min(known, default=None)
+
+
+def limit_bytes() -> int | None:
+    """Returns the memory of a device, or on a CPU of the machine or the container, if smaller."""
+    if not backend.here().on_cpu:
+        return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    machine = _kilobytes("/proc/meminfo", "MemTotal")
+    try:
+        limit = int(CGROUP_LIMIT.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # `max` where there is no limit
+        return machine
+    return limit if machine is None else min(limit, machine)
+
+
+def resident_bytes() -> int:
+    """Returns the bytes that this process holds of the memory that `limit_bytes` counts."""
+    if not backend.here().on_cpu:
+        return int((jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0))
+    return _kilobytes("/proc/self/status", "VmRSS") or 0
+
+
+def _kilobytes(path: str, entry: str) -> int | None:
+    """Reads an entry in kB of a file of the system, in bytes."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(rf"^{entry}:\s+(\d+) kB", text, re.MULTILINE)
+    return None if found is None else 1024 * int(found[1])

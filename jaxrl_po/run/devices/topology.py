@@ -1,0 +1,126 @@
+"""Target machines that need not be attached: their devices, and the memory of each."""
+
+import difflib
+import os
+import re
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from jaxrl_po.config import ConfigError
+
+
+class Chip(NamedTuple):
+    """A generation of TPU, with figures from its page at cloud.google.com/tpu/docs.
+
+    Attributes:
+      kind: JAX's name of the chip.
+      memory: Bytes of HBM.
+      bounds: Chips of one host along each axis.
+      sizes: Topologies on offer.
+    """
+
+    kind: str
+    memory: int
+    bounds: tuple[int, ...]
+    sizes: tuple[str, ...]
+
+
+FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+CUBES = (
+    *("2x2x1", "2x2x2", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+    *("8x8x16", "8x16x16"),
+)
+CHIPS = {
+    "v5e": Chip("TPU v5 lite", 16_000_000_000, (2, 4, 1), FLAT),
+    "v5p": Chip("TPU v5", 95_000_000_000, (2, 2, 1), CUBES),
+    "v6e": Chip("TPU v6 lite", 32_000_000_000, (2, 4, 1), FLAT),
+}
+
+# Environment variables that libtpu reads at its start: query no metadata server, lock no TPU.
+WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+def silence_libtpu() -> None:
+    """Lets an installed libtpu find no TPU without printing, on a machine that has none.
+
+    It must be called after JAX is imported and before JAX starts a backend.
+    """
+    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1":  # set by JAX if it finds no TPU
+        _pretend_tpu_host()
+
+
+def _pretend_tpu_host() -> None:
+    """Sets the variables of a TPU host that are not set."""
+    for variable, value in WITHOUT_TPU.items():
+        os.environ.setdefault(variable, value)
+
+
+class Machine(NamedTuple):
+    """A target machine of a program that is compiled ahead of time.
+
+    Attributes:
+      name: Name of the machine, as in `--compile_for`.
+      devices: Devices of the mesh.
+      memory: Bytes of a device's memory; None if unknown.
+    """
+
+    name: str
+    devices: tuple[Any, ...]
+    memory: int | None
+
+
+def describe(name: str) -> Machine:
+    """Returns the machine of a name: `tpu:v5e:4x4`, `cpu:8`, or `gpu` for the attached GPUs.
+
+    Raises:
+      ConfigError: Unknown name, with near ones, or a missing package.
+    """
+    platform, _, rest = name.partition(":")
+    if platform == "tpu":
+        return _tpu(name, *rest.partition(":")[::2])
+    if platform == "cpu" and re.fullmatch(r"[1-9]\d*", rest):
+        devices = tuple(jax.devices("cpu"))
+        if len(devices) < int(rest):
+            raise ConfigError(
+                "compile_for",
+                f"{name} needs {rest} CPU devices, but this process has {len(devices)}; call "
+                f'jax.config.update("jax_num_cpu_devices", {rest}) before JAX computes',
+            )
+        return Machine(name, devices[: int(rest)], None)
+    if name == "gpu":
+        try:
+            devices = tuple(jax.devices("gpu"))
+        except RuntimeError:
+            raise ConfigError("compile_for", "gpu needs an attached GPU to time kernels") from None
+        return Machine(name, devices, (devices[0].memory_stats() or {}).get("bytes_limit"))
+    raise ConfigError("compile_for", f"must read like tpu:v5e:4x4, cpu:8 or gpu, got {name!r}")
+
+
+def _tpu(name: str, generation: str, size: str) -> Machine:
+    if generation not in CHIPS:
+        raise ConfigError("compile_for", f"must name a chip ({', '.join(CHIPS)}), got {name}")
+    chip = CHIPS[generation]
+    _pretend_tpu_host()
+    sides = [int(n) for n in re.findall(r"\d+", size)]
+    bounds = tuple(min(a, b) for a, b in zip((*sides, 1, 1), chip.bounds, strict=False))
+    try:
+        found = topologies.get_topology_desc(
+            platform="tpu", topology_name=f"{generation}:{size}", chips_per_host_bounds=bounds
+        )
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("INVALID_ARGUMENT"):
+            raise ConfigError("compile_for", f"{name}: {error}") from None
+        near = difflib.get_close_matches(size, chip.sizes, 3, 0) or chip.sizes[:3]
+        names = ", ".join(f"tpu:{generation}:{other}" for other in near)
+        raise ConfigError(
+            "compile_for", f"{name} is no topology of libtpu; near ones are {names}"
+        ) from None
+    return Machine(name, tuple(found.devices), chip.memory)

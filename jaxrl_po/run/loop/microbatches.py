@@ -1,0 +1,72 @@
+"""Choice of `num_microbatches` by the memory that the compiler reports."""
+
+from collections.abc import Callable
+
+from rich import filesize
+
+from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.errors import RunError
+from jaxrl_po.run.loop.programs import Job
+
+FLAG = "config.num_microbatches"
+COMPILATIONS = 3
+
+
+def choose_microbatches(
+    job: Job, memory: Memory, compile_again: Callable[[Job, int], Memory], space: int
+) -> int:
+    """Finds the smallest number of microbatches with which an update fits in memory.
+
+    The peak of n microbatches is about a + b/n. At first, a is the part that no n reduces; then
+    both follow from the last two compilations. The number jumps to the next one that the line
+    predicts to fit, and there are at most `COMPILATIONS`.
+
+    Args:
+      job: compiled job of one microbatch, with `rebuild`.
+      memory: memory of its programs.
+      compile_again: `(job, number) -> Memory`, compiles the job of another number.
+      space: bytes of a device that programs may take.
+
+    Returns:
+      The number of the job that was compiled last.
+
+    Raises:
+      RunError: nothing fits, or not within `COMPILATIONS`.
+    """
+    number, points = 1, [(0.0, memory.fixed)]  # (1/n, bytes)
+    while memory.peak is not None and memory.peak > space:
+        points.append((1 / number, memory.peak))
+        found = None
+        if memory.fixed <= space and len(points) <= COMPILATIONS:
+            found = _next_job(job, points[-2:], number, space)
+        if found is None:
+            raise RunError(
+                f"training needs {filesize.decimal(memory.peak)} of a device, which has "
+                f"{filesize.decimal(max(space, 0))}, with --{FLAG}={number}: lower "
+                "--problem.num_prompts or --seeds, or take a smaller model"
+            )
+        number, job = found
+        memory = compile_again(job, number)
+    return number
+
+
+def _next_job(
+    job: Job, line: list[tuple[float, int]], after: int, space: int
+) -> tuple[int, Job] | None:
+    """Returns the next number whose peak on the line fits, and its job; None if there is none."""
+    (x0, y0), (x1, y1) = line
+    slope = (y1 - y0) / (x1 - x0)
+    assert job.rebuild is not None
+    for number in range(after + 1, job.steps_per_iteration + 1):
+        if y1 + slope * (1 / number - x1) <= space and (other := job.rebuild(number)) is not None:
+            return number, other
+    return None
+
+
+def require_evaluation(memory: Memory | None, space: int) -> None:
+    """Raises RunError for an evaluation, which has no microbatches, that does not fit."""
+    if memory is not None and (memory.peak or 0) > space:
+        raise RunError(
+            f"evaluation needs {filesize.decimal(memory.peak or 0)} of a device, which has "
+            f"{filesize.decimal(max(space, 0))}: lower --eval_prompts"
+        )

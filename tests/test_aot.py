@@ -1,0 +1,226 @@
+"""Programs that are compiled for machines that need not be attached."""
+
+import dataclasses
+import json
+import os
+import sys
+from types import SimpleNamespace
+
+import hlo_counts
+import jax
+import pytest
+
+from jaxrl_po import __main__ as command_line
+from jaxrl_po import run
+from jaxrl_po.algorithms import sft
+from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import Transformer
+from jaxrl_po.language.settings import Settings
+from jaxrl_po.language.tasks import addition
+from jaxrl_po.run import aot
+from jaxrl_po.run.devices import topology
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import RunError
+from jaxrl_po.run.experiment.composition import Composition
+from jaxrl_po.run.experiment.models import Start
+
+
+def test_an_experiment_is_compiled_for_devices_and_not_run(tmp_path):
+    small = {"problem.num_envs": 4, "problem.num_steps": 8, "config.num_epochs": 1}
+    experiment = run.Experiment(
+        env="CartPole-v1", seeds=2, total_steps=64, out=tmp_path / "run", over=small
+    )
+    (found,) = run.compile_for(experiment, "cpu:2")
+    assert not (tmp_path / "run").exists()
+    *parts, total = found.memory.values()
+    assert list(found.memory) == ["arguments", "outputs", "temporaries", "code", "total"]
+    assert total == sum(parts) > found.memory["arguments"] > 0
+    counts = hlo_counts.Program(found.as_text()).counts()
+    assert counts.flops > 0
+    assert counts.collectives == {}
+    assert json.loads(json.dumps(found.as_json())) == {
+        "name": "iteration",
+        "machine": "cpu:2",
+        "compile_seconds": found.compile_seconds,
+        "memory": found.memory,
+        "capacity": None,
+        "fits": True,
+        "reason": "",
+    }
+    assert found.describe().startswith("iteration fits cpu:2: ")
+    with pytest.raises(ConfigError, match="compile_for: trains nothing"):
+        run.train(run.Experiment(env="CartPole-v1", out=tmp_path / "run", compile_for="cpu:2"))
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_the_command_prints_a_line_per_program(monkeypatch, capsys, flags):
+    """Its status is 1 if a program does not fit."""
+    memory = {"arguments": 1000, "outputs": 200, "temporaries": 30, "code": 4, "total": 1234}
+    small = run.CompiledProgram("sampling", "tpu:v5e:1x1", 1.25, memory, 1500, True)
+    large = dataclasses.replace(small, name="update", capacity=1000, fits=False)
+    sizes = "(arguments 1.0 kB, outputs 200 bytes, temporaries 30 bytes, code 4 bytes)"
+    of = f"per device {sizes}; compiled in 1.2 s"
+    want = [
+        f"sampling fits tpu:v5e:1x1: 1.2 kB of 1.5 kB {of}",
+        f"update does not fit tpu:v5e:1x1: 1.2 kB of 1.0 kB {of}; {aot.SMALLER}",
+    ]
+    for status, programs in enumerate([[small], [small, large]]):
+        monkeypatch.setattr(aot, "compile_for", lambda *_, found=programs: iter(found))
+        argv = ["--env=CartPole-v1", "--compile_for=tpu:v5e:1x1", *flags]
+        assert launch.control(argv) == status
+        lines = capsys.readouterr().out.splitlines()
+        objects = [each.as_json() for each in programs]
+        assert (list(map(json.loads, lines)) if flags else lines) == (
+            objects if flags else want[: status + 1]
+        )
+
+
+class Lowered:
+    """A program of so many bytes, or one that the compiler refuses with a message."""
+
+    def __init__(self, sizes, message=""):
+        self.sizes, self.message = sizes, message
+
+    def lower(self, *_):
+        return self
+
+    def compile(self):
+        if self.message:
+            raise jax.errors.JaxRuntimeError(self.message)
+        names = ("argument", "output", "alias", "temp", "generated_code")
+        sizes = {f"{name}_size_in_bytes": n for name, n in zip(names, self.sizes, strict=True)}
+        return SimpleNamespace(memory_analysis=lambda: SimpleNamespace(**sizes))
+
+
+@pytest.mark.parametrize(("capacity", "fits"), [(138, True), (137, False), (None, True)])
+def test_a_program_fits_if_its_total_is_within_the_memory(monkeypatch, capacity, fits):
+    """Outputs that replace a donated argument count once."""
+    monkeypatch.setattr(jax, "jit", lambda *_, **options: Lowered((100, 90, 85, 30, 3)))
+    machine = topology.Machine("tpu:v5e:1x1", (), capacity)
+    found = aot.compile_program("iteration", None, (), machine)
+    sizes = {"arguments": 100, "outputs": 5, "temporaries": 30, "code": 3, "total": 138}
+    assert (found.memory, found.capacity, found.fits) == (sizes, capacity, fits)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "gibibytes"),
+    [
+        (
+            "XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.10G "
+            "of 15.75G hbm. Exceeded hbm capacity by 4.35G.\n\nTotal hbm usage",
+            "Used 20.10G of 15.75G hbm. Exceeded hbm capacity by 4.35G",
+            20.10,
+        ),
+        (
+            "E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (38.09G) exceeds available HBM (15.75G). HLO module: jit_f.",
+            "temporaries (38.09G) exceeds available HBM (15.75G)",
+            38.09,
+        ),
+    ],
+)
+def test_a_refused_program_has_the_compilers_reason(monkeypatch, message, reason, gibibytes):
+    refused = Lowered((), f"RESOURCE_EXHAUSTED: {message}")
+    monkeypatch.setattr(jax, "jit", lambda *_, **options: refused)
+    machine = topology.Machine("tpu:v5e:1x1", (), 16_000_000_000)
+    found = aot.compile_program("iteration", None, (), machine)
+    assert (found.reason, found.fits, found.as_text()) == (reason, False, "")
+    assert found.memory == {"total": int(gibibytes * 2**30)}
+    line = f"iteration does not fit tpu:v5e:1x1: {reason}; compiled in 0.0 s; {aot.SMALLER}"
+    assert found.describe() == line
+
+
+def test_programs_are_reported_with_the_fewest_microbatches(monkeypatch):
+    """Those with which the update fits, whether sampling does or not."""
+    names = "sampling", "update"
+    monkeypatch.setattr(aot, "_functions", lambda job, *_: job.made(job.number))
+
+    def compile_program(name, fits, arguments, machine):
+        sizes = {"total": arguments[0]}
+        return run.CompiledProgram(name, "m", 1.0, sizes, machine.memory, fits)
+
+    monkeypatch.setattr(aot, "compile_program", compile_program)
+
+    def fitting(space, sampling_fits):
+        def made(number):
+            peak = 8 + 80 // number
+            for name, fits in zip(names, (sampling_fits, peak <= space), strict=True):
+                yield name, fits, (peak,)
+
+        def rebuild(number):
+            return job(number) if number in (2, 4, 8) else None
+
+        def job(number):
+            return SimpleNamespace(number=number, made=made, rebuild=rebuild, steps_per_iteration=8)
+
+        plan = SimpleNamespace(job=job(1), placement=0, setup=SimpleNamespace(axes=0))
+        return aot._fitting(plan, topology.Machine("m", (), space))
+
+    for space, suffix in ((88, ""), (28, " in 4 microbatches"), (25, " in 8 microbatches")):
+        for sampling_fits in (True, False):
+            found = [(each.name, each.fits) for each in fitting(space, sampling_fits)]
+            assert found == [(names[0] + suffix, sampling_fits), (names[1] + suffix, True)]
+    programs = fitting(17, True)
+    found = [next(programs), next(programs)]
+    assert [(each.name, each.fits) for each in found] == [
+        (f"{names[0]} in 8 microbatches", True),
+        (f"{names[1]} in 8 microbatches", False),
+    ]
+    with pytest.raises(RunError, match="training needs 18 bytes of a device, which has 17 bytes"):
+        next(programs)
+
+
+@pytest.mark.parametrize("columns", [None, 4])
+def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
+    task = addition(1)
+    model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
+    placement = Placement(1, 1, 1, described=(SimpleNamespace(platform="tpu"),))
+    composed = Composition(
+        records={"": SimpleNamespace(algorithm="sft")},
+        algorithm=sft,
+        placement=placement,
+        start=Start(task, model, None, None, ""),
+        settings=Settings(num_prompts=2),
+        teacher=None,
+        verify=True,
+        columns=columns,
+        policy=model,
+        critic=None,
+    )
+    assert composed._problem(None, {}).target == placement.target
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tpu", r"must name a chip \(v5e, v5p, v6e\), got tpu"),
+        ("tpu:v9:2x4", r"must name a chip \(v5e, v5p, v6e\), got tpu"),
+        ("cpu:0", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
+        ("cpu:99", r"cpu:99 needs 99 CPU devices, but this process has \d+; call jax.config"),
+        ("v5e:4x4", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
+        ("gpu", "gpu needs an attached GPU"),
+    ],
+)
+def test_unknown_machines_are_refused(name, message):
+    with pytest.raises(ConfigError, match=f"^compile_for: {message}"):
+        topology.describe(name)
+
+
+@pytest.mark.parametrize("chips", [0, 4])
+def test_libtpu_is_silenced_where_no_tpu_is(monkeypatch, chips):
+    """JAX sets the first of the variables as it is imported on a machine without a TPU."""
+    found = {} if chips else {"TPU_SKIP_MDS_QUERY": "1"}
+    monkeypatch.setattr(os, "environ", found)
+    topology.silence_libtpu()
+    assert found == ({} if chips else topology.WITHOUT_TPU)
+
+
+def test_every_command_silences_libtpu(monkeypatch):
+    calls = []
+    monkeypatch.setattr(topology, "silence_libtpu", lambda: calls.append(1))
+    monkeypatch.setattr(command_line, "main", lambda argv: len(calls))
+    monkeypatch.setattr(sys, "argv", ["jaxrl-po"])
+    with pytest.raises(SystemExit) as left:
+        command_line.entry("control")
+    assert left.value.code == 1
