@@ -111,7 +111,7 @@ def test_a_function_is_given_columns_and_ids():
 
 
 FAILURES = {
-    "raises": "raised ZeroDivisionError: no reward today",
+    "raises": f"raised ZeroDivisionError: no reward today ({HERE}, line 28)",
     "short": "returned 3 numbers for 4 completions",
     "words": "returned 'good' where a number is wanted",
     "lone": "returned float where a list of 4 numbers is wanted",

@@ -27,6 +27,11 @@ LIBRARIES |= sys.stdlib_module_names
 PLAIN = (bool, int, float, str)
 MOST = 200_000  # parts of an object
 EMPTY = types.CellType()  # of a closure
+BUILT_IN = (
+    *(functools.partial, functools.cached_property, types.MethodType),
+    *(staticmethod, classmethod, property),
+)
+PARTS = ("func", "args", "keywords", "__func__", "__self__", "fget")  # attributes of these
 DATA = ("task.train", "task.test", "demonstrations")
 PATHS = ("init_from", "teacher", *DATA)
 
@@ -240,17 +245,9 @@ def _inside(value: Any) -> Iterable[Any]:
         return value.values()
     if isinstance(value, list | tuple | set | frozenset):
         return value
-    if isinstance(value, functools.partial):
-        return value.func, *value.args, *value.keywords.values()
-    if isinstance(value, types.MethodType):
-        return value.__func__, value.__self__
-    if isinstance(value, staticmethod | classmethod):
-        return (value.__func__,)
-    if isinstance(value, functools.cached_property):
-        return (value.func,)
-    if isinstance(value, property):
-        return (value.fget,)
-    return (inspect.getattr_static(value, "__wrapped__", None),)
+    names = PARTS if isinstance(value, BUILT_IN) else ()
+    inside = [getattr(value, name, None) for name in names]
+    return *inside, inspect.getattr_static(value, "__wrapped__", None)
 
 
 def _globals(code: types.CodeType) -> set[str]:
