@@ -243,9 +243,7 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
-    files, monkeypatch, capsys
-):
+def test_a_sweep_survives_a_picture_that_fails(files, monkeypatch, capsys):
     swept = [*tiny.SWEPT, "--total_steps=330", "--config.learning_rate=0.01,0.05"]
     out = f"--out={files / 'sweep'}"
     monkeypatch.chdir(files)
@@ -255,11 +253,6 @@ def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
     shown = capsys.readouterr()
     assert shown.err.endswith("sweep.png was not drawn, all else is there: RuntimeError: no TeX\n")
     assert "program 1 of 1: 2 settings × 2 seeds, 320 steps each, " in shown.out
-    (files / "sweep" / "sweep.json").unlink()
-    (files / "elsewhere").mkdir()
-    monkeypatch.chdir(files / "elsewhere")
-    assert sweep.main([out, "--resume"]) == 0
-    assert sweep.main([out, "--resume", "--env=../mine.py:Corridor"]) == 0
 
 
 @pytest.mark.usefixtures("trace_only")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import shapes
@@ -35,20 +36,21 @@ def written(flags):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A project with three runs, which were traced only, and a copy of it."""
+    """A project with three runs, which were traced only and had relative paths; and its copy."""
     place = tmp_path_factory.mktemp("moved") / "old"
     (place / "inputs").mkdir(parents=True)
     (write_place(place / "inputs") / "own.py").write_text(ENV + REWARD)
-    given = flags_of(place / "inputs")
+    given = flags_of(Path("inputs"))
+    control, language = written(given["control"]), written(given["language"])
+    swept = [*tiny.SWEPT, "--total_steps=320", "--config.learning_rate=0.01,0.05", *control]
     with pytest.MonkeyPatch.context() as patch:
         shapes.trace_only(patch)
-        out = f"--out={place / 'runs'}"
-        first = [*tiny.CONTROL, "--total_steps=32", *written(given["control"])]
-        assert launch.control([*first, f"{out}/control"]) == 0
-        small = [*SMALL, "--total_steps=8", "--lora.rank=2", *written(given["language"])]
-        assert launch.language([*small, f"{out}/language"]) == 0
-        swept = [*tiny.SWEPT, "--total_steps=320", "--config.learning_rate=0.01,0.05"]
-        assert sweep.main([*swept, *written(given["control"]), f"{out}/sweep"]) == 0
+        patch.chdir(place)
+        control = [*tiny.CONTROL, "--total_steps=32", *control, "--out=runs/control"]
+        assert launch.control(control) == 0
+        language = [*SMALL, "--total_steps=8", "--lora.rank=2", *language, "--out=runs/language"]
+        assert launch.language(language) == 0
+        assert sweep.main([*swept, "--out=runs/sweep"]) == 0
     return place, shutil.copytree(place, place.parent / "copy")
 
 

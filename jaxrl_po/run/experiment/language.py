@@ -18,14 +18,7 @@ from jaxrl_po.run.data.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import (
-    assembly,
-    composition,
-    methods,
-    models,
-    presets,
-    tasks,
-)
+from jaxrl_po.run.experiment import assembly, composition, methods, models, presets, tasks
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.experiment.tasks import TASKS
