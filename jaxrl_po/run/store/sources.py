@@ -297,8 +297,9 @@ def located(
     """
 
     def paths(stored: str) -> Iterable[str]:
-        relative = os.path.isabs(before) and os.path.relpath(stored, before)
-        return (stored, os.path.normpath(run.absolute() / relative)) if relative else (stored,)
+        if not os.path.isabs(before):
+            return (stored,)
+        return stored, os.path.normpath(run.absolute() / os.path.relpath(stored, before))
 
     def of_code(source: str, digest: str) -> str:
         place, _, name = source.rpartition(":")
