@@ -50,7 +50,8 @@ def begun(tmp_path):
 
 def test_a_run_that_was_only_begun_does_not_block_the_same_command(begun):
     assert inspect(begun) == {}
-    assert inspect(begun, resume=True) == {"format": 1, "script": "control", "seed": 3}
+    found = {"format": 1, "script": "control", "seed": 3, "out": str(begun)}
+    assert inspect(begun, resume=True) == found
 
 
 def empty_mount(out):

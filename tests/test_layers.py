@@ -144,6 +144,22 @@ def test_no_module_imports_itself_however_far_around():
     assert circles({module: (PACKAGE / module).read_text() for module in MODULES}) == []
 
 
+WORKER_SIDE = {
+    *("workers", "guard", "scoring_worker", "answers", "mathematics", "reasoning"),
+    *("instances", "schemas"),
+}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if Path(m).stem in WORKER_SIDE])
+def test_worker_processes_never_import_jax(module):
+    """Nor modules of ours that might: only one another."""
+    assert module.startswith(("run/data/", "run/host/dialogues/"))
+    names = imported_names((PACKAGE / module).read_text())
+    ours = {n.replace(".", "/") + ".py" for n in names if n.startswith("jaxrl_po.")}
+    assert {Path(n).stem for n in ours if (ROOT / n).exists()} <= WORKER_SIDE
+    assert {"jax", "jaxlib", "flax", "optax", "numpy"}.isdisjoint(n.split(".")[0] for n in names)
+
+
 def test_a_circle_is_found():
     sources = {
         "run/a.py": "from jaxrl_po.run import b",

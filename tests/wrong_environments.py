@@ -78,6 +78,13 @@ WRONG = [
         (TOOLS + "test_what_a_model_wrote_is_no_data",),
     ),
     Wrong(
+        "an error of a reward names a line of the audit hook",
+        "run.data.workers",
+        "(__file__, guard.__file__, every[0].filename)",
+        "(__file__, every[0].filename)",
+        (SCORING + "test_failures_score_0_are_counted_and_told_once",),
+    ),
+    Wrong(
         "what a process starts outlives it",
         "run.data.workers",
         "os.setsid()",
@@ -108,9 +115,9 @@ WRONG = [
     ),
     Wrong(
         "a package may run what a completion calls",
-        "run.data.scoring_worker",
-        "return self._written.isdisjoint(deeds(text))",
-        "return True",
+        "run.data.guard",
+        "self._deeds.isdisjoint(deeds(text))",
+        "True",
         (SCORING + "test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls",),
     ),
     Wrong(

@@ -4,6 +4,7 @@ The library `math-verify` (extra `math`) compares both as mathematics: ½, 0.5 a
 one. It runs in the worker process of `scoring`, so it imports only what that needs.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -66,8 +67,11 @@ def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             for right, text in pairs:
+                same = False
                 signal.setitimer(signal.ITIMER_REAL, LIMIT)  # ends it, whatever it computes
-                os.write(there, b"1" if _equal(right, text) else b"0")
+                with contextlib.suppress(Exception):  # a parser's error is a wrong answer
+                    same = equal(right, text)
+                os.write(there, b"1" if same else b"0")
         finally:
             os._exit(0)  # whatever happens, it must not go on as the worker
     os.close(there)
@@ -75,13 +79,6 @@ def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
         scores = [float(each == ord("1")) for each in pipe.read()]
     os.waitpid(child, 0)
     return scores if len(scores) == len(pairs) else [*scores, 0.0]
-
-
-def _equal(right: str, text: str) -> bool:
-    try:
-        return equal(right, text)
-    except Exception:  # whatever a parser makes of a text is no answer
-        return False
 
 
 def final(text: str) -> str:

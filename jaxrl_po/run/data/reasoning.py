@@ -65,19 +65,16 @@ def score_answer(
     metadata: Sequence[Any],
     **columns: Any,
 ) -> list[float]:
-    """The score of reasoning-gym for each completion, in [0, 1]; 0 if its parser raises."""
+    """Returns the score of reasoning-gym for each completion, in [0, 1]; 0 if its parser raises."""
+    scores = []
     rows = zip(completions, dataset, options, question, answer, metadata, strict=True)
-    return [_score(*row) for row in rows]
-
-
-def _score(
-    completion: str, dataset: str, options: str, question: str, answer: str, metadata: Any
-) -> float:
-    item = {"question": question, "answer": answer, "metadata": metadata}
-    try:
-        return float(_dataset(dataset, options).score_answer(completion, item))
-    except Exception:
-        return 0.0
+    for completion, name, given, *parts in rows:
+        item = dict(zip(("question", "answer", "metadata"), parts, strict=True))
+        try:
+            scores.append(float(_dataset(name, given).score_answer(completion, item)))
+        except Exception:
+            scores.append(0.0)
+    return scores
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from jaxrl_po.language.tasks import Task
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import scoring_worker, workers
 from jaxrl_po.run.errors import RunError
-from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch, Metrics, PyTree
 
 FAILURES, FAILED = "reward_failures", "evaluation_failures"  # of training, of evaluations
@@ -126,10 +126,10 @@ class Worker:
         Raises:
           RewardError: it cannot be loaded.
         """
-        if isinstance(self._source, user_code.Given):
+        if isinstance(self._source, sources.Given):
             self._process = Here(self._source.value)
-        elif self._source.startswith(user_code.OWN):
-            raise RewardError(user_code.missing("reward", self._source))
+        elif self._source.startswith(sources.OWN):
+            raise RewardError(sources.missing("reward", self._source))
         if self._process is None:
             start = {"source": self._source, "timeout": self._timeout, "arguments": self._arguments}
             try:
@@ -298,19 +298,19 @@ class HostScore:
                 worker.ask(given, count)
             by_seed.append([worker.take() for worker in self._workers])
             for reward, scores in zip(self._rewards, by_seed[-1], strict=True):
+                failure = f"reward function {reward.source} {scores.why}"
+                if scores.why and first:
+                    raise RewardError(f"{failure}; this is the first batch, so the run ends here")
                 if scores.why:
-                    self._report(
-                        f"reward function {reward.source} {scores.why}", reward.name, first, report
-                    )
+                    counted = f"such completions score 0 and are counted in {FAILURES}"
+                    self._once(reward.name, f"{failure}; {counted}", report)
         values = np.stack([[scores.values for scores in each] for each in by_seed], axis=1)
         failed = np.stack([np.any([scores.failed for scores in each], axis=0) for each in by_seed])
         absent = np.isnan(values).all(axis=0)
-        if absent.any() and ABSENT not in self._reported:
-            self._reported.add(ABSENT)
-            report(
-                f"no reward function judges {absent.sum()} of {absent.size} completions: each "
-                "returned None for them; they take no part"
-            )
+        if absent.any():
+            which = f"{absent.sum()} of {absent.size} completions"
+            why = "each returned None for them; they take no part"
+            self._once(ABSENT, f"no reward function judges {which}: {why}", report)
         weights = np.array([reward.weight for reward in self._rewards], np.float32)
         summed = np.nansum(weights[:, None, None] * values, axis=0, dtype=np.float32)
         total = np.where(absent, np.float32(np.nan), summed)
@@ -356,12 +356,12 @@ class HostScore:
                 scores = worker.take()
                 if scores.failed.all() and np.isnan(values).all():
                     raise RewardError(f"reward={reward.name} {scores.why} in an evaluation")
-                if scores.why and (reward.name, FAILED) not in self._reported:
-                    self._reported.add((reward.name, FAILED))
-                    self._say(
+                if scores.why:
+                    line = (
                         f"reward function {reward.source} {scores.why} in an evaluation; such rows "
                         f"are left out of its mean and counted in {FAILED}"
                     )
+                    self._once((reward.name, FAILED), line, self._say)
                 failed |= pending & scores.failed
                 values = np.where(pending & ~scores.failed, scores.values, values)
         score = values.reshape(count, samples)
@@ -391,12 +391,10 @@ class HostScore:
             **self._columns(problem),
         }
 
-    def _report(self, failure: str, name: str, first: bool, report: Callable[[str], None]) -> None:
-        if first:
-            raise RewardError(f"{failure}; this is the first batch, so the run ends here")
-        if name not in self._reported:
-            self._reported.add(name)
-            report(f"{failure}; such completions score 0 and are counted in {FAILURES}")
+    def _once(self, key: str | tuple[str, str], line: str, report: Callable[[str], None]) -> None:
+        if key not in self._reported:
+            self._reported.add(key)
+            report(line)
 
 
 def demonstrations(task: Task) -> Callable[[PyTree], dict[str, list[Any]]]:

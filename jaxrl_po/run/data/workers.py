@@ -1,6 +1,6 @@
 """Processes for code of the user's own, with which JSON is exchanged through a pipe.
 
-Both ends are here, and both import the standard library only: in a worker there is neither JAX nor
+Both ends are here, and import the standard library only: in a worker there is neither JAX nor
 the main program, unless the user's code imports it. A process that takes too long is killed.
 """
 
@@ -20,6 +20,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from jaxrl_po.run.data import guard
 
 START_LIMIT = 120.0  # seconds for a process to import what it needs
 PATIENCE = 1.0  # seconds for a process to exit by itself
@@ -227,7 +229,7 @@ def load(source: str) -> Callable[..., Any]:
 def describe(error: BaseException) -> str:
     """The error, with its last line in the file that was called where the error is caught."""
     every = traceback.extract_tb(error.__traceback__)
-    ours = (__file__, every[0].filename)
+    ours = (__file__, guard.__file__, every[0].filename)
     frames = [f for f in every if f.filename not in ours and not f.filename.startswith("<frozen ")]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

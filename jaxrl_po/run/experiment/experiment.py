@@ -9,10 +9,10 @@ from typing import Any, Self
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
-from jaxrl_po.run.experiment import control, flags, language, models, plan, user_code
+from jaxrl_po.run.experiment import control, flags, language, models, plan
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.user_code import Given
-from jaxrl_po.run.store import folder
+from jaxrl_po.run.store import folder, sources
+from jaxrl_po.run.store.sources import Given
 
 SCRIPTS = {script.name: script for script in (control.SCRIPT, language.SCRIPT)}
 
@@ -97,14 +97,14 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
         listed = name == "reward" and isinstance(value, list | tuple)  # functions, perhaps
         plain = isinstance(value, int | float | str | list | tuple | os.PathLike) and not listed
         if not plain or isinstance(value, AnyTask):
-            if name not in user_code.FLAGS:
+            if name not in sources.FLAGS:
                 raise ConfigError(
                     name,
                     f"must be a number or text, got {type(value).__name__}: objects are for "
-                    f"{', '.join(user_code.FLAGS)}; a loss, an advantage or an optimizer goes to "
+                    f"{', '.join(sources.FLAGS)}; a loss, an advantage or an optimizer goes to "
                     "the method's make, and its learner to run.train",
                 )
-            named[name] = user_code.named(name, value)
+            named[name] = sources.named(name, value)
     return named
 
 

@@ -17,21 +17,14 @@ from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.data.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import (
-    assembly,
-    composition,
-    methods,
-    models,
-    presets,
-    tasks,
-    user_code,
-)
+from jaxrl_po.run.experiment import assembly, composition, methods, models, presets, tasks
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host.dialogues import setup as conversations
 from jaxrl_po.run.loop import programs, supervised
+from jaxrl_po.run.store import sources
 
 
 @config.record
@@ -298,7 +291,7 @@ def sections(options: Options) -> dict[str, type]:
 def title(records: Mapping[str, Any]) -> str:
     """The method, and what it is on: an environment or a task."""
     options = records[""]
-    return f"{options.algorithm} on {user_code.short(options.environment or options.task)}"
+    return f"{options.algorithm} on {sources.short(options.environment or options.task)}"
 
 
 SCRIPT = Script(

@@ -18,17 +18,10 @@ from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.experiment import (
-    assembly,
-    composition,
-    control,
-    earlier,
-    flags,
-    models,
-    user_code,
-)
+from jaxrl_po.run.experiment import assembly, composition, control, earlier, flags, models
 from jaxrl_po.run.experiment.experiment import SCRIPTS, with_names
 from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState, short_repr
 
@@ -142,7 +135,8 @@ def load(
       checkpoint: "best" (the highest mean score over seeds, the later of equals) or "latest".
       seed: which of the run's seeds, from 0.
       learner: that of a run of `run.train(learner, …)`, which its folder does not hold.
-      own: what was given in Python and cannot be imported, such as `env`.
+      own: Flags that name what the folder lacks: objects of Python, such as `env`, and new paths of
+        files and folders that were moved.
 
     Returns:
       The policy, with `act` or `generate`; or a `LearnerState` for a user's learner.
@@ -154,8 +148,8 @@ def load(
         raise ConfigError(
             "checkpoint", f"must be one of {', '.join(earlier.CHECKPOINTS)}, got {checkpoint!r}"
         )
-    for name in own.keys() - set(user_code.FLAGS):
-        known = ", ".join(("checkpoint", "seed", "learner", *user_code.FLAGS))
+    for name in own.keys() - {*sources.FLAGS, *sources.PATHS}:
+        known = ", ".join(("checkpoint", "seed", "learner", *sources.FLAGS, *sources.PATHS))
         raise ConfigError(name, f"is not an argument of load: {known}")
     if learner is not None:
         return _of_learner(learner, str(folder), checkpoint, seed)

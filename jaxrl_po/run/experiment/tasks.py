@@ -9,6 +9,7 @@ from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.store import sources
 
 
 @config.record
@@ -197,7 +198,7 @@ def make(
         of_file = {"whole": whole, "supervised": supervised}
         further = {field: True for field, value in of_file.items() if value and name == FILE}
         return row.make(**vars(settings), text=text, answers=answers, **further)
-    if text is not None and not user_code.is_source(name):
+    if text is not None and not sources.is_source(name):
         raise ConfigError(
             "task",
             f"{name} has its own vocabulary: choose file, reasoning_gym or a task of your own",
@@ -211,7 +212,7 @@ def entry(name: str) -> TaskEntry:
     Raises:
       ConfigError: the name is unknown, or the file cannot be used.
     """
-    if user_code.is_source(name):
+    if sources.is_source(name):
         return TaskEntry(NoSettings, lambda: _own(name))
     found: TaskEntry = errors.lookup("task", name, TASKS)
     return found
@@ -265,6 +266,6 @@ def _own(name: str) -> AnyTask:
 
 def is_dialogue(name: str) -> bool:
     """Whether that task is a dialogue."""
-    if user_code.is_source(name):
+    if sources.is_source(name):
         return isinstance(_own(name), language.Dialogue)
     return name in DIALOGUES

@@ -12,10 +12,11 @@ from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
 from jaxrl_po.run.data import prompts, rewarding, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import flags, models, user_code
+from jaxrl_po.run.experiment import flags, models
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner
+from jaxrl_po.run.store import sources
 
 
 @config.record
@@ -98,7 +99,7 @@ def make(
 def require_fit(records: Mapping[str, Any], start: models.Start, placement: Placement) -> None:
     """Raises ConfigError for flags that do not go together with `--environment`."""
     options = records[""]
-    if not user_code.is_source(options.environment):
+    if not sources.is_source(options.environment):
         raise ConfigError("environment", "must be a file and a class, file.py:Class")
     if start.base is None or start.base.text.template is None:
         raise ConfigError(
