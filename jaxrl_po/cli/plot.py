@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxrl_po import config
 from jaxrl_po.config import static
+from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.figures import plotting
@@ -108,7 +109,7 @@ def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     for name, mine in zip(named, configs, strict=True):
         others = [config for other, config in zip(named, configs, strict=True) if other == name]
         settings = [
-            f"{key.removeprefix('task.')}={flags.shown(value)}"
+            f"{key.removeprefix('task.')}={errors.shown(value)}"
             for key, value in mine.items()
             if key.startswith("task.") and any(value != other.get(key) for other in others)
         ]

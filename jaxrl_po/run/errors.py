@@ -1,7 +1,8 @@
-"""Errors of the run layer, and names and packages that are not there."""
+"""Errors of the run layer, checks of the values of flags, and how values are written."""
 
 import difflib
 import importlib.util
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,3 +40,23 @@ def require(flag: str, package: str, extra: str) -> None:
     """Raises UsageError if a package that only a flag needs is not installed."""
     if importlib.util.find_spec(package) is None:
         raise UsageError(f"--{flag} needs the package {package}: pip install 'jaxrl_po[{extra}]'")
+
+
+def json_object(flag: str, text: str) -> dict[str, Any]:
+    """The value of a flag, a JSON object; raises UsageError for anything else."""
+    try:
+        return dict(json.loads(text).items())
+    except (AttributeError, ValueError):
+        raise UsageError(f"--{flag} must be a JSON object, got {text!r}") from None
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on a command line.
+
+    Example:
+      >>> shown(True), shown((64, 64)), shown(0.1)
+      ('true', '64,64', '0.1')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -11,6 +11,7 @@ import jax
 from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import statistics
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
@@ -229,7 +230,7 @@ def begun(script: Script, problem: Problem, run: str) -> Problem:
             )
     kept = statistics.OBSERVATION_STATISTICS
     if (kept in saved.collector.replicated) != (kept in collector.replicated):
-        was = flags.shown(kept in saved.collector.replicated)
+        was = errors.shown(kept in saved.collector.replicated)
         raise UsageError(
             f"--problem.normalize_observations must be {was}, as in the run in --init_from={run}"
         )

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import json
 import re
 import shutil
 import sys
@@ -22,7 +21,7 @@ from absl import flags as absl_flags
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
-from jaxrl_po.run.errors import RunError, UsageError
+from jaxrl_po.run.errors import RunError, UsageError, shown
 from jaxrl_po.run.loop import streams
 from jaxrl_po.run.store import failures
 
@@ -306,14 +305,6 @@ def _abbreviates(short: str, name: str) -> bool:
     )
 
 
-def json_object(flag: str, text: str) -> Values:
-    """The value of a flag, a JSON object; raises UsageError for anything else."""
-    try:
-        return dict(json.loads(text).items())
-    except (AttributeError, ValueError):
-        raise UsageError(f"--{flag} must be a JSON object, got {text!r}") from None
-
-
 @contextlib.contextmanager
 def blame(sections: Mapping[str, type]) -> Iterator[None]:
     """Inside, a `ConfigError` about a field of `sections` becomes a `UsageError` about its flag.
@@ -423,18 +414,6 @@ def written(values: Mapping[str, Any]) -> list[str]:
       ['--task=addition', '--config.use_reference=false']
     """
     return [f"--{name}={shown(value)}" for name, value in values.items()]
-
-
-def shown(value: Any) -> str:
-    """A value as it is written on a command line.
-
-    Example:
-      >>> shown(True), shown((64, 64)), shown(0.1)
-      ('true', '64,64', '0.1')
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def flatten(records: Mapping[str, Any]) -> Values:

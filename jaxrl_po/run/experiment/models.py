@@ -359,7 +359,7 @@ def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task:
         # These change how the model is computed, not its parameters.
         if mine != its and name not in vars(Computation()):
             raise UsageError(
-                f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
+                f"--model.{name}={mine} must be {errors.shown(its)}, as in --init_from={run}"
             )
 
 

@@ -18,7 +18,7 @@ from jaxrl_po.config import ConfigError, static_value
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.experiment import user_code
 
 # Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
 SUITES = {
@@ -75,7 +75,7 @@ def make(name: str, env_params: str = "") -> Environment:
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
-    arguments = flags.json_object("env_params", env_params or "{}")
+    arguments = errors.json_object("env_params", env_params or "{}")
     errors.require(f"env={name}", SUITES[suite], suite)
     # Imported here, and by its name: the module imports the suite. What suites print and warn of
     # when they are imported and made (optional packages, versions) is not for the user.
@@ -137,7 +137,7 @@ def with_params(name: str, env: Any, env_params: str) -> Environment:
     names = [field.name for field in dataclasses.fields(params)] if not is_tuple else params._fields
     defaults: dict[str, Any] = {name: getattr(params, name) for name in names}
     flag = f"env_params for {name}"
-    given = flags.json_object("env_params", env_params)
+    given = errors.json_object("env_params", env_params)
     changed = {
         field: _converted(f"{flag}: {field}", errors.lookup(flag, field, defaults), value)
         for field, value in given.items()

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.errors import UsageError
@@ -104,7 +105,7 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
         for name, values in over.items()
         if not isinstance(values, str)
     }
-    searched = {name: ",".join(map(flags.shown, values)) for name, values in listed.items()}
+    searched = {name: ",".join(map(errors.shown, values)) for name, values in listed.items()}
     with flags.as_arguments():
         given = with_names({**experiment.settings, **options, **over, **searched})
         argv = flags.written(given)
@@ -268,10 +269,10 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
     before = {**asked.flags, **asked.swept, **asked.drawn}
     for name, value in {**again.flags, **again.swept, **again.drawn}.items():
         if name not in search.MAY_DIFFER and value != before.get(name):
-            wanted = flags.shown(before[name]) if name in before else "left out"
+            wanted = errors.shown(before[name]) if name in before else "left out"
             raise UsageError(
-                f"--{name}={flags.shown(value)} must be {wanted}, as in the sweep in {out} that is "
-                "resumed; leave it out, or choose another --out"
+                f"--{name}={errors.shown(value)} must be {wanted}, as in the sweep in {out} that "
+                "is resumed; leave it out, or choose another --out"
             )
     may_differ = {name: x for name, x in again.flags.items() if name in search.MAY_DIFFER}
     return asked._replace(flags=asked.flags | may_differ)

@@ -9,11 +9,12 @@ from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, POSITIVE, ConfigError, number, static
 from jaxrl_po.language.pretrained import tools as tools_lib
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
+from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, rewarding, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import flags, models, user_code
+from jaxrl_po.run.experiment import models, user_code
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner
@@ -72,7 +73,7 @@ def make(
                 f"{flag} must have a method get_reward, or --reward must name functions"
             )
         try:
-            arguments = flags.json_object(
+            arguments = errors.json_object(
                 "task.template_arguments", records["task"].template_arguments
             )
             found = tools_lib.read(template, start.base.text.tokenizer, offer.tools, arguments)
