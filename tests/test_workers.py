@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_po.run.data import scoring_worker, workers
+from jaxrl_po.run import workers
+from jaxrl_po.run.data import scoring_worker
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 

@@ -13,25 +13,25 @@ from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.table import Rows
 from jaxrl_po.language.tasks.types import DRAWN, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run.data import rewarding
-from jaxrl_po.run.data.rewarding import MODEL, VERIFIER
+from jaxrl_po.run import user_code
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
     assembly,
     composition,
+    conversations,
     methods,
     models,
     presets,
+    rewarding,
     tasks,
-    user_code,
 )
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
-from jaxrl_po.run.host.dialogues import setup as conversations
 from jaxrl_po.run.loop import programs, supervised
 
 
