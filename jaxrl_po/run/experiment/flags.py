@@ -11,9 +11,7 @@ import dataclasses
 import difflib
 import functools
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -367,7 +365,7 @@ def usage(
       everything: False shows the fields in `COMMON` alone.
     """
     defaults, rest = defaults or {}, 0
-    lines = [wrapped(summary), "", f"usage: {program} --flag=value …"]
+    lines = [streams.wrapped(summary), "", f"usage: {program} --flag=value …"]
     for prefix, record in sections.items():
         fields = settable(record)
         found = [field for field in fields if everything or field.name in COMMON]
@@ -376,14 +374,14 @@ def usage(
             continue
         title = (record.__doc__ or "").strip().splitlines()
         heading = f"{'--' + prefix + '.*' if prefix else 'flags'}: {title[0] if title else ''}"
-        lines += ["", wrapped(heading)]
+        lines += ["", streams.wrapped(heading)]
         for field in found:
             name = join(prefix, field.name)
             lines += [
                 f"  --{name}={shown(defaults.get(name, field.default))}",
-                wrapped(config.describe(field), indent=" " * 6),
+                streams.wrapped(config.describe(field), indent=" " * 6),
             ]
-    more = ["", wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
+    more = ["", streams.wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
     return "\n".join([*lines, *more])
 
 
@@ -391,19 +389,6 @@ def help_of(argv: Sequence[str]) -> tuple[bool, list[str]]:
     """Whether help is asked for, and the other arguments."""
     others = [word for word in argv if word not in HELP]
     return len(others) < len(argv), others
-
-
-def wrapped(text: str, *, indent: str = "") -> str:
-    """Lines no longer than the terminal's, or 80 characters, which end between words."""
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(
-        text,
-        max(width, 40),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def written(values: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from jaxrl_po.language.tasks.types import DRAWN, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run import user_code
 from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import (
@@ -32,7 +33,7 @@ from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.experiment.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
-from jaxrl_po.run.loop import programs, supervised
+from jaxrl_po.run.loop import supervised
 
 
 @config.record
@@ -178,12 +179,12 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
 
 def examples(
     task: AnyTask, policy: Any, settings: Any, show: int, judged: Callable[[Any], Any] = lambda x: x
-) -> programs.Examples | None:
+) -> Examples | None:
     """Completions of held-out prompts, to be shown; None for 0 prompts."""
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
     if not show:
         return None
-    return programs.Examples(
+    return Examples(
         kind.make_describe(seen(task), model=policy, decoding=settings.decoding, num_prompts=show),
         lambda answers: kind.render(task, judged(answers)),
     )
