@@ -13,8 +13,7 @@ import shapes
 
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import user_code
-from jaxrl_po.run.experiment import plan
+from jaxrl_po.run.experiment import plan, user_code
 from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
 
 CODE = """

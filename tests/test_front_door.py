@@ -22,10 +22,10 @@ from jaxrl_po.algorithms import ppo
 from jaxrl_po.cli import evaluate, launch, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import compilation
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import flags, sweeping
+from jaxrl_po.run.experiment import flags, sweeping, user_code
 
 CORRIDOR = '''
 import jax.numpy as jnp

@@ -20,8 +20,8 @@ from jaxrl_po import language, run
 from jaxrl_po.cli import evaluate
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
-from jaxrl_po.run import user_code
 from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.store.metrics import read
 
 CONTROL = {"problem.num_envs": 4, "problem.num_steps": 8, "network.width": 8}

@@ -14,10 +14,9 @@ import pytest
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.evaluation import Answers
-from jaxrl_po.run import user_code, workers
-from jaxrl_po.run.data import scoring_worker
+from jaxrl_po.run.data import scoring_worker, workers
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError, Worker
-from jaxrl_po.run.experiment import rewarding
+from jaxrl_po.run.experiment import rewarding, user_code
 from jaxrl_po.run.experiment.experiment import with_names
 from jaxrl_po.types import Batch
 

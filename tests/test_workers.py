@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_po.run import workers
-from jaxrl_po.run.data import scoring_worker
+from jaxrl_po.run.data import scoring_worker, workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 

@@ -141,7 +141,7 @@ WRONG = [
     ),
     Wrong(
         "a class of nnx in a file lacks an argument",
-        "run.user_code",
+        "run.experiment.user_code",
         "called = isinstance(error.__cause__, TypeError)",
         "called = False",
         (f"{NETWORKS}test_nnx_in_files_and_experiments_is_named",),

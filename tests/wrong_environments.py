@@ -79,14 +79,14 @@ WRONG = [
     ),
     Wrong(
         "what a process starts outlives it",
-        "run.workers",
+        "run.data.workers",
         "os.setsid()",
         "pass",
         (WORKERS + "test_a_process_ends_with_what_it_started",),
     ),
     Wrong(
         "a late answer is taken for the next",
-        "run.workers",
+        "run.data.workers",
         "        _kill(self.pid)  # a late answer would be taken for the next one's\n"
         "        self.close()\n",
         "",

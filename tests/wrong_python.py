@@ -43,14 +43,14 @@ WRONG = [
     ),
     Wrong(
         "a class that is given is imported a second time",
-        "run.user_code",
+        "run.experiment.user_code",
         "return (given or workers.load(source))()",
         "return (workers.load(source) if in_file(source) else given)()",
         ("test_own_objects.py::test_what_other_processes_can_import_is_named_by_its_file",),
     ),
     Wrong(
         "an object of Python is known by its name alone",
-        "run.user_code",
+        "run.experiment.user_code",
         "if isinstance(source, Given) and not in_file(source):",
         "if False:",
         (

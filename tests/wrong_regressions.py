@@ -686,7 +686,7 @@ WRONG = [
     ),
     Wrong(
         "a list of rewards holds texts alone",
-        "run.user_code",
+        "run.experiment.user_code",
         "return source.value if listed else [source]",
         "return [source]",
         ("test_scoring.py::test_functions_names_and_objects_may_be_listed",),

@@ -95,7 +95,7 @@ WRONG = [
     ),
     Wrong(
         "a file of code of any content may take the place of one that was moved",
-        "run.user_code",
+        "run.experiment.user_code",
         "if _digest(moved) == digest:",
         "if os.path.isfile(moved.rpartition(':')[0]):",
         (

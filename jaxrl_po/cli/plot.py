@@ -20,9 +20,9 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxrl_po import config
 from jaxrl_po.config import static
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.figures.plotting import COLOURS, Panel, Series
 from jaxrl_po.run.store import folder, metrics, statistics

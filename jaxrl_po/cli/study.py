@@ -19,11 +19,20 @@ import numpy as np
 from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import static
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import control, flags, language, methods, plan, search, vmapped
+from jaxrl_po.run.experiment import (
+    control,
+    flags,
+    language,
+    methods,
+    plan,
+    search,
+    user_code,
+    vmapped,
+)
 from jaxrl_po.run.experiment.rewarding import VERIFIER
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting

@@ -20,9 +20,9 @@ from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.problem import give_reward
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import user_code, workers
-from jaxrl_po.run.data import scoring_worker
+from jaxrl_po.run.data import scoring_worker, workers
 from jaxrl_po.run.errors import RunError
+from jaxrl_po.run.experiment import user_code
 from jaxrl_po.types import Batch, Metrics, PyTree
 
 FAILURES, FAILED = "reward_failures", "evaluation_failures"  # of training, of evaluations

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from jaxrl_po.run import workers
+from jaxrl_po.run.data import workers
 
 LIBRARY = sysconfig.get_path("stdlib")
 # What a model has written, or was told in between; the other columns are data.

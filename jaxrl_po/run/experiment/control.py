@@ -16,11 +16,10 @@ from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import user_code
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import assembly, earlier, methods, suites
+from jaxrl_po.run.experiment import assembly, earlier, methods, suites, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.figures.plotting import Series

@@ -9,12 +9,12 @@ from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, POSITIVE, ConfigError, number, static
 from jaxrl_po.language.pretrained import tools as tools_lib
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import models, rewarding
+from jaxrl_po.run.experiment import models, rewarding, user_code
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner

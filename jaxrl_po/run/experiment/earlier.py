@@ -11,18 +11,18 @@ import jax
 from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import statistics
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import assembly, flags, methods, plan
+from jaxrl_po.run.experiment import assembly, flags, methods, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import checkpoint, folder, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.run.user_code import UserCodeError
 from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
 
 TRAIN = "train"  # what made the run of a learner of the user's own

@@ -9,12 +9,12 @@ from typing import Any, Self
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import control, flags, language, models, plan
+from jaxrl_po.run.experiment import control, flags, language, models, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.store import folder
-from jaxrl_po.run.user_code import Given
 
 SCRIPTS = {script.name: script for script in (control.SCRIPT, language.SCRIPT)}
 

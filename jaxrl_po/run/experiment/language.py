@@ -13,7 +13,6 @@ from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.table import Rows
 from jaxrl_po.language.tasks.types import DRAWN, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run import user_code
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices.parallel import Placement
@@ -27,6 +26,7 @@ from jaxrl_po.run.experiment import (
     presets,
     rewarding,
     tasks,
+    user_code,
 )
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions

@@ -27,8 +27,8 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import earlier, flags, methods, tasks
 from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.store import checkpoint, folder
-from jaxrl_po.run.user_code import UserCodeError
 from jaxrl_po.types import ActorCritic, PyTree
 
 DISTILLATION = "distillation"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_po.optimizers import AUTO, COSINE, LINEAR
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.virtual import VIRTUAL
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import assembly, flags, microbatches
+from jaxrl_po.run.experiment import assembly, flags, microbatches, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.experiment.options import LINES, Options

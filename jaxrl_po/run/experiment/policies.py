@@ -17,10 +17,17 @@ from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
-from jaxrl_po.run import user_code
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import assembly, composition, control, earlier, flags, models
+from jaxrl_po.run.experiment import (
+    assembly,
+    composition,
+    control,
+    earlier,
+    flags,
+    models,
+    user_code,
+)
 from jaxrl_po.run.experiment.experiment import SCRIPTS, with_names
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.store.checkpoint import CheckpointError

@@ -12,12 +12,12 @@ from jaxrl_po import config, language
 from jaxrl_po.config import static
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import tasks
-from jaxrl_po.run.user_code import Given
+from jaxrl_po.run.experiment import tasks, user_code
+from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.types import Problem
 
 VERIFIER, MODEL = "verifier", "model"

@@ -16,8 +16,9 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError, static_value
 from jaxrl_po.control.environment import Environment, adapt
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.experiment import user_code
 
 # Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
 SUITES = {

@@ -14,18 +14,27 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import assembly, control, flags, methods, plan, search, vmapped
+from jaxrl_po.run.experiment import (
+    assembly,
+    control,
+    flags,
+    methods,
+    plan,
+    search,
+    user_code,
+    vmapped,
+)
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
 from jaxrl_po.run.experiment.search import OF_A_START, Asked, Combination
+from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.loop.interrupts import Interrupted
 from jaxrl_po.run.store import folder, metrics, provenance
-from jaxrl_po.run.user_code import Given
 
 PROGRAMS = "programs"  # folder of their runs
 OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every")

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, Interval, static
 from jaxrl_po.language.dialogue import AnyTask
-from jaxrl_po.run import errors, user_code
+from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment import flags, user_code
 
 
 @config.record

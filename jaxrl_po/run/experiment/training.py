@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import user_code
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import flags, own_learner
+from jaxrl_po.run.experiment import flags, own_learner, user_code
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.experiment.own_learner import Evaluate

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxrl_po.run import user_code
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError, UsageError, shown
+from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.store.failures import is_full, line, reason, unread
 from jaxrl_po.run.store.metrics import strict, write_atomically
 from jaxrl_po.version import FORMATS

@@ -19,8 +19,8 @@ import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr_consts
 
 from jaxrl_po import backend
-from jaxrl_po.run import user_code
 from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.store.metrics import strict
 from jaxrl_po.types import Learner
 from jaxrl_po.version import __version__

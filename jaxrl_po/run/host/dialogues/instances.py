@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from jaxrl_po.run import workers
+from jaxrl_po.run.data import workers
 from jaxrl_po.run.host.dialogues import schemas
 
 RESET, REWARD = "reset", "get_reward"

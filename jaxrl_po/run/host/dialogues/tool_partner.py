@@ -7,12 +7,12 @@ import numpy as np
 
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Call, Message, Tools
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import workers
+from jaxrl_po.run.data import workers
 from jaxrl_po.run.data.scoring import HostScore, RewardError
+from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.host.dialogues import instances
 from jaxrl_po.run.host.dialogues.exchange import Episode, Outcome, Reporter
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.user_code import UserCodeError
 
 UNKNOWN = "unknown"  # name of a tool that there is not
 CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (

@@ -24,7 +24,7 @@ from typing import Any
 START_LIMIT = 120.0  # seconds for a process to import what it needs
 PATIENCE = 1.0  # seconds for a process to exit by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # At the end of the search path, so that nothing of the user's hides the standard library.
 BEGIN = f"import sys; sys.path.append({str(ROOT)!r}); from {__name__} import main; main()"
 

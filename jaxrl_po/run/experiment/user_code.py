@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import workers
+from jaxrl_po.run.data import workers
 from jaxrl_po.run.errors import UsageError
 
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
