@@ -13,8 +13,9 @@ import shapes
 
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.experiment import plan, user_code
+from jaxrl_po.run.experiment import plan
 from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
+from jaxrl_po.run.store import sources
 
 CODE = """
 import dataclasses
@@ -123,9 +124,9 @@ def test_deterministic_run_refuses_object_never_read(trained, tmp_path):
 
 
 def digest(flag, value):
-    given = user_code.Given("python:it")
+    given = sources.Given("python:it")
     given.value = value
-    return user_code.digests({flag: given})[flag]
+    return sources.digests({flag: given})[flag]
 
 
 def kinds(change):
@@ -185,11 +186,11 @@ def test_reward_of_a_package_is_known_by_its_file(tmp_path, monkeypatch):
     (package / "rewards.py").write_text("def score(completions): return [1.0]\n")
     monkeypatch.syspath_prepend(tmp_path)
     reward = {"reward": "own_package.rewards:score"}
-    before = user_code.digests(reward)
+    before = sources.digests(reward)
     assert re.fullmatch(r"\w{16}:score", before["reward"])
     (package / "rewards.py").write_text("def score(completions): return [2.0]\n")
-    assert user_code.digests(reward) != before
-    assert user_code.digests({"reward": r"regex:^(\d+)$"}) == {"reward": r"regex:^(\d+)$"}
+    assert sources.digests(reward) != before
+    assert sources.digests({"reward": r"regex:^(\d+)$"}) == {"reward": r"regex:^(\d+)$"}
 
 
 def test_the_package_of_a_reward_is_not_imported(tmp_path, monkeypatch):
@@ -199,7 +200,7 @@ def test_the_package_of_a_reward_is_not_imported(tmp_path, monkeypatch):
     (package / "rewards.py").write_text("def score(completions): return [1.0]\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert re.fullmatch(
-        r"\w{16}:score", user_code.digests({"reward": "loud_package.rewards:score"})["reward"]
+        r"\w{16}:score", sources.digests({"reward": "loud_package.rewards:score"})["reward"]
     )
 
 
@@ -223,8 +224,8 @@ class Pair(typing.NamedTuple):
 
 def test_any_object_has_a_digest():
     assert re.fullmatch(r"\w{16}:it", digest("env", Loud()))
-    assert "def step" in "".join(user_code._texts(Pair(1)))
-    assert user_code._texts({"data": [[1, 2, 3]] * 10}) == set()
+    assert "def step" in "".join(sources._texts(Pair(1)))
+    assert sources._texts({"data": [[1, 2, 3]] * 10}) == set()
     one, two = (lambda: 1), (lambda: 2)
     assert digest("reward", one) != digest("reward", two)
 

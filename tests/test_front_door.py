@@ -3,7 +3,6 @@
 import json
 import os
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -242,38 +241,6 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
     (files / "mine.py").unlink()
     with pytest.raises(UsageError, match=r"^--run=\S+run was made with \S+mine.py, which must be"):
         evaluate.main([f"--run={files / 'run'}"])
-
-
-@pytest.mark.usefixtures("trace_only")
-def test_a_run_with_code_of_ones_own_is_resumed_after_its_project_was_renamed(
-    files, tmp_path_factory, monkeypatch
-):
-    place = tmp_path_factory.mktemp("projects")
-    old, new = place / "old", place / "new"
-    shutil.copytree(files, old / "envs")
-    monkeypatch.chdir(old)
-    first = [*tiny.CONTROL, "--env=envs/mine.py:Corridor", "--out=runs/a", "--deterministic"]
-    assert launch.control([*first, "--total_steps=32"]) == 0
-    sweep_flags = [*tiny.SWEPT, "--total_steps=320", "--config.learning_rate=0.01,0.05"]
-    assert sweep.main([*sweep_flags, "--env=envs/mine.py:Corridor", "--out=runs/s"]) == 0
-    old.rename(new)
-    monkeypatch.chdir(files.parent)
-    assert evaluate.main([f"--run={new / 'runs' / 'a'}"]) == 0
-    more = [f"--out={new / 'runs' / 'a'}", "--resume"]
-    assert launch.control([*more, "--total_steps=64"]) == 0
-    stored = json.loads((new / "runs" / "a" / "config.json").read_text())
-    assert stored["env"] == f"{new / 'envs' / 'mine.py'}:Corridor"
-    assert sweep.main([f"--out={new / 'runs' / 's'}", "--resume"]) == 0
-
-    more += ["--total_steps=96"]
-    (new / "envs" / "mine.py").unlink()
-    (new / "mine.py").write_text("1 / 0\n")  # of the same name only
-    with pytest.raises(UsageError, match=r"^--env=\S+: there is no file \S+mine.py"):
-        launch.control(more)
-    (files / "other.py").write_text(f"{(files / 'mine.py').read_text()}# another line\n")
-    with pytest.raises(UsageError, match=r"must be \S+, as .*, or the same in a file of the same"):
-        launch.control([*more, f"--env={files / 'other.py'}:Corridor"])
-    assert launch.control([*more, f"--env={files / 'mine.py'}:Corridor"]) == 0
 
 
 @pytest.mark.usefixtures("trace_only")

@@ -1,6 +1,7 @@
 """A module imports only from lower layers or its own folder, and there are no import cycles."""
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -35,7 +36,7 @@ LAYERS = (
     {"__main__", "__init__"},
 )
 RUN = (  # folders and modules of run/, lowest first
-    *("errors", "workers", "user_code", "devices", "store", "data", "host", "loop"),
+    *("errors", "devices", "store", "data", "host", "loop"),
     *("figures", "ahead", "experiment", "__init__"),
 )
 CHAINS = {0, 3}  # layers whose modules may import each other
@@ -120,9 +121,28 @@ def sources(texts: dict[str, str]) -> dict[str, str]:
     return {f"jaxrl_po/{module}": text for module, text in texts.items()}
 
 
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    return size.graph(sources({module: (PACKAGE / module).read_text() for module in MODULES}))
+
+
 def test_no_module_imports_itself_however_far_around():
-    texts = {module: (PACKAGE / module).read_text() for module in MODULES}
-    assert size.in_cycles(size.graph(sources(texts))) == []
+    assert size.in_cycles(graph()) == []
+
+
+WORKER_SIDE = {
+    *("workers", "guard", "scoring_worker", "answers", "mathematics", "reasoning"),
+    *("instances", "schemas"),
+}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if Path(m).stem in WORKER_SIDE])
+def test_worker_processes_never_import_jax(module):
+    """Nor modules of ours that might: only one another."""
+    assert module.startswith(("run/data/", "run/host/dialogues/"))
+    assert {Path(file).stem for file in graph()[f"jaxrl_po/{module}"]} <= WORKER_SIDE
+    names = size.imported((PACKAGE / module).read_text())
+    assert {"jax", "jaxlib", "flax", "optax", "numpy"}.isdisjoint(n.split(".")[0] for n in names)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.metrics import read
 
 CONTROL = {"problem.num_envs": 4, "problem.num_steps": 8, "network.width": 8}
@@ -92,19 +93,19 @@ def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, mon
 
 
 def test_what_other_processes_can_import_is_named_by_its_file():
-    exact_here = user_code.named("reward", exact)
+    exact_here = sources.named("reward", exact)
     assert type(exact_here) is str
     assert exact_here.endswith("tests/reward_functions.py:exact")
-    assert user_code.named("reward", json.loads) == "json:loads"
-    probe = user_code.named("env", CueReward)
+    assert sources.named("reward", json.loads) == "json:loads"
+    probe = sources.named("env", CueReward)
     assert probe.endswith("tests/probes.py:CueReward")
     assert user_code.make("env", probe).__class__ is CueReward  # not that of a second import
     one = CueReward()
-    assert user_code.make("env", user_code.named("env", one)) is one
+    assert user_code.make("env", sources.named("env", one)) is one
     with pytest.raises(ConfigError, match=r"^reward must be a function or class that can be"):
-        user_code.named("reward", 1j)
+        sources.named("reward", 1j)
     with pytest.raises(ConfigError, match=r"^environment must be a function or class that can"):
-        user_code.named("environment", lambda: None)
+        sources.named("environment", lambda: None)
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,11 @@ from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run.data import scoring_worker, workers
+from jaxrl_po.run.data.guard import Guard
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError, Worker
-from jaxrl_po.run.experiment import rewarding, user_code
+from jaxrl_po.run.experiment import rewarding
 from jaxrl_po.run.experiment.experiment import with_names
+from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch
 
 HERE = Path(__file__).parent / "reward_functions.py"
@@ -195,7 +197,7 @@ def test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls(tmp_
         "    return [0 * timeit.timeit(c, number=1) for c in completions]\n"
     )
     monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
-    guard = scoring_worker.Guard()
+    guard = Guard()
     for name, completion, why in (
         ("own", "print(f(x))", ""),
         ("changed", "1 + 2^0 * len('a')", "tried to run text"),
@@ -377,10 +379,10 @@ def test_functions_names_and_objects_may_be_listed():
     alone = with_names({"reward": ["regex:a,b"]})["reward"]
     whole = types.SimpleNamespace(task="file", reward=alone)
     assert rewarding.pattern(whole) == {"pattern": "a,b"}
-    held = user_code.named("reward", [f"{HERE}:digits", Held()])
+    held = sources.named("reward", [f"{HERE}:digits", Held()])
     assert isinstance(pickle.loads(pickle.dumps(held)).value[1].value, Held)
     assert with_names({"reward": ["math", f"{HERE}:digits"]})["reward"] == f"math,{HERE}:digits"
-    digests = user_code.digests({"reward": named["reward"]})["reward"].split(",")
+    digests = sources.digests({"reward": named["reward"]})["reward"].split(",")
     assert [re.fullmatch(r"\w{16}:\w+", each) is not None for each in digests[:3]] == [
         True,
         False,

@@ -4,14 +4,14 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 25_317,
-    "run layer code": 11_969,
-    "run layer files": 94,
-    "run layer import pairs": 387,
+    "library code": 25_352,
+    "run layer code": 12_004,
+    "run layer files": 96,
+    "run layer import pairs": 394,
     "folders of run/ in import cycles": 0,
     "signatures with Any in the run layer": 331,
     "records above 14 fields in the run layer": 4,
-    "modules of run/ with one importer": 19,
+    "modules of run/ with one importer": 20,
     "experiments code": 4_763,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
@@ -22,7 +22,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_240,
-    "test code": 41_510,
+    "test code": 41_592,
 }
 
 

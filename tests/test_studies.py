@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_po.cli import study
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.errors import UsageError, UserCodeError
 from jaxrl_po.run.experiment import control, language, methods
-from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.study import claims
 from jaxrl_po.study.claims import FAILS, HOLDS, OPEN, Arm, Claim, Comparison, Tuned

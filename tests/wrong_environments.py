@@ -108,9 +108,9 @@ WRONG = [
     ),
     Wrong(
         "a package may run what a completion calls",
-        "run.data.scoring_worker",
-        "return self._written.isdisjoint(deeds(text))",
-        "return True",
+        "run.data.guard",
+        "self._deeds.isdisjoint(deeds(text))",
+        "True",
         (SCORING + "test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls",),
     ),
     Wrong(

@@ -50,7 +50,7 @@ WRONG = [
     ),
     Wrong(
         "an object of Python is known by its name alone",
-        "run.experiment.user_code",
+        "run.store.sources",
         "if isinstance(source, Given) and not in_file(source):",
         "if False:",
         (
@@ -61,7 +61,7 @@ WRONG = [
     Wrong(
         "an object without source passes for the same",
         "run.store.provenance",
-        'elif name in before and user_code.OWN in f"{was} {value}":',
+        'elif name in before and sources.OWN in f"{was} {value}":',
         "elif False:",
         (
             "test_changed_objects.py::test_changed_object_is_named_on_resume",

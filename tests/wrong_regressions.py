@@ -600,8 +600,8 @@ WRONG = [
     Wrong(
         "a run replaces one that it began with by way of another",
         "run.experiment.models",
-        'root(stored.get("init_from", ""), here, *seen)',
-        'root(stored.get("init_from", ""))',
+        'root(began["init_from"], here, *seen)',
+        'root(began["init_from"])',
         ("test_init_from.py::test_no_run_takes_the_place_of_one_that_it_began_with",),
     ),
     Wrong(
@@ -686,7 +686,7 @@ WRONG = [
     ),
     Wrong(
         "a list of rewards holds texts alone",
-        "run.experiment.user_code",
+        "run.store.sources",
         "return source.value if listed else [source]",
         "return [source]",
         ("test_scoring.py::test_functions_names_and_objects_may_be_listed",),

@@ -95,12 +95,16 @@ WRONG = [
     ),
     Wrong(
         "a file of code of any content may take the place of one that was moved",
-        "run.experiment.user_code",
-        "if _digest(moved) == digest:",
-        "if os.path.isfile(moved.rpartition(':')[0]):",
-        (
-            "test_front_door.py::"
-            "test_a_run_with_code_of_ones_own_is_resumed_after_its_project_was_renamed",
-        ),
+        "run.store.sources",
+        "if _digest(each) == digest",
+        "if os.path.isfile(each.rpartition(':')[0])",
+        ("test_moved_runs.py::test_moved_run_loads_and_resumes",),
+    ),
+    Wrong(
+        "a run finds only what lies where it was",
+        "run.store.sources",
+        "if relative else (stored,)",
+        "if False else (stored,)",
+        ("test_moved_runs.py::test_moved_run_loads_and_resumes",),
     ),
 ]

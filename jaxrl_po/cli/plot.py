@@ -22,10 +22,10 @@ from jaxrl_po import config
 from jaxrl_po.config import static
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.figures.plotting import COLOURS, Panel, Series
-from jaxrl_po.run.store import folder, metrics, statistics
+from jaxrl_po.run.store import folder, metrics, sources, statistics
 
 SCORES = ("greedy_return", "greedy_accuracy", "held_out_log_prob")
 UNITS = {"control": "environment steps", "language": "completions"}
@@ -104,7 +104,7 @@ def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
       >>> places([{"task": "addition", "task.num_digits": n} for n in (2, 3)])
       ['addition num_digits=2', 'addition num_digits=3']
     """
-    named = [user_code.short(config.get("env", config.get("task", ""))) for config in configs]
+    named = [sources.short(config.get("env", config.get("task", ""))) for config in configs]
     found = []
     for name, mine in zip(named, configs, strict=True):
         others = [config for other, config in zip(named, configs, strict=True) if other == name]

@@ -15,6 +15,10 @@ class UsageError(Exception):
     """An invalid request: one line that says what would be valid."""
 
 
+class UserCodeError(UsageError):
+    """A file of the user's own, or a folder that a run began with, cannot be used."""
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?` with the nearest of `known`, or all of up to 100 if none is near.
 

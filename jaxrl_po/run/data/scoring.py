@@ -22,7 +22,7 @@ from jaxrl_po.language.tasks import Task
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import scoring_worker, workers
 from jaxrl_po.run.errors import RunError
-from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch, Metrics, PyTree
 
 FAILURES, FAILED = "reward_failures", "evaluation_failures"  # of training, of evaluations
@@ -126,10 +126,10 @@ class Worker:
         Raises:
           RewardError: it cannot be loaded.
         """
-        if isinstance(self._source, user_code.Given):
+        if isinstance(self._source, sources.Given):
             self._process = Here(self._source.value)
-        elif self._source.startswith(user_code.OWN):
-            raise RewardError(user_code.missing("reward", self._source))
+        elif self._source.startswith(sources.OWN):
+            raise RewardError(sources.missing("reward", self._source))
         if self._process is None:
             start = {"source": self._source, "timeout": self._timeout, "arguments": self._arguments}
             try:

@@ -1,4 +1,4 @@
-"""The process of one reward function, a worker: it refuses to run text as code."""
+"""The process of one reward function, a worker."""
 
 import asyncio
 import concurrent.futures
@@ -7,120 +7,22 @@ import functools
 import inspect
 import math
 import os
-import re
 import sys
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from jaxrl_po.run.data import workers
+from jaxrl_po.run.data.guard import Guard
 
-LIBRARY = sysconfig.get_path("stdlib")
 # What a model has written, or was told in between; the other columns are data.
 WRITTEN = ("completions", "messages")
-GAP = r"(?:\s|\\|#.*\n)*"
-# What a call names, or a call of what an expression gives, a decorator, an import, a class.
-DEEDS = re.compile(
-    rf"(?<!def )\b[^\W\d]\w*(?={GAP}\()|[)\]](?={GAP}\()|@|\b(?:import|class)\b{GAP}\w+"
-)
 GRACE = 10.0  # seconds past the time limit after which a worker that was not killed ends itself
 
 
 class ResultError(Exception):
     """A function returned something that is no list of scores."""
-
-
-class Guard:
-    """Refuses `eval` and `exec` of text, except text of the data set, while a function runs.
-
-    Code of the standard library and of installed packages may compile text, as named tuples, data
-    classes and templates do, and so may a module while it is imported. But they may compile nothing
-    that calls, imports or defines what a completion does, so that what a model writes does nothing.
-    A refusal is recorded even if the function catches its exception.
-
-    Args:
-      harmless: `harmless(text, file) -> bool`, further text that a file may compile, for a function
-        of ours, which then also handles refusals; None for none.
-    """
-
-    def __init__(self, harmless: Callable[[str, str], bool] | None = None) -> None:
-        self._harmless = harmless
-        self._given: frozenset[str] | None = None
-        self._written: set[str] = set()
-        self._untrusted: set[str | None] = set()
-        self.refused = False
-        sys.addaudithook(self._hear)
-
-    def call(
-        self, function: Callable[[], Any], given: Iterable[str], written: Iterable[str]
-    ) -> Any:
-        """`function()` under guard.
-
-        Args:
-          function: what to call.
-          given: texts that may be run.
-          written: texts of a model, which may not.
-        """
-        self._written = {deed for text in written for deed in deeds(text)}
-        self._given, self.refused = frozenset(given), False
-        self._untrusted.clear()
-        try:
-            return function()
-        finally:
-            self._given = None
-
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        # `eval` or `exec` of text raises two events: `compile` with the text, `exec` with the code,
-        # which names the file that the text was said to be in; the name of a tree's is not heard.
-        if self._given is None:
-            return
-        if event == "compile":
-            source, filename = args
-            text = source.decode(errors="replace") if isinstance(source, bytes) else source
-            if text not in self._given and not self._trusts(text, sys._getframe(1)):
-                self._untrusted.add(filename and str(filename))
-        elif event == "exec" and self._untrusted & {args[0].co_filename, None}:
-            self.refused = self._harmless is None
-            raise PermissionError("a reward function must not run text as code")
-
-    def _trusts(self, text: Any, frame: FrameType) -> bool:
-        """Whether a call may compile a text, or a syntax tree, whose text was heard before."""
-        file = frame.f_code.co_filename
-        outer: FrameType | None = frame
-        while outer and outer.f_code is not Guard.call.__code__:
-            if outer.f_code.co_filename.startswith("<frozen importlib"):
-                return True  # a module is imported, which knows of no completion
-            outer = outer.f_back
-        if self._harmless is not None and not _is_library(file):
-            return isinstance(text, str) and self._harmless(text, file)
-        if not (_is_library(file) or _is_installed(file)):
-            return False
-        if not isinstance(text, str):
-            return not self._untrusted
-        return self._written.isdisjoint(deeds(text))
-
-
-def deeds(text: str) -> set[str]:
-    r"""What a text calls, imports and defines, if it is code.
-
-    Example:
-      >>> sorted(deeds("import os\ndef f(x): return len (x)")), sorted(deeds("x**2 + 2*x"))
-      (['import os', 'len'], [])
-    """
-    return {" ".join(re.findall(r"\w+", found)) or found for found in DEEDS.findall(text)}
-
-
-def _is_library(filename: str) -> bool:
-    """Whether code is of the standard library."""
-    return filename.startswith(LIBRARY) and not _is_installed(filename)
-
-
-def _is_installed(filename: str) -> bool:
-    """Whether code is of an installed package."""
-    return "site-packages" in filename or "dist-packages" in filename
 
 
 def texts(value: Any) -> Iterator[str]:

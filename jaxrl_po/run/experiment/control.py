@@ -25,6 +25,7 @@ from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.host.rollouts import HostProblem
+from jaxrl_po.run.store import sources
 from jaxrl_po.types import Distribution, Learner, Problem, Samples
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -170,7 +171,7 @@ def found_by_sweep(options: Options, given: Mapping[str, Any]) -> Mapping[str, A
     path = tuned_file(options)
     # What was found for one way to sample does not apply to another.
     if (
-        user_code.is_source(options.env)
+        sources.is_source(options.env)
         or options.sampling not in ("auto", default_sampling(options))
         or not os.path.exists(path)  # `Path.exists` raises where a name is too long
     ):
@@ -324,7 +325,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         score="greedy_return",
         notes=notes,
         learner_of=learner_of,
-        prompts=user_code.digest(options.demonstrations) if options.demonstrations else "",
+        prompts=sources.digest(options.demonstrations) if options.demonstrations else "",
     )
 
 
@@ -342,7 +343,7 @@ SCRIPT = Script(
     steps=steps,
     shards_params=lambda options: False,
     build=build,
-    title=lambda records: f"{records[''].algorithm} on {user_code.short(records[''].env)}",
+    title=lambda records: f"{records[''].algorithm} on {sources.short(records[''].env)}",
     unit="environment steps",
     curves=(Series("episode_return", "training"), Series("greedy_return", "greedy")),
     y_label="return (reward units)",

@@ -14,10 +14,11 @@ from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import models, rewarding, user_code
+from jaxrl_po.run.experiment import models, rewarding
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner
+from jaxrl_po.run.store import sources
 
 
 @config.record
@@ -104,7 +105,7 @@ def require_fit(records: Mapping[str, Any], start: models.Start, placement: Plac
     """Raises UsageError for flags that do not go together with `--environment`."""
     options = records[""]
     flag = f"--environment={options.environment}"
-    if not user_code.is_source(options.environment):
+    if not sources.is_source(options.environment):
         raise UsageError(f"{flag} must be a file and a class, file.py:Class")
     if start.base is None or start.base.text.template is None:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,12 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import assembly, flags, methods, plan, user_code
+from jaxrl_po.run.errors import UsageError, UserCodeError
+from jaxrl_po.run.experiment import assembly, flags, methods, plan
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options
-from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.loop import programs
-from jaxrl_po.run.store import checkpoint, folder, provenance
+from jaxrl_po.run.store import checkpoint, folder, provenance, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
 
@@ -122,13 +122,11 @@ def state(
         user's own that is gone.
     """
     options = records[""]
-    settings = flags.flatten(records)
-    data = [Path(settings[name]) for name in user_code.DATA if settings.get(name)]
-    for file in [*user_code.files(vars(options)), *data]:
-        if not file.is_file():
+    for file in sources.files(flags.flatten(records)):
+        if not os.path.isfile(file):
             raise UsageError(
-                f"--{flag}={run} was made with {file}, which must be there again, "
-                "or unchanged in the current folder"
+                f"--{flag}={run} was made with {file}, which must be there again; if it was moved, "
+                "resume the run once with its new path, or give that to run.load"
             )
     parallel.device_count()
     with blame(flag, run):

@@ -11,10 +11,10 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import control, flags, language, models, plan, user_code
+from jaxrl_po.run.experiment import control, flags, language, models, plan
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.user_code import Given
-from jaxrl_po.run.store import folder
+from jaxrl_po.run.store import folder, sources
+from jaxrl_po.run.store.sources import Given
 
 SCRIPTS = {script.name: script for script in (control.SCRIPT, language.SCRIPT)}
 
@@ -100,13 +100,13 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
         listed = name == "reward" and isinstance(value, list | tuple)  # functions, perhaps
         plain = isinstance(value, int | float | str | list | tuple | os.PathLike) and not listed
         if not plain or isinstance(value, AnyTask):
-            if name not in user_code.FLAGS:
+            if name not in sources.FLAGS:
                 raise ConfigError(
                     f"{name} must be a number or text, got {type(value).__name__}: objects are for "
-                    f"{', '.join(user_code.FLAGS)}; a loss, an advantage or an optimizer goes to "
+                    f"{', '.join(sources.FLAGS)}; a loss, an advantage or an optimizer goes to "
                     "the method's make, and its learner to run.train"
                 )
-            named[name] = user_code.named(name, value)
+            named[name] = sources.named(name, value)
     return named
 
 

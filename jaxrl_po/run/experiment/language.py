@@ -26,7 +26,6 @@ from jaxrl_po.run.experiment import (
     presets,
     rewarding,
     tasks,
-    user_code,
 )
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
@@ -34,6 +33,7 @@ from jaxrl_po.run.experiment.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import supervised
+from jaxrl_po.run.store import sources
 
 
 @config.record
@@ -301,7 +301,7 @@ def sections(options: Options) -> dict[str, type]:
 def title(records: Mapping[str, Any]) -> str:
     """The method, and what it is on: an environment or a task."""
     options = records[""]
-    return f"{options.algorithm} on {user_code.short(options.environment or options.task)}"
+    return f"{options.algorithm} on {sources.short(options.environment or options.task)}"
 
 
 SCRIPT = Script(

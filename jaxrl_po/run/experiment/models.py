@@ -24,11 +24,10 @@ from jaxrl_po.language.settings import Computation
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.errors import UsageError, UserCodeError
 from jaxrl_po.run.experiment import earlier, flags, methods, tasks
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.user_code import UserCodeError
-from jaxrl_po.run.store import checkpoint, folder
+from jaxrl_po.run.store import checkpoint, folder, sources
 from jaxrl_po.types import ActorCritic, PyTree
 
 DISTILLATION = "distillation"
@@ -91,7 +90,9 @@ def root(init_from: str, *seen: str) -> str:
             f"--init_from={init_from} holds a {folder.CONFIG} that is damaged"
         ) from None
     if "script" in stored:
-        return root(stored.get("init_from", ""), here, *seen)
+        began = {"init_from": stored.get("init_from", "")}
+        began |= sources.located(began, {}, str(stored.get("out", "")), Path(init_from))
+        return root(began["init_from"], here, *seen)
     return init_from if "model_type" in stored or "architectures" in stored else ""
 
 

@@ -13,12 +13,12 @@ from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.virtual import VIRTUAL
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import assembly, flags, microbatches, user_code
+from jaxrl_po.run.experiment import assembly, flags, microbatches
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.loop import programs
-from jaxrl_po.run.store import exporters, folder, metrics, provenance
+from jaxrl_po.run.store import exporters, folder, metrics, provenance, sources
 
 DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
 
@@ -229,7 +229,7 @@ def _resolve(
     earlier: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[str]]:
     """Values that the flags left open, and what changed since the last start of a resumed run."""
-    origin = provenance.describe(placement.describe(), user_code.digests(settings))
+    origin = provenance.describe(placement.describe(), sources.digests(settings))
     resolved: dict[str, Any] = {
         "iterations": job.iterations,
         "steps_per_iteration": job.steps_per_iteration,
@@ -264,7 +264,7 @@ def _notes(
             f"--total_steps: {options.total_steps:,} becomes {done:,}: a whole number of iterations"
         )
     for name, value in vars(options).items():
-        if str(value).startswith(user_code.OWN):
+        if str(value).startswith(sources.OWN):
             notes.append(
                 f"{name}={value} cannot be imported: run.load and run.resume must be given it again"
             )
@@ -283,7 +283,7 @@ def stored(script: Script, options: Options) -> dict[str, Any]:
             f"--resume: --out={options.out} holds a run of jaxrl-po {found['script']}, not "
             f"of jaxrl-po {script.name}"
         )
-    return found | user_code.absolute(found)
+    return found | sources.absolute(found)
 
 
 def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def fill(script: Script, given: Mapping[str, Any], stored: Mapping[str, Any]) ->
 def _with_absolute(prefix: str, record: Any) -> Any:
     """The record with absolute paths."""
     names = {flags.join(prefix, field.name): field.name for field in flags.settable(type(record))}
-    own = user_code.absolute({flag: getattr(record, name) for flag, name in names.items()})
+    own = sources.absolute({flag: getattr(record, name) for flag, name in names.items()})
     return dataclasses.replace(record, **{names[flag]: value for flag, value in own.items()})
 
 

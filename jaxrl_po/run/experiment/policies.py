@@ -26,10 +26,10 @@ from jaxrl_po.run.experiment import (
     earlier,
     flags,
     models,
-    user_code,
 )
 from jaxrl_po.run.experiment.experiment import SCRIPTS, with_names
 from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState, short_repr
 
@@ -143,7 +143,8 @@ def load(
       checkpoint: "best" (the highest mean score over seeds, the later of equals) or "latest".
       seed: which of the run's seeds, from 0.
       learner: that of a run of `run.train(learner, …)`, which its folder does not hold.
-      own: what was given in Python and cannot be imported, such as `env`.
+      own: Flags that name what the folder lacks: objects of Python, such as `env`, and new paths of
+        files and folders that were moved.
 
     Returns:
       The policy, with `act` or `generate`; or a `LearnerState` for a user's learner.
@@ -154,8 +155,8 @@ def load(
     with flags.as_arguments():
         if checkpoint not in earlier.CHECKPOINTS:
             raise UsageError(f"checkpoint must be one of {', '.join(earlier.CHECKPOINTS)}")
-        for name in own.keys() - set(user_code.FLAGS):
-            known = ", ".join(("checkpoint", "seed", "learner", *user_code.FLAGS))
+        for name in own.keys() - {*sources.FLAGS, *sources.PATHS}:
+            known = ", ".join(("checkpoint", "seed", "learner", *sources.FLAGS, *sources.PATHS))
             raise UsageError(f"{name} is no argument of load: {known}")
         if learner is not None:
             return _of_learner(learner, str(folder), checkpoint, seed)

@@ -16,8 +16,9 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import tasks, user_code
-from jaxrl_po.run.experiment.user_code import Given
+from jaxrl_po.run.experiment import tasks
+from jaxrl_po.run.store import sources
+from jaxrl_po.run.store.sources import Given
 from jaxrl_po.types import Problem
 
 VERIFIER, MODEL = "verifier", "model"
@@ -45,7 +46,7 @@ class Settings:
 def parts(options: Any) -> list[str]:
     """Returns the names in `--reward`; a pattern stands alone, and may hold a comma."""
     reward = options.reward
-    return [reward] if reward.startswith(REGEX) else user_code.parts(reward)
+    return [reward] if reward.startswith(REGEX) else sources.parts(reward)
 
 
 def functions(options: Any) -> list[str]:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.store import statistics
+from jaxrl_po.run.store.sources import Given
 
 Combination = dict[str, str]
 OF_A_START = ("resume", "overwrite")

@@ -19,6 +19,7 @@ from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.store import sources
 
 # Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
 SUITES = {
@@ -106,7 +107,7 @@ def make_env(name: str, env_params: str = "") -> Any:
     """
     if is_suite(name):
         return make(name, env_params)
-    if user_code.is_source(name):
+    if sources.is_source(name):
         env = user_code.make("env", name)
     else:
         gymnax = import_gymnax()

@@ -30,11 +30,11 @@ from jaxrl_po.run.experiment import (
 )
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
 from jaxrl_po.run.experiment.search import OF_A_START, Asked, Combination
-from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.loop.interrupts import Interrupted
-from jaxrl_po.run.store import folder, metrics, provenance
+from jaxrl_po.run.store import folder, metrics, provenance, sources
+from jaxrl_po.run.store.sources import Given
 
 PROGRAMS = "programs"  # folder of their runs
 OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every")
@@ -159,7 +159,7 @@ def carry_out(
             search.EXACT: not rounded,
             **asked._replace(flags=lasting)._asdict(),
         }
-        code = {user_code.DIGESTS: user_code.digests(lasting)}
+        code = {sources.DIGESTS: sources.digests(lasting)}
         for line in provenance.note(provenance.differences(code, stored.get("resolved", {}))):
             print(line, flush=True)
         folder.write_settings(out, said | {"resolved": code})
@@ -238,7 +238,7 @@ def read(argv: Sequence[str], options: Options) -> Asked:
     """The sweep that the arguments ask for."""
     kept, swept, drawn = search.split(argv)
     fixed = flags.given(kept, sections_of(options))
-    return Asked(fixed | user_code.absolute(fixed), swept, drawn, control.defaults(options, fixed))
+    return Asked(fixed | sources.absolute(fixed), swept, drawn, control.defaults(options, fixed))
 
 
 def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
@@ -258,23 +258,26 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
             "choose another"
         )
     asked = Asked(**{name: stored[name] for name in Asked._fields})
-    code = stored.get("resolved", {}).get(user_code.DIGESTS, {})
+    code = stored.get("resolved", {}).get(sources.DIGESTS, {})
     if not all(isinstance(field, dict) for field in (*asked, code)):
         raise UsageError(
             f"--resume: {Path(out) / folder.CONFIG} is damaged; repair it, or choose another --out"
         )
-    asked = asked._replace(flags=asked.flags | user_code.found(asked.flags, code, Path(out)))
+    found = sources.located(asked.flags, code, str(stored.get("out", "")), Path(out))
+    asked = asked._replace(flags=asked.flags | found)
     options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]
     again = read(argv, options)
     before = {**asked.flags, **asked.swept, **asked.drawn}
     for name, value in {**again.flags, **again.swept, **again.drawn}.items():
+        if name in code and sources.digests({name: value}) == {name: code[name]}:
+            continue
         if name not in search.MAY_DIFFER and value != before.get(name):
             wanted = errors.shown(before[name]) if name in before else "left out"
             raise UsageError(
                 f"--{name}={errors.shown(value)} must be {wanted}, as in the sweep in {out} that "
                 "is resumed; leave it out, or choose another --out"
             )
-    may_differ = {name: x for name, x in again.flags.items() if name in search.MAY_DIFFER}
+    may_differ = {name: x for name, x in again.flags.items() if name in (*search.MAY_DIFFER, *code)}
     return asked._replace(flags=asked.flags | may_differ)
 
 

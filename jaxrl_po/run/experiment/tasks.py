@@ -10,6 +10,7 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.store import sources
 
 
 @config.record
@@ -198,7 +199,7 @@ def make(
         of_file = {"whole": whole, "supervised": supervised}
         further = {field: True for field, value in of_file.items() if value and name == FILE}
         return row.make(**vars(settings), text=text, answers=answers, **further)
-    if text is not None and not user_code.is_source(name):
+    if text is not None and not sources.is_source(name):
         raise UsageError(
             f"--task={name} has a vocabulary of its own: choose file, reasoning_gym or a task of "
             "yours for a pretrained model"
@@ -212,7 +213,7 @@ def entry(name: str) -> TaskEntry:
     Raises:
       UsageError: there is none of that name, or the file cannot be used.
     """
-    if user_code.is_source(name):
+    if sources.is_source(name):
         return TaskEntry(NoSettings, lambda: _own(name))
     found: TaskEntry = errors.lookup("task", name, TASKS)
     return found
@@ -267,6 +268,6 @@ def _own(name: str) -> AnyTask:
 
 def is_dialogue(name: str) -> bool:
     """Whether that task is a dialogue."""
-    if user_code.is_source(name):
+    if sources.is_source(name):
         return isinstance(_own(name), language.Dialogue)
     return name in DIALOGUES

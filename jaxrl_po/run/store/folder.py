@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError, UsageError, shown
-from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.store import provenance, sources
 from jaxrl_po.run.store.failures import is_full, line, reason, unread
 from jaxrl_po.run.store.metrics import strict, write_atomically
 from jaxrl_po.version import FORMATS
@@ -141,7 +141,7 @@ def require_links(flag: str, folder: Path, names: Sequence[str | Path] = LINKED)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a run, its `config.json`; files of code that were moved are named anew.
+    """Reads the settings of a run, its `config.json`, with the paths of `sources.located`.
 
     Raises:
       OSError: it cannot be read.
@@ -153,17 +153,20 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if ours and (why := unread(stored.get("format"))):
         raise UsageError(f"{folder / CONFIG} {why}")
     resolved = stored.get("resolved", {}) if isinstance(stored, dict) else None
-    code = resolved.get(user_code.DIGESTS, {}) if isinstance(resolved, dict) else None
+    code = resolved.get(sources.DIGESTS, {}) if isinstance(resolved, dict) else None
     if not isinstance(code, dict):
         raise ValueError("no settings of a run")
-    for name in (*user_code.FLAGS, *user_code.FOLDERS):
+    for name in ("out", *sources.FLAGS, *sources.PATHS):
         if not isinstance(stored.get(name, ""), str) or not isinstance(code.get(name, ""), str):
             raise ValueError(f"{name} is no text")
-    return stored | user_code.found(stored, code, folder)
+    return stored | sources.located(stored, code, stored.get("out", ""), folder)
 
 
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:
     """Checks that a resumed run has the settings it was started with; `total_steps` may grow.
+
+    A file or folder may have another path if the run has its digest: that of code is compared here,
+    that of data by `provenance.require_data`.
 
     Args:
       settings: flag name to value, of this start.
@@ -173,12 +176,15 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
     Raises:
       UsageError: names the first flag that differs.
     """
-    code = stored.get("resolved", {}).get(user_code.DIGESTS, {})
+    resolved = stored.get("resolved", {})
+    code = resolved.get(sources.DIGESTS, {})
     for name, value in settings.items():
         if name not in stored or name in MAY_DIFFER or strict(value) == stored[name]:
             continue
-        if name in code and user_code.digests({name: value}) == {name: code[name]}:
-            continue  # in a file that was moved
+        if name in code and sources.digests({name: value}) == {name: code[name]}:
+            continue
+        if resolved.get(provenance.DIGEST_OF.get(name)) and value and stored[name]:
+            continue
         or_same = ", or the same in a file of the same content" * (name in code)
         raise UsageError(
             f"--{name}={shown(value)} must be {shown(stored[name])}, as in the run in {out} that "
@@ -299,8 +305,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Writes `config.json`: the settings of a run, and the number of their format."""
-    write_json(folder / CONFIG, {"format": FORMATS[-1], **settings})
+    """Writes `config.json`: the settings of a run, its absolute path and the format's number."""
+    write_json(folder / CONFIG, {"format": FORMATS[-1], **settings, "out": os.path.abspath(folder)})
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -20,7 +20,7 @@ from jax.interpreters.partial_eval import dce_jaxpr_consts
 
 from jaxrl_po import backend
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.metrics import strict
 from jaxrl_po.types import Learner
 from jaxrl_po.version import __version__
@@ -39,6 +39,8 @@ CPU_DEVICES = "jax_num_cpu_devices"
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
 BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
 PROMPTS = "prompts"  # entry of a run on prompts of a file: their digest, in the model's tokens
+# The entry that holds the digest of what a flag names.
+DIGEST_OF = {"init_from": BASE, **dict.fromkeys(sources.DATA, PROMPTS)}
 # What is said of data that changed.
 DATA = {
     BASE: ("holds adapters over another base", "what the run's --init_from names"),
@@ -56,7 +58,7 @@ def describe(placement: str, code: Mapping[str, str] = {}) -> dict[str, Any]:
 
     Args:
       placement: the placement on devices, in words.
-      code: the user's, see `user_code.digests`.
+      code: the user's, see `sources.digests`.
     """
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return {
@@ -68,7 +70,7 @@ def describe(placement: str, code: Mapping[str, str] = {}) -> dict[str, Any]:
         "jax_config": {name: getattr(jax.config, name) for name in NUMERICS},
         "versions": versions(),
         "source": source(PACKAGE),
-        **({user_code.DIGESTS: dict(code)} if code else {}),
+        **({sources.DIGESTS: dict(code)} if code else {}),
         "revision": revision(),
     }
 
@@ -165,7 +167,7 @@ def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
         was = before.get(name, value)
         if isinstance(value, Mapping) and isinstance(was, Mapping):
             found += differences(value, was)
-        elif name in before and user_code.OWN in f"{was} {value}":  # its source cannot be read
+        elif name in before and sources.OWN in f"{was} {value}":  # its source cannot be read
             found.append(f"{name} may differ from the run's")
         elif strict(value) != was:
             found.append(f"{name}: {was} → {value}")

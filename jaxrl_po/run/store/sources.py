@@ -1,0 +1,319 @@
+"""Code, files and folders that flags name: their texts and paths, and digests of code.
+
+Code is `file.py:name`, or an object that was given in Python.
+"""
+
+import dis
+import functools
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
+import textwrap
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from jaxrl_po.config import ConfigError
+
+FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
+OWN = "python:"  # begins the name of an object that no other process can import
+DIGESTS = "code"  # entry of a run: digests of its code by flag
+# Packages that are not the user's code: a run records their versions.
+LIBRARIES = {"jaxrl_po", "jax", "jaxlib", "numpy", "flax", "optax", "gymnax"}
+LIBRARIES |= sys.stdlib_module_names
+PLAIN = (bool, int, float, str)
+MOST = 200_000  # parts of an object
+EMPTY = types.CellType()  # of a closure
+DATA = ("task.train", "task.test", "demonstrations")
+PATHS = ("init_from", "teacher", *DATA)
+
+
+class Given(str):
+    """Text of a flag whose object was given in Python; `value` is the object."""
+
+    value: Any
+
+    def __reduce__(self) -> Any:
+        # Another process imports the file, whose module may have another name there.
+        in_files = all(map(in_file, self.split(",")))
+        return (str, (str(self),)) if in_files else super().__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+def named(flag: str, value: Any) -> str:
+    """Returns the text of a flag for an object of Python: `file.py:name` or `python:name`.
+
+    The text of a reward that its own process can import is a plain `str`; any other is a `Given`.
+
+    Raises:
+      ConfigError: The object must be importable, and is not.
+
+    Example:
+      >>> named("env", lambda: None), named("env", lambda: None).value is None
+      ('python:lambda', False)
+    """
+    if flag == "reward" and type(value) in (list, tuple):
+        if len(value) > 1 and any(isinstance(x, str) and x.startswith("regex:") for x in value):
+            raise ConfigError(f"{flag}: regex:PATTERN must stand alone, got it in {value!r}")
+        each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
+        text = ",".join(each)
+        return given(text, each) if any(isinstance(x, Given) for x in each) else text
+    name = getattr(value, "__name__", type(value).__name__)
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    file = getattr(module, "__file__", None) or ""
+    importable = file.endswith(".py") and vars(module).get(name) is value
+    text = f"{os.path.abspath(file)}:{name}" if importable else OWN + name.strip("<>")
+    # A worker that imported the script would run it.
+    if importable and module is not sys.modules["__main__"] and flag in ("reward", "environment"):
+        inside = getattr(module, "__package__", "")
+        return f"{value.__module__}:{name}" if inside and flag == "reward" else text
+    if flag == "environment" or (flag == "reward" and not callable(value)):
+        raise ConfigError(f"{flag} must be a function or class that can be imported, got {value!r}")
+    return given(text, value)
+
+
+def given(text: str, value: Any) -> Given:
+    """Makes the text of a flag that carries an object, or the list of names and objects."""
+    held = Given(text)
+    held.value = value
+    return held
+
+
+def parts(source: str) -> list[str]:
+    """Returns the names, and objects as `Given`, of a flag that takes several."""
+    if isinstance(source, Given):
+        listed = type(source.value) is list and all(isinstance(x, str) for x in source.value)
+        return source.value if listed else [source]
+    return source.split(",")
+
+
+def missing(flag: str, source: str) -> str:
+    """Returns the message for an object of Python that a stored run lacks."""
+    return (
+        f"--{flag}={source} was given in Python and cannot be imported: give it again, as in "
+        f"run.load(folder, {flag}=…) or run.resume(folder, {flag}=…)"
+    )
+
+
+def is_source(name: str) -> bool:
+    """Returns whether a name stands for code of the user.
+
+    Example:
+      >>> is_source("my_env.py:Corridor"), is_source("python:Maze"), is_source("CartPole-v1")
+      (True, True, False)
+    """
+    return in_file(name) or name.startswith(OWN)
+
+
+def in_file(name: str) -> bool:
+    """Returns whether a name has the form `file.py:name`."""
+    return ".py:" in name
+
+
+def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the flags among `settings` that name files or folders to read, as absolute paths.
+
+    A run stores them so, because it may be resumed or evaluated from another folder.
+
+    Example:
+      >>> absolute({"env": "/home/me/../us/my_env.py:Corridor", "task": "addition"})
+      {'env': '/home/us/my_env.py:Corridor'}
+    """
+    paths = {name: os.path.abspath(settings[name]) for name in PATHS if settings.get(name)}
+    return paths | {
+        name: ",".join(map(_absolute, settings[name].split(",")))
+        for name in FLAGS
+        if in_file(settings.get(name, "")) and not isinstance(settings[name], Given)
+    }
+
+
+def _absolute(source: str) -> str:
+    if not in_file(source):
+        return source
+    place, _, name = source.rpartition(":")
+    return f"{os.path.abspath(place)}:{name}"
+
+
+def short(name: str) -> str:
+    """Returns a name for titles: `file.py:name` without its folder.
+
+    Example:
+      >>> short("/home/me/my_env.py:Corridor"), short("CartPole-v1")
+      ('my_env.py:Corridor', 'CartPole-v1')
+    """
+    return Path(name).name if in_file(name) else name
+
+
+def files(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the files of code and of data that the flags among `settings` name.
+
+    Example:
+      >>> files({"reward": "mine.py:nearly,package.module:other", "task.train": "rows.jsonl"})
+      ['mine.py', 'rows.jsonl']
+    """
+    named = [source for name in FLAGS for source in settings.get(name, "").split(",")]
+    code = [source.rpartition(":")[0] for source in named if in_file(source)]
+    return code + [settings[name] for name in DATA if settings.get(name)]
+
+
+def digests(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns by flag `digest:name` of the code that it names, wherever the file lies.
+
+    An object of Python whose source cannot be read keeps the name `python:name`.
+    """
+    named = {name: settings.get(name, "") for name in FLAGS}
+    return {
+        name: ",".join(map(_digest, parts(source)))
+        for name, source in named.items()
+        if is_source(source) or (name == "reward" and ":" in source)
+    }
+
+
+def _digest(source: str) -> str:
+    place, _, name = source.rpartition(":")
+    if isinstance(source, Given) and not in_file(source):
+        try:
+            texts = repr(sorted(_texts(source.value)))
+        except Exception:  # of code that cannot be read, or that raises when its attributes are
+            return source
+        return f"{hashlib.sha256(texts.encode()).hexdigest()[:16]}:{name}"
+    if not in_file(source):  # a reward may name a module, which only its own process imports
+        package, *inner = place.split(".")
+        spec = importlib.util.find_spec(package) if package else None
+        folders = (spec and spec.submodule_search_locations) or [""]
+        place = os.path.join(folders[0], *inner) + ".py" if inner else (spec and spec.origin) or ""
+    return f"{digest(place)}:{name}" if os.path.isfile(place) else source
+
+
+def _texts(value: Any) -> set[str]:
+    """Returns the source of the functions that an object consists of, without `LIBRARIES`.
+
+    They are the methods of its class and bases, its attributes, and the functions, classes,
+    numbers and texts that a function refers to by name.
+
+    Raises:
+      OSError, TypeError: the source of a function cannot be read.
+    """
+    texts, seen, pending = set[str](), dict[int, Any](), [value]
+    while pending:
+        each = pending.pop()
+        if id(each) in seen or each is None or isinstance(each, (types.ModuleType, *PLAIN)):
+            continue
+        if len(seen) == MOST:
+            raise TypeError("too many objects")
+        seen[id(each)] = each  # or another object could take its id
+        own = not _is_library(getattr(each, "__module__", None) or type(each).__module__)
+        members: dict[str, Any] = {}
+        if isinstance(each, types.FunctionType):
+            texts.add(_text(each) if own else "")
+            named = {x: each.__globals__.get(x) for x in _globals(each.__code__) if own}
+            members = {x: y for x, y in named.items() if callable(y) or isinstance(y, PLAIN)}
+            pending += [cell.cell_contents for cell in each.__closure__ or () if cell != EMPTY]
+        elif isinstance(each, type):
+            members = dict(vars(each)) if own else {}
+            pending += each.__bases__
+        else:
+            pending += [type(each), *_inside(each)]
+        attributes = {} if isinstance(each, type) else getattr(each, "__dict__", {})
+        pending += [*members.values(), *attributes.values()]
+        plain = (x for x in members if x[:2] != "__" and isinstance(members[x], PLAIN))
+        texts |= {f"{x}={members[x]!r}" for x in plain}
+    return texts - {""}
+
+
+@functools.cache
+def _is_library(module: str) -> bool:
+    """Returns whether a module is the library's, of `LIBRARIES`, or an installed package's."""
+    package = module.partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return package in LIBRARIES or "site-packages" in file or "dist-packages" in file
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """Returns the parts of a container, method, property, partial or wrapped function."""
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if isinstance(value, functools.partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if isinstance(value, property):
+        return (value.fget,)
+    return (inspect.getattr_static(value, "__wrapped__", None),)
+
+
+def _globals(code: types.CodeType) -> set[str]:
+    """Returns the names of globals that the code reads, and the functions inside it."""
+    inside = [_globals(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    read = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return read.union(*inside)
+
+
+def _text(function: types.FunctionType) -> str:
+    """Returns the source of a function; for a lambda, without the rest of its line."""
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+    except OSError:
+        if function.__name__ in vars(object):  # as a dataclass generates it
+            return ""
+        raise
+    _, found, body = text.partition(function.__name__.strip("<>"))
+    if found != "lambda":
+        return text
+    code = function.__code__  # two lambdas may stand in one line
+    constants = [x for x in code.co_consts if not isinstance(x, types.CodeType)]
+    return f"{found}{body.rstrip('),' + chr(10))} {constants} {code.co_code.hex()}"
+
+
+def digest(path: str) -> str:
+    """Returns a digest of a file's content."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+def located(
+    settings: Mapping[str, Any], code: Mapping[str, str], before: str, run: Path
+) -> dict[str, str]:
+    """Returns the flags of a stored run that name files or folders, with the paths they have now.
+
+    A path is absolute, or as it was relative to the folder of the run. The first that exists is
+    taken; for code, the first with the stored digest.
+
+    Args:
+      settings: Flag name to value, as stored.
+      code: Result of `digests` when the run started.
+      before: Absolute path that the folder of the run had when it was stored; or empty.
+      run: The folder of the run.
+
+    Raises:
+      ValueError: A flag names more or fewer files than it did.
+    """
+
+    def paths(stored: str) -> Iterable[str]:
+        relative = os.path.isabs(before) and os.path.relpath(stored, before)
+        return (stored, os.path.normpath(run.absolute() / relative)) if relative else (stored,)
+
+    def of_code(source: str, digest: str) -> str:
+        place, _, name = source.rpartition(":")
+        places = (f"{path}:{name}" for path in paths(place) if in_file(source))
+        return next((each for each in places if _digest(each) == digest), source)
+
+    found = {
+        name: next(filter(os.path.exists, paths(settings[name])), settings[name])
+        for name in PATHS
+        if settings.get(name)
+    }
+    for name in (name for name in FLAGS if name in code and name in settings):
+        pairs = zip(settings[name].split(","), code[name].split(","), strict=True)
+        found[name] = ",".join(of_code(*pair) for pair in pairs)
+    return found

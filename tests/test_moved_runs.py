@@ -1,0 +1,116 @@
+"""Runs whose folder, code or data was moved: they load and resume with the same content only."""
+
+import json
+import shutil
+
+import pytest
+import shapes
+import tiny
+from folders import ROWS, SMALL, write_place, write_rows
+
+from jaxrl_po import run
+from jaxrl_po.cli import evaluate, launch, sweep
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.experiment import models, plan
+from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
+
+ENV = "from probes import CueReward\n\ndef cue():\n    return CueReward()\n"
+REWARD = "def nearly(completions, **_):\n    return [0.0 for _ in completions]\n"
+
+
+def flags_of(inputs):
+    """Flags of the two runs that name files and folders."""
+    language = {"init_from": "model", "task.train": "rows.jsonl", "reward": "own.py:nearly"}
+    given = {"control": {"env": "own.py:cue"}, "language": language}
+    return {
+        script: {name: f"{inputs / path}" for name, path in each.items()}
+        for script, each in given.items()
+    }
+
+
+def written(flags):
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A project with three runs, which were traced only, and a copy of it."""
+    place = tmp_path_factory.mktemp("moved") / "old"
+    (place / "inputs").mkdir(parents=True)
+    (write_place(place / "inputs") / "own.py").write_text(ENV + REWARD)
+    given = flags_of(place / "inputs")
+    with pytest.MonkeyPatch.context() as patch:
+        shapes.trace_only(patch)
+        out = f"--out={place / 'runs'}"
+        first = [*tiny.CONTROL, "--total_steps=32", *written(given["control"])]
+        assert launch.control([*first, f"{out}/control"]) == 0
+        small = [*SMALL, "--total_steps=8", "--lora.rank=2", *written(given["language"])]
+        assert launch.language([*small, f"{out}/language"]) == 0
+        swept = [*tiny.SWEPT, "--total_steps=320", "--config.learning_rate=0.01,0.05"]
+        assert sweep.main([*swept, *written(given["control"]), f"{out}/sweep"]) == 0
+    return place, shutil.copytree(place, place.parent / "copy")
+
+
+@pytest.fixture
+def project(kept):
+    place, copy = kept
+    shutil.rmtree(place)
+    return shutil.copytree(copy, place)
+
+
+def resumed(script, out, **given):
+    return plan.prepare(SCRIPTS[script], of_folder(str(out / "runs" / script), **given).settings)
+
+
+@pytest.mark.usefixtures("trace_only")
+@pytest.mark.parametrize("moved", [("runs",), ("inputs",), ("runs", "inputs")])
+def test_moved_run_loads_and_resumes(project, moved, tmp_path):
+    for name in moved:
+        (project / name).rename(tmp_path / name)
+    places = {name: tmp_path if name in moved else project for name in ("runs", "inputs")}
+    runs, inputs = (place / name for name, place in places.items())
+    if moved == ("runs", "inputs"):  # the path that is stored leads to other code
+        (project / "inputs").mkdir()
+        (project / "inputs" / "own.py").write_text("1 / 0\n")
+    anew = flags_of(inputs)
+    for script, expected in anew.items():
+        given = expected if moved == ("inputs",) else {}
+        if given:
+            with pytest.raises(ConfigError, match=r"^folder=\S+ (was made with|.*must be)"):
+                run.load(runs / script, checkpoint="latest")
+            with pytest.raises(UsageError, match=r"no (file|config)|cannot be read"):
+                resumed(script, places["runs"])
+        settings = run.load(runs / script, checkpoint="latest", **given).settings
+        assert {name: settings[name] for name in expected} == expected
+        found = resumed(script, places["runs"], **given)
+        assert {name: found.settings[name] for name in expected} == expected
+        assert not any("changed environment" in note for note in found.notes)
+    assert moved == ("inputs",) or models.root(f"{runs / 'language'}") == f"{inputs / 'model'}"
+    more = written(anew["control"]) if moved == ("inputs",) else []
+    assert sweep.main([f"--out={runs / 'sweep'}", "--resume", *more]) == 0
+    out = f"{runs / 'control'}"
+    assert launch.control([f"--out={out}", "--resume", "--total_steps=64", *more]) == 0
+    assert json.loads((runs / "control" / "config.json").read_text())["out"] == out
+    assert evaluate.main([f"--run={out}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "flag", "message"),
+    [
+        ("control", "env", r"^--env=\S+ must be \S+, as .*, or the same in a file of the same"),
+        ("language", "reward", r"^--reward=\S+ must be \S+, as .*, or the same in a file of"),
+        ("language", "task.train", "began with another set of prompts and answers"),
+        ("language", "init_from", "holds adapters over another base"),
+    ],
+)
+def test_new_path_needs_the_same_content(project, tmp_path, script, flag, message):
+    inputs = shutil.copytree(project / "inputs", tmp_path / "inputs")
+    given = {flag: flags_of(inputs)[script][flag]}
+    resumed(script, project, **given)
+    (inputs / "own.py").write_text(f"{ENV}{REWARD}# another line\n")
+    write_rows(inputs / "rows.jsonl", ROWS[:-1])
+    config = inputs / "model" / "config.json"
+    config.write_text(config.read_text().replace("1000000.0", "500000.0"))
+    with pytest.raises(UsageError, match=message):
+        resumed(script, project, **given)
