@@ -27,7 +27,7 @@ from jaxrl_po.config import static
 from jaxrl_po.run.experiment import control, flags, language
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import statistics
 
 
 @config.record
@@ -71,7 +71,7 @@ CARTPOLE = Part(
         *("--problem.num_envs=16", "--problem.num_steps=128"),
     ),
     score="greedy_return",
-    aggregate=metrics.interquartile_mean,
+    aggregate=statistics.interquartile_mean,
     target=475.0,
 )
 
@@ -93,7 +93,7 @@ def on_addition(algorithm: str, *arguments: str) -> Part:
         main=launch.language,
         arguments=(f"--algorithm={algorithm}", *shared, *arguments),
         score="greedy_accuracy",
-        aggregate=metrics.mean,
+        aggregate=statistics.mean,
         target=0.9,
     )
 

@@ -32,12 +32,12 @@ class ConfigError(ValueError):
       message: sentence without a subject that says which values are valid, as in `must be off`.
     """
 
-    def __init__(self, field: str, message: str = ""):
+    def __init__(self, field: str, message: str):
         super().__init__(field, message)
         self.field, self.message = field, message
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.message}" if self.message else self.field
+        return f"{self.field}: {self.message}"
 
 
 class NoEffectError(ConfigError):

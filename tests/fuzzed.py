@@ -22,7 +22,7 @@ from jaxrl_po import (
 )
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import metrics, statistics
 
 STREAMS = [(5,), (2,), (1,), (3,), (4,), (7,), (8,), (13,), (16,), (31,), (32,), (64,)]
 GROUPS = [(n + 1,) for (n,) in STREAMS]
@@ -350,29 +350,34 @@ ROWS = {
     "by_seed, strict, curve": Row(
         through_a_line, "scores", STREAMS, law=np.testing.assert_array_equal, compiled=False
     ),
-    "metrics.mean": Row(
-        metrics.mean, "scores", MATRICES, lambda s: s[1:], laws.inside, compiled=False
+    "statistics.mean": Row(
+        statistics.mean, "scores", MATRICES, lambda s: s[1:], laws.inside, compiled=False
     ),
     "interquartile_mean": Row(
-        metrics.interquartile_mean, "scores", MATRICES, lambda s: s[1:], laws.inside, compiled=False
+        statistics.interquartile_mean,
+        "scores",
+        MATRICES,
+        lambda s: s[1:],
+        laws.inside,
+        compiled=False,
     ),
     "bootstrap_interval": Row(
-        lambda x: metrics.bootstrap_interval(x, replicates=20),
+        lambda x: statistics.bootstrap_interval(x, replicates=20),
         "scores",
         **NUMPY,
         law=laws.ordered,
     ),
     "probability_of_improvement": Row(
-        metrics.probability_of_improvement, "scores scores", **NUMPY, law=laws.improvement
+        statistics.probability_of_improvement, "scores scores", **NUMPY, law=laws.improvement
     ),
     "improvement_interval": Row(
-        partial(metrics.improvement_interval, replicates=20),
+        partial(statistics.improvement_interval, replicates=20),
         "scores scores",
         **NUMPY,
         law=laws.ordered,
     ),
     "performance_profile": Row(
-        lambda x: metrics.performance_profile(x, [-1.0, 0.0, 1.0]),
+        lambda x: statistics.performance_profile(x, [-1.0, 0.0, 1.0]),
         "scores",
         MATRICES,
         lambda s: (3, *s[1:]),

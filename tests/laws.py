@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po import losses
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import statistics
 
 SMALLEST = np.finfo(np.float32).tiny
 
@@ -168,7 +168,7 @@ def running_law(out, first, second, stratum, mask, decay):
 
 
 def improvement(out, x, y):
-    back = metrics.probability_of_improvement(y, x)
+    back = statistics.probability_of_improvement(y, x)
     np.testing.assert_allclose(out + back, 1.0) if np.isfinite(out) else np.testing.assert_equal(
         back, np.nan
     )

@@ -8,8 +8,9 @@ from test_scoring import TASK, batch_of, of
 
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.data import answers, rewarding
+from jaxrl_po.run.data import answers
 from jaxrl_po.run.data.scoring import HostScore, Reward
+from jaxrl_po.run.experiment import rewarding
 
 
 @pytest.mark.parametrize(

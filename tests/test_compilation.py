@@ -10,9 +10,9 @@ import toy_run
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import compilation
 from jaxrl_po.run.loop import programs
-from jaxrl_po.run.loop.programs import Examples
 
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 LARGE = jax.ShapeDtypeStruct((compilation.SMALL // 4,), jnp.float32)

@@ -8,7 +8,7 @@ import demo
 import pytest
 
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import metrics, statistics
 
 
 def fake_part(name, score, values, status=0):
@@ -110,5 +110,5 @@ def test_a2c_of_the_demo_learns_and_keeps_it(tmp_path):
     options = dataclasses.replace(demo.FAMILY, methods="a2c")
     (result,) = demo.family.compare(options, tmp_path)
     _, returns = metrics.curve(result.rows, "greedy_return")
-    middle = metrics.interquartile_mean(returns)
+    middle = statistics.interquartile_mean(returns)
     assert middle[3 * len(middle) // 4 :].min() >= options.threshold

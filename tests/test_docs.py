@@ -21,6 +21,7 @@ import jaxrl_po
 from jaxrl_po import __main__ as command_line
 from jaxrl_po import language as words
 from jaxrl_po.cli import evaluate, export, plot, render, report, study
+from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping, tasks
 from jaxrl_po.run.store import metrics
 
@@ -252,7 +253,7 @@ def test_tables_of_fields_and_metrics(path):
         head = re.match(r"\| field of `(\w+)\.Config` \| default", table)
         if head:
             for field, rest in ROW.findall(table):
-                default = flags.shown(fields(head.group(1))[field].default)
+                default = errors.shown(fields(head.group(1))[field].default)
                 assert rest.split("|")[0].strip() == default, field
                 checked += 1
         elif table.startswith("| metric |"):

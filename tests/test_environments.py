@@ -11,7 +11,7 @@ from folders import TOOL_ROWS, WORDS, write_tools
 
 from jaxrl_po.language.pretrained import text, tools
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
-from jaxrl_po.run.experiment.user_code import UserCodeError
+from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.host.dialogues.exchange import Episode
 from jaxrl_po.run.host.dialogues.tool_partner import Environments, ToolPartner
 from jaxrl_po.run.host.vector_envs import PoolError

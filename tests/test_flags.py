@@ -184,7 +184,7 @@ def test_flatten_is_the_inverse_of_parsing():
     assert flat["total_steps"] == 3
     assert "config.axis_name" not in flat
     assert (
-        flags.parse([f"--{name}={flags.shown(value)}" for name, value in flat.items()], SECTIONS)
+        flags.parse([f"--{name}={errors.shown(value)}" for name, value in flat.items()], SECTIONS)
         == records
     )
 
@@ -192,7 +192,7 @@ def test_flatten_is_the_inverse_of_parsing():
 def test_help_lists_every_field_with_unit_range_and_default():
     text = flags.usage("control.py", "Trains.", SECTIONS)
     for name, value in flags.flatten({"": Options(), "config": Config()}).items():
-        assert f"  --{name}={flags.shown(value)}\n" in text
+        assert f"  --{name}={errors.shown(value)}\n" in text
     assert "bound (nats; in (0, inf))" in text
     assert "kind (one of tanh, relu)" in text
 

@@ -77,7 +77,7 @@ def test_a_removed_setting_is_one_line_unless_at_its_default(kept):
     assert told(True) == [
         "config.json: reproducible=true is a setting of a former version, without effect now"
     ]
-    with pytest.raises(UsageError, match=r"^--reproducible is not .*did you mean --deterministic"):
+    with pytest.raises(ConfigError, match=r"^reproducible: is not .*did you mean deterministic"):
         Experiment.parse(command.SCRIPT, ["--reproducible"])
 
 

@@ -21,6 +21,7 @@ from jaxrl_po.algorithms import ppo
 from jaxrl_po.cli import evaluate, launch, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import compilation
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags, sweeping, user_code
@@ -479,4 +480,4 @@ def test_tuned_settings_are_named_and_stored(tmp_path, capsys, written_down):
     assert "problem.num_envs" not in stored  # it was given
     out = capsys.readouterr().out
     for name, value in stored.items():
-        assert f"{name}={flags.shown(value)}" in out
+        assert f"{name}={errors.shown(value)}" in out

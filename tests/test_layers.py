@@ -1,10 +1,12 @@
 """A module imports only from lower layers or its own folder, and there are no import cycles."""
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
 import pytest
+import size
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jaxrl_po"
@@ -31,7 +33,11 @@ LAYERS = (
     {"run"},  # the impure part
     {"study"},  # claims over many runs
     {"cli"},  # the commands
-    {"__main__"},
+    {"__main__", "__init__"},
+)
+RUN = (  # folders and modules of run/, lowest first
+    *("errors", "devices", "store", "data", "host", "loop"),
+    *("figures", "experiment", "aot", "__init__"),
 )
 CHAINS = {0, 3}  # layers whose modules may import each other
 FLAX_HOMES = {
@@ -41,37 +47,29 @@ FLAX_HOMES = {
     "language/transformer.py",
 }
 IMPURE = {"absl", "orbax", "matplotlib", "PIL", "rich"}
-MODULES = sorted(
-    p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if p.name != "__init__.py"
-)
+MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
 
 
 def layer(unit: str) -> int:
     return next(i for i, members in enumerate(LAYERS) if unit in members)
 
 
-def imported_names(source: str) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative import"
-            names.add(node.module)
-            if node.module.startswith("jaxrl_po"):
-                names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+def place(part: str) -> int:
+    """Position in `run/` of a folder or module; other names are those of the front door."""
+    return RUN.index(part if part in RUN else "__init__")
 
 
 def violations(module: str, source: str) -> list[str]:
-    unit = module.split("/")[0].removesuffix(".py")
+    unit, *inner = module.removesuffix(".py").split("/")
     here, found = layer(unit), []
-    for name in sorted(imported_names(source)):
+    for name in sorted(size.imported(source)):
         root, *rest = name.split(".")
         if root == "jaxrl_po" and rest and any(rest[0] in members for members in LAYERS):
             there = layer(rest[0])
-            allowed = rest[0] == unit and "/" in module
+            allowed = rest[0] == unit and bool(inner)
             allowed |= there < here or (there == here and here in CHAINS)
+            if rest[0] == unit == "run":
+                allowed = place("".join(rest[1:2])) <= place(inner[0])
             if not allowed:
                 found.append(f"{module} (L{here}) imports {name} (L{there})")
         if root == "flax" and module not in FLAX_HOMES:
@@ -79,27 +77,6 @@ def violations(module: str, source: str) -> list[str]:
         if root in IMPURE and unit not in ("run", "study", "cli", "__main__"):
             found.append(f"{module} (L{here}) imports {root}")
     return found
-
-
-def circles(sources: dict[str, str]) -> list[str]:
-    """Modules that import themselves, directly or through others."""
-    dotted = {
-        f"jaxrl_po.{module.removesuffix('.py').replace('/', '.')}": module for module in sources
-    }
-    edges = {
-        module: {dotted[n] for n in imported_names(text) & dotted.keys()}
-        for module, text in sources.items()
-    }
-
-    def reached(start: str) -> set[str]:
-        seen, todo = set(), [start]
-        while todo:
-            for there in edges[todo.pop()] - seen:
-                seen.add(there)
-                todo.append(there)
-        return seen
-
-    return [module for module in sources if module in reached(module)]
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -140,8 +117,17 @@ def test_a_question_to_jax_is_found():
     assert asks_jax("target.devices") == []
 
 
+def sources(texts: dict[str, str]) -> dict[str, str]:
+    return {f"jaxrl_po/{module}": text for module, text in texts.items()}
+
+
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    return size.graph(sources({module: (PACKAGE / module).read_text() for module in MODULES}))
+
+
 def test_no_module_imports_itself_however_far_around():
-    assert circles({module: (PACKAGE / module).read_text() for module in MODULES}) == []
+    assert size.in_cycles(graph()) == []
 
 
 WORKER_SIDE = {
@@ -154,20 +140,37 @@ WORKER_SIDE = {
 def test_worker_processes_never_import_jax(module):
     """Nor modules of ours that might: only one another."""
     assert module.startswith(("run/data/", "run/host/dialogues/"))
-    names = imported_names((PACKAGE / module).read_text())
-    ours = {n.replace(".", "/") + ".py" for n in names if n.startswith("jaxrl_po.")}
-    assert {Path(n).stem for n in ours if (ROOT / n).exists()} <= WORKER_SIDE
+    assert {Path(file).stem for file in graph()[f"jaxrl_po/{module}"]} <= WORKER_SIDE
+    names = size.imported((PACKAGE / module).read_text())
     assert {"jax", "jaxlib", "flax", "optax", "numpy"}.isdisjoint(n.split(".")[0] for n in names)
 
 
-def test_a_circle_is_found():
-    sources = {
+@pytest.mark.parametrize(
+    "last",
+    [
+        "import jaxrl_po.run.a",
+        "SCORE = 'jaxrl_po.run.a:score'",
+        "def f():\n    from jaxrl_po.run.a import g",
+        "if TYPE_CHECKING:\n    from jaxrl_po.run import a",
+        "COMMAND = ['-m', f'jaxrl_po.run.a{suffix}']",
+        "import jaxrl_po.run",
+    ],
+)
+def test_a_cycle_of_modules_is_found(last):
+    texts = {
+        "run/__init__.py": "NAMES = {'a': ('f',)}",
         "run/a.py": "from jaxrl_po.run import b",
         "run/b.py": "from jaxrl_po.run.c import f",
-        "run/c.py": "import jaxrl_po.run.a",
+        "run/c.py": last,
     }
-    assert circles(sources) == list(sources)
-    assert circles({**sources, "run/c.py": ""}) == []
+    found = size.in_cycles(size.graph(sources(texts)))
+    assert found[-3:] == [f"jaxrl_po/run/{name}.py" for name in "abc"]
+    assert size.in_cycles(size.graph(sources({**texts, "run/c.py": f'"""{last}"""'}))) == []
+
+
+def test_everything_in_run_has_a_place():
+    parts = {m.split("/")[1].removesuffix(".py") for m in MODULES if m.startswith("run/")}
+    assert parts == set(RUN)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +183,13 @@ def test_a_circle_is_found():
         ("learner.py", "from jaxrl_po import control"),
         ("algorithms/ppo.py", "import jaxrl_po.run.loop.runner"),
         ("updates.py", "import matplotlib.pyplot"),
+        ("run/store/folder.py", "def f():\n    from jaxrl_po.run.loop import log"),
+        ("run/store/folder.py", "if TYPE_CHECKING:\n    import jaxrl_po.run.loop.log"),
+        ("run/errors.py", "from jaxrl_po.run import devices"),
+        ("run/data/tables.py", "SCORE = 'jaxrl_po.run.experiment.tasks:score'"),
+        ("run/experiment/tasks.py", "from jaxrl_po.run import Experiment"),
+        ("run/experiment/tasks.py", "from jaxrl_po import run"),
+        ("run/host/rollouts.py", "import jaxrl_po.run"),
     ],
 )
 def test_violations_are_found(module, source):

@@ -7,22 +7,22 @@ import pytest
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import metrics, statistics
 
 
 def test_interquartile_mean_drops_a_quarter_at_each_end():
     # n = 8: two dropped at each end, (3 + 4 + 5 + 60) / 4 = 18
-    assert metrics.interquartile_mean([-900.0, 1.0, 3.0, 4.0, 5.0, 60.0, 70.0, 900.0]) == 18.0
+    assert statistics.interquartile_mean([-900.0, 1.0, 3.0, 4.0, 5.0, 60.0, 70.0, 900.0]) == 18.0
     # n = 3: ⌊3/4⌋ = 0 dropped
-    assert metrics.interquartile_mean([1.0, 2.0, 6.0]) == 3.0
+    assert statistics.interquartile_mean([1.0, 2.0, 6.0]) == 3.0
 
 
 def test_nan_is_left_out_of_aggregates():
     columns = [[1.0, np.nan], [np.nan, np.nan], [3.0, np.nan]]
-    np.testing.assert_array_equal(metrics.mean(columns), [2.0, np.nan])
-    np.testing.assert_array_equal(metrics.interquartile_mean(columns), [2.0, np.nan])
+    np.testing.assert_array_equal(statistics.mean(columns), [2.0, np.nan])
+    np.testing.assert_array_equal(statistics.interquartile_mean(columns), [2.0, np.nan])
     # four numbers are left of five: one dropped at each end, (2 + 4) / 2
-    assert metrics.interquartile_mean([100.0, np.nan, 2.0, 4.0, -5.0]) == 3.0
+    assert statistics.interquartile_mean([100.0, np.nan, 2.0, 4.0, -5.0]) == 3.0
 
 
 def test_a_final_score_counts_a_diverged_seed_as_worst():
@@ -35,7 +35,7 @@ def test_a_final_score_counts_a_diverged_seed_as_worst():
 
 
 def test_an_interval_may_end_at_minus_infinity():
-    low, high = metrics.bootstrap_interval([-np.inf, 1.0, 2.0, 3.0])
+    low, high = statistics.bootstrap_interval([-np.inf, 1.0, 2.0, 3.0])
     assert low == -np.inf
     assert 2.0 <= high <= 3.0
 
@@ -67,16 +67,16 @@ def test_intervals_hold_nineteen_of_twenty_resamples():
     """Of a hundred draws of a coin, 40 to 60 are heads with 96 %; 42 to 58 with 91 %."""
     coin = np.repeat([0.0, 1.0], 50)
     for interval in (
-        metrics.bootstrap_interval(coin, statistic=metrics.mean),
-        metrics.improvement_interval(coin, [0.5]),
+        statistics.bootstrap_interval(coin, statistic=statistics.mean),
+        statistics.improvement_interval(coin, [0.5]),
     ):
         np.testing.assert_allclose(interval, [0.4, 0.6], atol=0.011)
 
 
 def test_bootstrap_is_reproducible_and_keeps_curves_whole():
     curve = np.random.default_rng(0).normal(size=(6, 1)) * np.array([1.0, 2.0, -1.0])
-    low, high = metrics.bootstrap_interval(curve)
-    again = metrics.bootstrap_interval(curve)
+    low, high = statistics.bootstrap_interval(curve)
+    again = statistics.bootstrap_interval(curve)
     np.testing.assert_array_equal((low, high), again)
     # the same seeds are drawn at every point: twice the values have twice the bounds, mirrored
     # values mirrored bounds
@@ -85,7 +85,7 @@ def test_bootstrap_is_reproducible_and_keeps_curves_whole():
 
 
 def test_bootstrap_of_a_point_without_values_is_nan():
-    low, high = metrics.bootstrap_interval(np.full((3, 1), np.nan))
+    low, high = statistics.bootstrap_interval(np.full((3, 1), np.nan))
     assert math.isnan(low[0])
     assert math.isnan(high[0])
 
@@ -157,24 +157,24 @@ def test_strict_reaches_into_containers(value):
 
 def test_improvement_interval_narrows_with_the_seeds():
     few, many = (
-        metrics.improvement_interval(np.arange(n) + 0.6 * n, np.arange(n)) for n in (4, 64)
+        statistics.improvement_interval(np.arange(n) + 0.6 * n, np.arange(n)) for n in (4, 64)
     )
     assert (
         few[0]
         < many[0]
-        < metrics.probability_of_improvement(np.arange(64) + 38.4, np.arange(64))
+        < statistics.probability_of_improvement(np.arange(64) + 38.4, np.arange(64))
         < many[1]
         < few[1]
     )
-    assert metrics.improvement_interval([1.0, 2.0], [0.0]) == (1.0, 1.0)
-    assert np.isnan(metrics.improvement_interval([1.0, 2.0], [np.nan])).all()
+    assert statistics.improvement_interval([1.0, 2.0], [0.0]) == (1.0, 1.0)
+    assert np.isnan(statistics.improvement_interval([1.0, 2.0], [np.nan])).all()
 
 
 def test_performance_profile_counts_a_missing_score_as_above_nothing():
     np.testing.assert_array_equal(
-        metrics.performance_profile([1.0, np.nan], [0.0, 1.0]), [0.5, 0.0]
+        statistics.performance_profile([1.0, np.nan], [0.0, 1.0]), [0.5, 0.0]
     )
-    assert metrics.performance_profile(np.ones((2, 5)), [0.0, 1.0]).tolist() == [
+    assert statistics.performance_profile(np.ones((2, 5)), [0.0, 1.0]).tolist() == [
         [1.0] * 5,
         [0.0] * 5,
     ]

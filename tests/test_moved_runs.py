@@ -12,7 +12,6 @@ from folders import ROWS, SMALL, write_place, write_rows
 from jaxrl_po import run
 from jaxrl_po.cli import evaluate, launch, sweep
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import models, plan
 from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
 
@@ -79,9 +78,9 @@ def test_moved_run_loads_and_resumes(project, moved, tmp_path):
     for script, expected in anew.items():
         given = expected if moved == ("inputs",) else {}
         if given:
-            with pytest.raises(ConfigError, match=r"^folder=\S+ (was made with|.*must be)"):
+            with pytest.raises(ConfigError, match=r"^folder: \S+ (was made with|.*must be)"):
                 run.load(runs / script, checkpoint="latest")
-            with pytest.raises(UsageError, match=r"no (file|config)|cannot be read"):
+            with pytest.raises(ConfigError, match=r"no (file|config)|cannot be read"):
                 resumed(script, places["runs"])
         settings = run.load(runs / script, checkpoint="latest", **given).settings
         assert {name: settings[name] for name in expected} == expected
@@ -100,8 +99,8 @@ def test_moved_run_loads_and_resumes(project, moved, tmp_path):
 @pytest.mark.parametrize(
     ("script", "flag", "message"),
     [
-        ("control", "env", r"^--env=\S+ must be \S+, as .*, or the same in a file of the same"),
-        ("language", "reward", r"^--reward=\S+ must be \S+, as .*, or the same in a file of"),
+        ("control", "env", r"^env: must be \S+, as .*, or the same in a file of the same"),
+        ("language", "reward", r"^reward: must be \S+, as .*, or the same in a file of"),
         ("language", "task.train", "began with another set of prompts and answers"),
         ("language", "init_from", "holds adapters over another base"),
     ],
@@ -114,5 +113,5 @@ def test_new_path_needs_the_same_content(project, tmp_path, script, flag, messag
     write_rows(inputs / "rows.jsonl", ROWS[:-1])
     config = inputs / "model" / "config.json"
     config.write_text(config.read_text().replace("1000000.0", "500000.0"))
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ConfigError, match=message):
         resumed(script, project, **given)

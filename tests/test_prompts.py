@@ -9,7 +9,8 @@ import pytest
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.data import prompts, rewarding
+from jaxrl_po.run.data import prompts
+from jaxrl_po.run.experiment import rewarding
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i % 3} for i in range(40)]
 

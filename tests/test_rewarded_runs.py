@@ -250,10 +250,9 @@ def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
 
 def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tmp_path):
     """DAPO leaves room around the longest answer for its penalty."""
-    from jaxrl_po.run.data import rewarding
     from jaxrl_po.run.devices.parallel import choose
     from jaxrl_po.run.experiment import language as script
-    from jaxrl_po.run.experiment import plan
+    from jaxrl_po.run.experiment import plan, rewarding
 
     budgets = []
 

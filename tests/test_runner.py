@@ -12,6 +12,7 @@ from probes import one_piece
 from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.memory import memory_of
 from jaxrl_po.run.loop import programs, streams
@@ -204,7 +205,7 @@ def read_walk(arrays):
     return [{"seed": s, "at": row.tolist()} for s, row in enumerate(arrays["walk"])]
 
 
-EXAMPLES = programs.Examples(lambda state: {"walk": state.params.policy[:, :2]}, read_walk)
+EXAMPLES = Examples(lambda state: {"walk": state.params.policy[:, :2]}, read_walk)
 
 
 def test_examples_of_every_evaluation_are_kept(tmp_path, whole):

@@ -10,6 +10,7 @@ from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping
 from jaxrl_po.run.experiment.experiment import Experiment
@@ -479,7 +480,7 @@ def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
             name = flags.join(prefix, field.name)
             for value in other_values(field):
                 try:
-                    plan.parse(script, [*run, f"--{name}={flags.shown(value)}"], {})
+                    plan.parse(script, [*run, f"--{name}={errors.shown(value)}"], {})
                 except ConfigError as error:
                     refused[name] = str(error)
     assert not {

@@ -42,8 +42,8 @@ WRONG = [
     Wrong(
         "settings are pooled before the tails are cut",
         "study.claims",
-        "return np.mean([metrics.interquartile_mean(runs) for runs in arm], axis=0)",
-        "return metrics.interquartile_mean(np.concatenate(arm))",
+        "return np.mean([statistics.interquartile_mean(runs) for runs in arm], axis=0)",
+        "return statistics.interquartile_mean(np.concatenate(arm))",
         (f"{HERE}test_no_setting_is_cut_as_a_tail",),
     ),
     Wrong(

@@ -407,7 +407,7 @@ WRONG = [
     ),
     Wrong(
         "the verifier scores the evaluation of a pretrained model",
-        "run.data.rewarding",
+        "run.experiment.rewarding",
         "pretrained or finds_answers(options) or unanswered(options, task)",
         "False",
         (f"{INPUT}::test_messages_are_written_by_the_template_and_a_function_rewards_them",),

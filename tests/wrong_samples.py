@@ -460,8 +460,8 @@ WRONG = [
     Wrong(
         "the arms of P(better) exchanged",
         "study.claims",
-        "metrics.probability_of_improvement(*pair)",
-        "metrics.probability_of_improvement(*pair[::-1])",
+        "statistics.probability_of_improvement(*pair)",
+        "statistics.probability_of_improvement(*pair[::-1])",
         (
             "test_studies.py::test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not",
         ),
@@ -469,13 +469,13 @@ WRONG = [
     Wrong(
         "the interval of the probability that the first run is better",
         "cli.plot",
-        "metrics.improvement_interval(scores, first)",
-        "metrics.improvement_interval(first, scores)",
+        "statistics.improvement_interval(scores, first)",
+        "statistics.improvement_interval(first, scores)",
         ("test_plotting.py::test_the_probability_of_improvement_is_that_over_the_first_run",),
     ),
     Wrong(
         "intervals of 90 % are called 95 %",
-        "run.store.metrics",
+        "run.store.statistics",
         "TAILS = (2.5, 97.5)",
         "TAILS = (5.0, 95.0)",
         (
@@ -486,21 +486,21 @@ WRONG = [
     Wrong(
         "a seed without a score disappears",
         "cli.plot",
-        "metrics.worst_if_missing(values[:, -1])",
+        "statistics.worst_if_missing(values[:, -1])",
         "values[:, -1][np.isfinite(values[:, -1])]",
         ("test_plotting.py::test_a_seed_without_a_number_counts_as_worst",),
     ),
     Wrong(
         "a summary leaves out the seeds that diverged",
         "run.store.metrics",
-        "final = worst_if_missing(rows[-1][score])",
+        "final = statistics.worst_if_missing(rows[-1][score])",
         "final = np.array(rows[-1][score], np.float64)",
         ("test_metrics.py::test_a_final_score_counts_a_diverged_seed_as_worst",),
     ),
     Wrong(
         "an interval without an episode is a gap",
         "run.figures.plotting",
-        "            values = metrics.carried(values)\n",
+        "            values = statistics.carried(values)\n",
         "            pass\n",
         ("test_plotting.py::test_an_interval_without_an_episode_carries_the_last_return",),
     ),

@@ -24,7 +24,7 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import metrics, statistics
 
 METHODS = ("ppo", "trpo", "npg")
 
@@ -162,7 +162,7 @@ def table(results: Sequence[tuple[Row, str, Result]]) -> str:
     ]
     for row, method, result in results:
         final = np.asarray(result.summary["greedy_return"], np.float64)
-        low, high = metrics.bootstrap_interval(final, statistic=lambda x: x.mean(axis=0))
+        low, high = statistics.bootstrap_interval(final, statistic=lambda x: x.mean(axis=0))
         measured = "exact_kl" if "exact_kl" in result.rows[-1] else "kl"
         kl = float(np.nanmax(metrics.curve(result.rows, measured)[1]))
         whole = f"{final.mean():,.5g} [{float(low):,.5g}, {float(high):,.5g}]"

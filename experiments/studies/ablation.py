@@ -22,7 +22,7 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, SEED, UNIT, static
 from jaxrl_po.language.tasks import running_sum
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures.plotting import Panel
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import statistics
 
 # In the order of the paper's table: each row adds its switch to those above it.
 STEPS = {
@@ -170,8 +170,10 @@ def score(results: Sequence[Result]) -> list[Scores]:
 
 def interval(values: npt.NDArray[np.float64]) -> str:
     """Interquartile mean over seeds with its 95 % bootstrap interval."""
-    low, high = metrics.bootstrap_interval(values)
-    return f"{float(metrics.interquartile_mean(values)):.3f} [{float(low):.3f}, {float(high):.3f}]"
+    low, high = statistics.bootstrap_interval(values)
+    return (
+        f"{float(statistics.interquartile_mean(values)):.3f} [{float(low):.3f}, {float(high):.3f}]"
+    )
 
 
 def table(results: Sequence[Result], scores: Sequence[Scores]) -> str:

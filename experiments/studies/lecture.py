@@ -18,7 +18,7 @@ from jaxrl_po.algorithms import dapo, npg
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import earlier, language, methods, tasks
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import metrics, statistics
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, SpeedUps
 
 Array = npt.NDArray[np.float64]
@@ -223,7 +223,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
         "tokens generated": generated,
         "kl": [float(np.nanmean(kl)), float(np.nanmax(kl))],
         "warm start": np.mean(first["greedy_accuracy"]),
-        "final accuracy": float(metrics.interquartile_mean(last["greedy_accuracy"])),
+        "final accuracy": float(statistics.interquartile_mean(last["greedy_accuracy"])),
     }
 
 

@@ -24,7 +24,7 @@ from jaxrl_po.config import ConfigError, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.store import folder, metrics
+from jaxrl_po.run.store import folder, metrics, statistics
 from jaxrl_po.types import Row
 
 PAGE, PICTURE = Path("docs/studies/smollm2.md"), Path("docs/smollm2.png")
@@ -156,7 +156,7 @@ def interval(scores: Sequence[float]) -> str:
     mean = f"{100 * np.mean(scores):.1f}"
     if len(scores) == 1:
         return mean
-    low, high = metrics.bootstrap_interval(scores, statistic=metrics.mean)
+    low, high = statistics.bootstrap_interval(scores, statistic=statistics.mean)
     return f"{mean} [{100 * low:.1f}, {100 * high:.1f}]"
 
 

@@ -24,7 +24,7 @@ from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
 from jaxrl_po.run.experiment import control, earlier, flags
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.experiment import SCRIPTS
-from jaxrl_po.run.store import folder, metrics
+from jaxrl_po.run.store import folder, statistics
 
 # The flag that sets the size of an evaluation, by script.
 SIZES = {"control": "eval_episodes", "language": "eval_prompts"}
@@ -123,7 +123,7 @@ def table(scores: Scores) -> str:
     """One line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
     lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
     for name, values in scores.items():
-        iqm = metrics.with_interval(values)
+        iqm = statistics.with_interval(values)
         lines.append(f"{name:>28} {values.mean():>10.4g} {iqm:>32} {values.min():>10.4g}")
     return "\n".join(lines) + "\n"
 

@@ -20,11 +20,12 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, static
+from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.figures.plotting import COLOURS, Panel, Series
-from jaxrl_po.run.store import folder, metrics, sources
+from jaxrl_po.run.store import folder, metrics, sources, statistics
 
 SCORES = ("greedy_return", "greedy_accuracy", "held_out_log_prob")
 UNITS = {"control": "environment steps", "language": "completions"}
@@ -113,7 +114,7 @@ def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     for name, mine in zip(named, configs, strict=True):
         others = [config for other, config in zip(named, configs, strict=True) if other == name]
         settings = [
-            f"{key.removeprefix('task.')}={flags.shown(value)}"
+            f"{key.removeprefix('task.')}={errors.shown(value)}"
             for key, value in mine.items()
             if key.startswith("task.") and any(value != other.get(key) for other in others)
         ]
@@ -164,8 +165,8 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
 def final(run: Run, metric: str) -> np.ndarray[Any, Any]:
     """Returns the last logged value of each seed, `[S]`; −∞ if it is not a finite number."""
     values = metrics.curve(run.rows, metric)[1]
-    values = metrics.carried(values) if metric.startswith(metrics.EPISODES) else values
-    return metrics.worst_if_missing(values[:, -1])
+    values = statistics.carried(values) if metric.startswith(metrics.EPISODES) else values
+    return statistics.worst_if_missing(values[:, -1])
 
 
 def table(runs: Sequence[Run], metric: str) -> str:
@@ -179,11 +180,11 @@ def table(runs: Sequence[Run], metric: str) -> str:
         scores = final(run, metric)
         improvement = ""
         if i and run.place == runs[0].place:
-            interval = metrics.improvement_interval(scores, first)
-            probability = float(metrics.probability_of_improvement(scores, first))
+            interval = statistics.improvement_interval(scores, first)
+            probability = float(statistics.probability_of_improvement(scores, first))
             improvement = f"{probability:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
         mean, lowest = f"{scores.mean():.4g}", f"{scores.min():.4g}"
-        middle, seeds = metrics.with_interval(scores), metrics.seeds_with_score(scores)
+        middle, seeds = statistics.with_interval(scores), statistics.seeds_with_score(scores)
         lines.append(line(run.label, seeds, mean, middle, lowest, improvement).rstrip())
     return "\n".join(lines) + "\n"
 
@@ -200,9 +201,9 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     for i, (scores, colour) in enumerate(zip(finals, COLOURS, strict=False)):
         # [S, R]: R bootstrap resamples of the seeds.
         draws = scores[np.random.default_rng(0).integers(len(scores), size=(len(scores), 2000))]
-        band = np.percentile(metrics.performance_profile(draws, below), metrics.TAILS, axis=1)
+        band = np.percentile(statistics.performance_profile(draws, below), statistics.TAILS, axis=1)
         axes.fill_between(levels, *band, color=colour, alpha=0.18, linewidth=0)
-        profile = metrics.performance_profile(scores, below)
+        profile = statistics.performance_profile(scores, below)
         # Equal profiles lie one on another: the first is the widest.
         width = 2.2 + 1.5 * (len(runs) - 1 - i)
         axes.plot(levels, profile, color=colour, linewidth=width, solid_capstyle="butt")

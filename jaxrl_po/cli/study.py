@@ -20,7 +20,6 @@ from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, static
 from jaxrl_po.run import errors
-from jaxrl_po.run.data.rewarding import VERIFIER
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.errors import UsageError
@@ -34,6 +33,7 @@ from jaxrl_po.run.experiment import (
     user_code,
     vmapped,
 )
+from jaxrl_po.run.experiment.rewarding import VERIFIER
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts

@@ -1,7 +1,8 @@
-"""Errors of the run layer, and names and packages that are not there."""
+"""Errors of the run layer, checks of the values of flags, and how values are written."""
 
 import difflib
 import importlib.util
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ class RunError(Exception):
 
 class UsageError(Exception):
     """An invalid request that is not about one setting, in one line."""
+
+
+class UserCodeError(ConfigError):
+    """A file of the user's own, or a folder that a run began with, cannot be used."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -44,6 +49,26 @@ def require(flag: str, package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
         message = f"needs the package {package}: pip install 'jaxrl_po[{extra}]'"
         raise ConfigError(flag, message)
+
+
+def json_object(flag: str, text: str) -> dict[str, Any]:
+    """Returns the value of a flag, a JSON object; raises ConfigError for anything else."""
+    try:
+        return dict(json.loads(text).items())
+    except (AttributeError, ValueError):
+        raise ConfigError(flag, f"must be a JSON object, got {text!r}") from None
+
+
+def shown(value: Any) -> str:
+    """Returns a value as it is written on a command line.
+
+    Example:
+      >>> shown(True), shown((64, 64)), shown(0.1)
+      ('true', '64,64', '0.1')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def format_error(error: OSError, place: str | Path = "", then: str = "") -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures.plotting import Difference
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import statistics
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told here"
 LEVEL = 0.05  # of significance, of all comparisons of a claim together
@@ -203,7 +203,7 @@ def centre(arm: Sequence[Scores]) -> Scores:
       >>> float(centre([np.array([0.0, 0.1, 0.1, 0.2]), np.array([0.8, 0.9, 0.9, 1.0])]))
       0.5
     """
-    return np.mean([metrics.interquartile_mean(runs) for runs in arm], axis=0)
+    return np.mean([statistics.interquartile_mean(runs) for runs in arm], axis=0)
 
 
 def resampled(arm: Sequence[Scores], seed: int) -> Scores:
@@ -234,7 +234,7 @@ def difference(
     """
     whole = float(centre(x)) - (0.0 if y is None else float(centre(y)))
     draws = resampled(x, 0) - (0.0 if y is None else resampled(y, 1))
-    low, high = np.percentile(draws, metrics.TAILS)
+    low, high = np.percentile(draws, statistics.TAILS)
     return whole, float(low), float(high), permuted([runs - by for runs in x], y)
 
 
@@ -318,7 +318,7 @@ def compare(
         name: difference([x[i]], y and [y[i]], comparison.by)[:3] for i, name in enumerate(settings)
     }
     pairs = zip(x, y or [np.zeros(1)] * len(x), strict=True)
-    improvement = np.mean([metrics.probability_of_improvement(*pair) for pair in pairs])
+    improvement = np.mean([statistics.probability_of_improvement(*pair) for pair in pairs])
     whole, low, high, p = difference(x, y, comparison.by)
     return Outcome(comparison, whole, low, high, each, float(improvement), p, OPEN)
 
@@ -366,11 +366,11 @@ def interval(centre: float, low: float, high: float) -> str:
 
 def shown(claim: Claim, setting: str, name: str, tuned: Tuned) -> str:
     """An arm in a setting: its score, and the value with which it was reached."""
-    scores = metrics.worst_if_missing(claim.scores(setting, tuned))
-    low, high = (float(end) for end in metrics.bootstrap_interval(scores))
+    scores = statistics.worst_if_missing(claim.scores(setting, tuned))
+    low, high = (float(end) for end in statistics.bootstrap_interval(scores))
     edge = "" if tuned.inside else ", at the edge of what was tried"
     return (
-        f"{name:<28} {interval(float(metrics.interquartile_mean(scores)), low, high)}   "
+        f"{name:<28} {interval(float(statistics.interquartile_mean(scores)), low, high)}   "
         f"{claim.arms[name].tuned}={tuned.value:g}{edge}"
     )
 

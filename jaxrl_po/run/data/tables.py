@@ -7,7 +7,6 @@ from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, number, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
-from jaxrl_po.run.experiment import flags
 
 FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
 
@@ -151,7 +150,7 @@ def worded(
       ConfigError: arguments of a template that is not used.
     """
     written = [[row.worded(template, system) for row in part] for part in parts]
-    arguments = flags.json_object("task.template_arguments", template_arguments)
+    arguments = errors.json_object("task.template_arguments", template_arguments)
     if arguments and (text is None or prompts.MESSAGES not in written[0][0].columns):
         raise ConfigError(
             "task.template_arguments",
@@ -198,7 +197,7 @@ def from_reasoning_gym(
     from jaxrl_po.run.data import reasoning
 
     errors.lookup("task.dataset", dataset, dict.fromkeys(reasoning.NAMES))
-    further = flags.json_object("task.options", options)
+    further = errors.json_object("task.options", options)
     try:
         items = reasoning.items(dataset, seed=seed, size=size, options=further)
     except ValueError as error:

@@ -1,14 +1,29 @@
-"""What a policy wrote, from `samples.jsonl`, as a person reads it."""
+"""Examples of what a policy writes, and how a person reads them in `samples.jsonl`."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxrl_po.run.store import metrics
-from jaxrl_po.types import Row
+from jaxrl_po.types import PyTree, Row
 
 KNOWN = {
     *("iteration", "step", "seed", "decoding", "prompt", "completion", "turns", "score"),
     *("length", "ended", "expected", "note"),
 }
+
+
+class Examples(NamedTuple):
+    """Sample outputs of the policy at an evaluation, for people to read.
+
+    Attributes:
+      describe: training state to arrays; compiled, unless it is that of `Rollouts`. It must use a
+        fixed key of its own.
+      render: those arrays, on the host, to rows of `samples.jsonl`.
+    """
+
+    describe: Callable[..., PyTree]
+    render: Callable[[PyTree], list[Row]]
 
 
 def transcript(row: Row) -> str:

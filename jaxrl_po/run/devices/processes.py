@@ -18,8 +18,7 @@ import numpy.typing as npt
 from jax.experimental import multihost_utils
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment.flags import shown
+from jaxrl_po.run.errors import UsageError, shown
 
 ABSENT = "absent"
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config
 from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
@@ -61,7 +62,7 @@ class Setup(NamedTuple):
     score: str
     test: Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]] | None = None
     initial: str = ""
-    examples: programs.Examples | None = None
+    examples: Examples | None = None
     axes: LogicalAxes | None = None
     dtype: Any = None
     host: programs.Host | None = None
@@ -249,13 +250,13 @@ def over_all(setup: Setup, placement: Placement) -> tuple[Learner, Warm | None]:
     return over(learner, start=start), warm
 
 
-def of_first_seed(examples: programs.Examples, key: jax.Array) -> programs.Examples:
+def of_first_seed(examples: Examples, key: jax.Array) -> Examples:
     """Examples of the first seed of a stacked state; `key` is the same at every evaluation."""
 
     def describe(state: TrainState) -> Any:
         first = of_seed(state)
         return examples.describe(first.params, first.collector, key)
 
-    return programs.Examples(
+    return Examples(
         describe, lambda arrays: [{"seed": 0, **row} for row in examples.render(arrays)]
     )

@@ -12,10 +12,9 @@ from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import methods, models
+from jaxrl_po.run.experiment import methods, models, rewarding
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer

@@ -11,13 +11,14 @@ import jax
 from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import statistics
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import assembly, flags, methods, plan
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options
-from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import checkpoint, folder, provenance, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
@@ -227,7 +228,7 @@ def begun(script: Script, problem: Problem, run: str) -> Problem:
             )
     kept = statistics.OBSERVATION_STATISTICS
     if (kept in saved.collector.replicated) != (kept in collector.replicated):
-        was = flags.shown(kept in saved.collector.replicated)
+        was = errors.shown(kept in saved.collector.replicated)
         raise ConfigError(
             "problem.normalize_observations", f"must be {was}, as in init_from = {run}"
         )

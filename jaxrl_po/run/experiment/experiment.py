@@ -9,6 +9,7 @@ from typing import Any, Self
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, flags, language, models, plan
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.store import folder, sources
@@ -83,7 +84,7 @@ class Experiment:
         object.__setattr__(self, "settings", MappingProxyType(state[1]))
 
     def __repr__(self) -> str:
-        given = (f"{name}={flags.shown(value)}" for name, value in self.settings.items())
+        given = (f"{name}={errors.shown(value)}" for name, value in self.settings.items())
         return f"Experiment({', '.join([repr(self.script), *given])})"
 
 

@@ -9,10 +9,7 @@ has no flag.
 import dataclasses
 import difflib
 import functools
-import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -20,7 +17,7 @@ from absl import flags as absl_flags
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
-from jaxrl_po.run.errors import RunError, UsageError, format_error
+from jaxrl_po.run.errors import RunError, UsageError, format_error, shown
 from jaxrl_po.run.loop import streams
 
 Values = dict[str, Any]
@@ -313,14 +310,6 @@ def _abbreviates(short: str, name: str) -> bool:
     )
 
 
-def json_object(flag: str, text: str) -> Values:
-    """Returns the value of a flag, a JSON object; raises ConfigError for anything else."""
-    try:
-        return dict(json.loads(text).items())
-    except (AttributeError, ValueError):
-        raise ConfigError(flag, f"must be a JSON object, got {text!r}") from None
-
-
 def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
     """Returns an error about a field of a section as one about its flag.
 
@@ -359,7 +348,7 @@ def usage(
       everything: False shows the fields in `COMMON` alone.
     """
     defaults, rest = defaults or {}, 0
-    lines = [wrapped(summary), "", f"usage: {program} --flag=value …"]
+    lines = [streams.wrapped(summary), "", f"usage: {program} --flag=value …"]
     for prefix, record in sections.items():
         fields = settable(record)
         found = [field for field in fields if everything or field.name in COMMON]
@@ -368,14 +357,14 @@ def usage(
             continue
         title = (record.__doc__ or "").strip().splitlines()
         heading = f"{'--' + prefix + '.*' if prefix else 'flags'}: {title[0] if title else ''}"
-        lines += ["", wrapped(heading)]
+        lines += ["", streams.wrapped(heading)]
         for field in found:
             name = join(prefix, field.name)
             lines += [
                 f"  --{name}={shown(defaults.get(name, field.default))}",
-                wrapped(config.describe(field), indent=" " * 6),
+                streams.wrapped(config.describe(field), indent=" " * 6),
             ]
-    more = ["", wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
+    more = ["", streams.wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
     return "\n".join([*lines, *more])
 
 
@@ -383,19 +372,6 @@ def help_of(argv: Sequence[str]) -> tuple[bool, list[str]]:
     """Whether help is asked for, and the other arguments."""
     others = [word for word in argv if word not in HELP]
     return len(others) < len(argv), others
-
-
-def wrapped(text: str, *, indent: str = "") -> str:
-    """Lines no longer than the terminal's, or 80 characters, which end between words."""
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(
-        text,
-        max(width, 40),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def written(values: Mapping[str, Any]) -> list[str]:
@@ -406,18 +382,6 @@ def written(values: Mapping[str, Any]) -> list[str]:
       ['--task=addition', '--config.use_reference=false']
     """
     return [f"--{name}={shown(value)}" for name, value in values.items()]
-
-
-def shown(value: Any) -> str:
-    """A value as it is written on a command line.
-
-    Example:
-      >>> shown(True), shown((64, 64)), shown(0.1)
-      ('true', '64,64', '0.1')
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def flatten(records: Mapping[str, Any]) -> Values:

@@ -13,17 +13,25 @@ from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.table import Rows
 from jaxrl_po.language.tasks.types import DRAWN, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run.data import rewarding
-from jaxrl_po.run.data.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, composition, methods, models, presets, tasks
+from jaxrl_po.run.experiment import (
+    assembly,
+    composition,
+    conversations,
+    methods,
+    models,
+    presets,
+    rewarding,
+    tasks,
+)
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
-from jaxrl_po.run.host.dialogues import setup as conversations
-from jaxrl_po.run.loop import programs, supervised
+from jaxrl_po.run.loop import supervised
 from jaxrl_po.run.store import sources
 
 
@@ -167,12 +175,12 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
 
 def examples(
     task: AnyTask, policy: Any, settings: Any, show: int, judged: Callable[[Any], Any] = lambda x: x
-) -> programs.Examples | None:
+) -> Examples | None:
     """Completions of held-out prompts, to be shown; None for 0 prompts."""
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
     if not show:
         return None
-    return programs.Examples(
+    return Examples(
         kind.make_describe(seen(task), model=policy, decoding=settings.decoding, num_prompts=show),
         lambda answers: kind.render(task, judged(answers)),
     )

@@ -23,9 +23,9 @@ from jaxrl_po.language.settings import Computation
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import earlier, flags, methods, tasks
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.store import checkpoint, folder, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
@@ -362,7 +362,7 @@ def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task:
         # These change how the model is computed, not its parameters.
         if mine != its and name not in vars(Computation()):
             raise ConfigError(
-                f"model.{name}", f"must be {flags.shown(its)}, as in init_from = {run}, got {mine}"
+                f"model.{name}", f"must be {errors.shown(its)}, as in init_from = {run}, got {mine}"
             )
 
 

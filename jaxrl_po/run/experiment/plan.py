@@ -245,7 +245,7 @@ def _notes(
     """What is said before the run."""
     notes, done = list[str](), job.iterations * job.steps_per_iteration
     if tuned:
-        shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
+        shown = ", ".join(f"{name}={errors.shown(value)}" for name, value in tuned.items())
         notes.append(f"with settings that suit it, which flags may replace: {shown}")
     if options.total_steps != done:
         notes.append(

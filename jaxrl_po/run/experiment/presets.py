@@ -5,9 +5,8 @@ from typing import Any
 
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.algorithms.actor_critic import GAE, Epochs
-from jaxrl_po.run.data import rewarding
-from jaxrl_po.run.data.rewarding import MODEL
-from jaxrl_po.run.experiment import methods, models, plan, tasks
+from jaxrl_po.run.experiment import methods, models, plan, rewarding, tasks
+from jaxrl_po.run.experiment.rewarding import MODEL
 
 # Few epochs over large batches keep a small model stable.
 SMALL = {

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import statistics
 from jaxrl_po.run.store.sources import Given
 
 Combination = dict[str, str]
@@ -158,7 +158,7 @@ def static_part(records: Mapping[str, Any]) -> str:
 def final(scores: Any) -> npt.NDArray[np.float64]:
     """Returns the score of each seed, `[S]`: the mean of its last three evaluations, or −∞."""
     last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
-    return metrics.worst_if_missing(last)
+    return statistics.worst_if_missing(last)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -167,8 +167,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]
     for row in rows:
         scores = final(row["scores"])
-        numbers = [scores.mean(), float(metrics.interquartile_mean(scores)), scores.min()]
+        numbers = [scores.mean(), float(statistics.interquartile_mean(scores)), scores.min()]
         values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
-        seeds = f"{metrics.seeds_with_score(scores):>8}"
+        seeds = f"{statistics.seeds_with_score(scores):>8}"
         lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), seeds, *values]))
     return "\n".join(lines) + "\n"

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_po.config import ConfigError, static_value
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.store import sources
 
 # Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
@@ -75,7 +75,7 @@ def make(name: str, env_params: str = "") -> Environment:
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
-    arguments = flags.json_object("env_params", env_params or "{}")
+    arguments = errors.json_object("env_params", env_params or "{}")
     errors.require("env", SUITES[suite], suite)
     # Imported here, and by its name: the module imports the suite. What suites print and warn of
     # when they are imported and made (optional packages, versions) is not for the user.
@@ -133,7 +133,7 @@ def with_params(env: Any, env_params: str) -> Environment:
     is_tuple = hasattr(params, "_asdict")
     names = [field.name for field in dataclasses.fields(params)] if not is_tuple else params._fields
     defaults: dict[str, Any] = {name: getattr(params, name) for name in names}
-    given = flags.json_object("env_params", env_params)
+    given = errors.json_object("env_params", env_params)
     changed = {
         field: _converted(
             f"env_params.{field}", errors.lookup("env_params", field, defaults), value

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
+from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.experiment import (
@@ -105,7 +106,7 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
         for name, values in over.items()
         if not isinstance(values, str)
     }
-    searched = {name: ",".join(map(flags.shown, values)) for name, values in listed.items()}
+    searched = {name: ",".join(map(errors.shown, values)) for name, values in listed.items()}
     given = with_names({**experiment.settings, **options, **over, **searched})
     argv = flags.written(given)
     sections = sections_of(flags.parse(argv, {"": Options}, partial=True)[""])
@@ -268,11 +269,11 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
         if name in code and sources.digests({name: value}) == {name: code[name]}:
             continue
         if name not in search.MAY_DIFFER and value != before.get(name):
-            wanted = flags.shown(before[name]) if name in before else "left out"
+            wanted = errors.shown(before[name]) if name in before else "left out"
             raise ConfigError(
                 name,
                 f"must be {wanted}, as in the sweep in {out} that is resumed, got "
-                f"{flags.shown(value)}",
+                f"{errors.shown(value)}",
             )
     may_differ = {name: x for name, x in again.flags.items() if name in (*search.MAY_DIFFER, *code)}
     return asked._replace(flags=asked.flags | may_differ)

@@ -7,11 +7,8 @@ from typing import Any
 from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import workers
+from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.store.sources import OWN, Given, in_file, missing
-
-
-class UserCodeError(ConfigError):
-    """A user's own file, or the folder that a run started from, cannot be used."""
 
 
 def make(flag: str, source: str, advice: str = "") -> Any:

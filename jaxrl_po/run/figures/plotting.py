@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store import metrics, statistics
 from jaxrl_po.types import Row
 
 FEWEST_SEEDS = 4  # below which a bootstrap band says nothing that the seeds do not
@@ -113,15 +113,15 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         if not step.size:
             continue
         if series.metric.startswith(metrics.EPISODES):
-            values = metrics.carried(values)
+            values = statistics.carried(values)
         has_band = len(values) >= FEWEST_SEEDS
         if panel.seeds or not has_band:
             alpha = min(0.35, 2.5 / len(values))
             axes.plot(step, values.T, color=colour, alpha=alpha, linewidth=0.7)
         if has_band:
-            low, high = metrics.bootstrap_interval(values)
+            low, high = statistics.bootstrap_interval(values)
             axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
-        centre = metrics.interquartile_mean(values)
+        centre = statistics.interquartile_mean(values)
         named += axes.plot(step, centre, dashes, color=colour, linewidth=2.2, label=series.label)
         axes.plot(step[-1], centre[-1], "o", color=colour, markersize=5, clip_on=False)
         drawn.add(len(values))

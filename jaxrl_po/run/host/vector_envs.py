@@ -18,7 +18,6 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control.spaces import Spaces, is_discrete, is_image, read_spaces
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import RunError
-from jaxrl_po.run.experiment import flags
 
 SUITES = ("envpool", "gymnasium")
 Array = npt.NDArray[Any]
@@ -127,7 +126,7 @@ def find(name: str, env_params: str = "") -> Source:
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
-    arguments = flags.json_object("env_params", env_params or "{}")
+    arguments = errors.json_object("env_params", env_params or "{}")
     errors.require("env", suite, suite)
     return {"envpool": _envpool, "gymnasium": _gymnasium}[suite](name, inner, arguments)
 

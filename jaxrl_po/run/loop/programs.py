@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import compiled, is_light, side_by_side
 from jaxrl_po.run.devices.memory import Memory, exhausted_bytes, memory_of
@@ -61,7 +62,7 @@ class Rollouts(Protocol):
         """Name to `[S, n]`; `later_seed` is that of a later evaluation."""
 
     @property
-    def examples(self) -> "Examples | None":
+    def examples(self) -> Examples | None:
         """Computed on the host."""
 
     def close(self) -> None:
@@ -73,19 +74,6 @@ class Host(Protocol):
 
     def open(self, base_seed: int, seeds: Sequence[int]) -> Rollouts:
         """Its rollouts; `seeds` is the index of the seed of each row of the state."""
-
-
-class Examples(NamedTuple):
-    """Sample outputs of the policy at an evaluation, for people to read.
-
-    Attributes:
-      describe: training state to arrays; compiled, unless it is that of `Rollouts`. It must use a
-        fixed key of its own.
-      render: those arrays, on the host, to rows of `samples.jsonl`.
-    """
-
-    describe: Callable[..., PyTree]
-    render: Callable[[PyTree], list[Row]]
 
 
 @dataclasses.dataclass(frozen=True)

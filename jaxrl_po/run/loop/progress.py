@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.loop import streams
 from jaxrl_po.run.store.metrics import label
 from jaxrl_po.types import Row
 
@@ -70,7 +70,7 @@ class Progress:
 
     def report(self, line: str) -> None:
         """Prints a permanent line."""
-        shown = flags.wrapped(line) if self._live else line
+        shown = streams.wrapped(line) if self._live else line
         self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, name: str, detail: str = "", left: str = "") -> None:

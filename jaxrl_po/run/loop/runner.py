@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write
 from jaxrl_po.run.loop.programs import Job, RolloutsFailed
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
+from jaxrl_po.run.store.exporters import Reporter
 from jaxrl_po.types import Metrics, Row, TrainState
 
 SKIPPED, NO_ACTION = "skipped", "frac_no_action"
@@ -46,19 +47,6 @@ class NoAction(RunError):
 
 
 FAILURES = Diverged, NoAction, RewardError, PoolError
-
-
-class Reporter(Protocol):
-    """Shows the progress of a run."""
-
-    def report(self, line: str) -> None:
-        """Shows a permanent line."""
-
-    def phase(self, name: str, detail: str = "", left: str = "") -> None:
-        """Shows what happens outside the training itself, how far it is, and the time left."""
-
-    def update(self, row: Row, seconds_left: float) -> None:
-        """Shows one line of metrics."""
 
 
 class Outcome(NamedTuple):

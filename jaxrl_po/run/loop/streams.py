@@ -5,7 +5,9 @@ import errno
 import io
 import os
 import select
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any, ClassVar, TextIO
 
@@ -73,3 +75,16 @@ def outlived() -> Iterator[None]:
         yield
     finally:
         Stream.goes_on = before
+
+
+def wrapped(text: str, *, indent: str = "") -> str:
+    """Lines no longer than the terminal's, or 80 characters, which end between words."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(
+        text,
+        max(width, 40),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

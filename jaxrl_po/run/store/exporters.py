@@ -12,11 +12,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxrl_po.run.loop.runner import Reporter
 from jaxrl_po.run.store.metrics import write_atomically
 from jaxrl_po.types import Row
 
 PATIENCE = 60.0  # seconds for one line, and for what is left at the end
+
+
+class Reporter(Protocol):
+    """Shows the progress of a run."""
+
+    def report(self, line: str) -> None:
+        """Shows a permanent line."""
+
+    def phase(self, name: str, detail: str = "", left: str = "") -> None:
+        """Shows what happens outside the training itself, how far it is, and the time left."""
+
+    def update(self, row: Row, seconds_left: float) -> None:
+        """Shows one line of metrics."""
 
 
 class Exporter(Protocol):

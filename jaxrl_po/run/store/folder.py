@@ -16,8 +16,7 @@ from typing import Any, TextIO
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import format_error, unread_format
-from jaxrl_po.run.experiment.flags import shown
+from jaxrl_po.run.errors import format_error, shown, unread_format
 from jaxrl_po.run.store import provenance, sources
 from jaxrl_po.run.store.metrics import strict, write_atomically
 from jaxrl_po.version import FORMATS

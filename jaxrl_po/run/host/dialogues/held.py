@@ -17,10 +17,10 @@ from jaxrl_po.language.networks import prompt_keys
 from jaxrl_po.language.tasks.types import held_out, num_asked, selecting
 from jaxrl_po.learner import next_key
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices.seeds import STATE_AXES, stack
 from jaxrl_po.run.host.dialogues.exchange import Episode, Reporter, Scene, Talking
 from jaxrl_po.run.host.rollouts import seed_of
-from jaxrl_po.run.loop.programs import Examples
 from jaxrl_po.types import ActorCritic, Metrics, PyTree, Row, TrainState
 
 Array = npt.NDArray[Any]

@@ -9,7 +9,7 @@ from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Call, Mess
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.data.scoring import HostScore, RewardError
-from jaxrl_po.run.experiment.user_code import UserCodeError
+from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.host.dialogues import instances
 from jaxrl_po.run.host.dialogues.exchange import Episode, Outcome, Reporter
 from jaxrl_po.run.host.vector_envs import PoolError

@@ -9,10 +9,11 @@ from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, POSITIVE, ConfigError, number, static
 from jaxrl_po.language.pretrained import tools as tools_lib
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
-from jaxrl_po.run.data import prompts, rewarding, tables
+from jaxrl_po.run import errors
+from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import flags, models
+from jaxrl_po.run.experiment import models, rewarding
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner
@@ -70,7 +71,8 @@ def make(
             raise ConfigError(
                 "environment", "must have a method get_reward, or reward must name functions"
             )
-        arguments = flags.json_object("task.template_arguments", records["task"].template_arguments)
+        written = records["task"].template_arguments
+        arguments = errors.json_object("task.template_arguments", written)
         try:
             found = tools_lib.read(template, start.base.text.tokenizer, offer.tools, arguments)
             longest = max(len(found.prompt(row["prompt"])) for row in rows)
