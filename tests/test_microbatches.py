@@ -132,7 +132,7 @@ def plan_of(out, *flags):
 
 
 def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path):
-    plan = plan_of(tmp_path, "--algorithm=grpo")
+    plan = plan_of(tmp_path, "--algorithm=grpo", "--config.num_minibatches=1")
     assert FLAG not in plan.settings
     made = [number for number in range(1, 13) if plan.job.rebuild(number) is not None]
     assert made == [1, 2, 3, 6, 12]

@@ -69,7 +69,7 @@ WRONG = [
     ),
     Wrong(
         "a program that does not fit runs nevertheless",
-        "run.loop.runner",
+        "run.loop.microbatches",
         "    if space is None:\n        return 1, programs",
         "    if space != 1:\n        return 1, programs",
         ("test_microbatches.py::test_run_in_little_memory_takes_microbatches_and_keeps_them",),

@@ -6,10 +6,34 @@ from rich import filesize
 
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.errors import RunError
-from jaxrl_po.run.loop.programs import Job
+from jaxrl_po.run.loop.programs import Job, Programs, with_microbatches
 
 FLAG = "config.num_microbatches"
 COMPILATIONS = 3
+
+
+def fit(job: Job, programs: Programs, space: int | None) -> tuple[int, Programs]:
+    """Compiles the chunk again until it fits; returns the number of microbatches and programs.
+
+    Args:
+      job: job of one microbatch, with `rebuild`.
+      programs: its programs.
+      space: bytes of a device that programs may take; None if unknown.
+
+    Raises:
+      RunError: nothing fits.
+    """
+    if space is None:
+        return 1, programs
+    require_evaluation(programs.evaluation, space)
+
+    def compile_again(other: Job, _: int) -> Memory:
+        nonlocal programs
+        programs = with_microbatches(programs, other)
+        return programs.memory
+
+    number = choose_microbatches(job, programs.memory, compile_again, space)
+    return number, programs
 
 
 def choose_microbatches(

@@ -138,7 +138,7 @@ def run(
         placed = jax.tree.leaves(programs.like)[0].sharding
         space = memory_lib.available_bytes(len(placed.addressable_devices))
         if job.rebuild is not None:
-            (number, programs), seconds = wait_for(_fitted, job, programs, space)
+            (number, programs), seconds = wait_for(microbatches.fit, job, programs, space)
             compile_seconds += seconds
             on_chosen(number)
         reporter.report("; ".join(filter(None, [job.where, programs.largest.describe(space)])))
@@ -161,23 +161,6 @@ def run(
     cut = run.iteration < job.iterations and not (run.idle or run.stopped)
     interrupted = cut or processes.any_of(stop.is_set())
     return Outcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
-
-
-def _fitted(
-    job: Job, programs: programs_lib.Programs, space: int | None
-) -> tuple[int, programs_lib.Programs]:
-    """Compiles the chunk again until it fits; returns the number of microbatches and programs."""
-    if space is None:
-        return 1, programs
-    microbatches.require_evaluation(programs.evaluation, space)
-
-    def compile_again(other: Job, _: int) -> memory_lib.Memory:
-        nonlocal programs
-        programs = programs_lib.with_microbatches(programs, other)
-        return programs.memory
-
-    number = microbatches.choose_microbatches(job, programs.memory, compile_again, space)
-    return number, programs
 
 
 def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
