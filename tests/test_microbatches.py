@@ -48,11 +48,15 @@ def test_smallest_number_that_fits_is_chosen():
         assert len(compiled) <= 3
 
 
+def test_two_numbers_may_have_the_same_peak():
+    assert choose(1500, lambda n: 2000 if n < 3 else 1000) == (3, [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("space", "peak_of", "fixed", "tried"),
     [
-        (1070, line, 400, [1, 3]),  # no number fits the line through both
-        (1500, lambda n: 2000 - n, 400, [1, 2]),
+        (1070, line, 400, [1, 3, 6]),
+        (1500, lambda n: 2000 - n, 400, [1, 2, 3]),
         (1500, lambda n: 2000 if n == 1 else 1550 - n, 400, [1, 2, 3]),  # not three more
         (1500, line, 1501, [1]),  # of sampling, for example
     ],

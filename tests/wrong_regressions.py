@@ -13,9 +13,16 @@ WRONG = [
     Wrong(
         "all memory shrinks with more microbatches",
         "run.loop.microbatches",
-        "_next_job(job, points[-2:], number, space)",
-        "_next_job(job, [(0.0, 0), points[-1]], number, space)",
-        ("test_microbatches.py::test_training_that_does_not_fit_is_an_error",),
+        "found = _next_job(job, points[-2:], number, space)",
+        "found = _next_job(job, [(0.0, 0), points[-1]], number, space)",
+        ("test_microbatches.py::test_smallest_number_that_fits_is_chosen",),
+    ),
+    Wrong(
+        "two numbers with the same peak end the search",
+        "run.loop.microbatches",
+        "found = found or _next_job(job, [points[0], points[-1]], number, space)",
+        "found = found or None",
+        ("test_microbatches.py::test_two_numbers_may_have_the_same_peak",),
     ),
     Wrong(
         "a run that does not fit is compiled with every number",

@@ -42,8 +42,9 @@ def choose_microbatches(
     """Finds the smallest number of microbatches with which an update fits in memory.
 
     The peak of n microbatches is about a + b/n. At first, a is the part that no n reduces; then
-    both follow from the last two compilations. The number jumps to the next one that the line
-    predicts to fit, and there are at most `COMPILATIONS`.
+    both follow from the last two compilations, unless no number fits by them: two numbers may
+    have the same peak. The number jumps to the next one that the line predicts to fit, and there
+    are at most `COMPILATIONS`.
 
     Args:
       job: compiled job of one microbatch, with `rebuild`.
@@ -63,6 +64,7 @@ def choose_microbatches(
         found = None
         if memory.fixed <= space and len(points) <= COMPILATIONS:
             found = _next_job(job, points[-2:], number, space)
+            found = found or _next_job(job, [points[0], points[-1]], number, space)
         if found is None:
             raise RunError(
                 f"training needs {filesize.decimal(memory.peak)} of a device, which has "
