@@ -307,8 +307,8 @@ def undonated(frozen: PyTree) -> PyTree:
     if any(not isinstance(x, jax.core.Tracer) and x.is_deleted() for x in arrays):
         raise ConfigError(
             "frozen",
-            "parameters must stay out of donations: load them again, donate "
-            "state.with_frozen(None), and pass state.params.frozen beside it",
+            "parameters were donated: load them again, donate state.with_frozen(None), and pass "
+            "state.params.frozen beside it",
         )
     return frozen
 

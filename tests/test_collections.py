@@ -213,13 +213,13 @@ def test_modules_that_write_or_draw_are_refused(layer, message):
         "critic": {"policy": Policy(), "critic": Through(layer, networks.ValueHead())},
         "actor_critic": {"actor_critic": Through(layer, Both())},
     }.items():
-        with pytest.raises(ConfigError, match=f"^{name} {message}"):
+        with pytest.raises(ConfigError, match=f"^{name}: {message}"):
             on_control(**modules)
-    with pytest.raises(ConfigError, match=f"^policy {message}"):
+    with pytest.raises(ConfigError, match=f"^policy: {message}"):
         control.make_groups(ENV, num_prompts=2, group_size=2, policy=Through(layer, head))
-    with pytest.raises(ConfigError, match=f"^model {message}"):
+    with pytest.raises(ConfigError, match=f"^model: {message}"):
         language.make_problem(TASK, Bigrams(size, layer=layer))
-    with pytest.raises(ConfigError, match=f"^critic {message}"):
+    with pytest.raises(ConfigError, match=f"^critic: {message}"):
         language.make_problem(TASK, Bigrams(size), critic=Bigrams(size, 1, layer))
 
 

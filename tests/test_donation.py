@@ -116,7 +116,7 @@ def test_frozen_parameters_stay_out_of_donations(name):
     donated(state.with_frozen(None))
     assert not any(x.is_deleted() for x in jax.tree.leaves(given))
     donated(learner.init(jax.random.key(0)))
-    with pytest.raises(ConfigError, match=r"frozen .* donated: .*state\.with_frozen\(None\)"):
+    with pytest.raises(ConfigError, match=r"frozen: .* donated: .*state\.with_frozen\(None\)"):
         learner.init(jax.random.key(0))
 
 

@@ -1,9 +1,12 @@
 """Microbatches chosen by the compiler's count of memory; tests replace the memory of the device."""
 
+import contextlib
+import io
 import json
 import re
 from types import SimpleNamespace
 
+import costs
 import jax
 import pytest
 
@@ -153,31 +156,66 @@ def test_no_number_is_chosen_if_given_or_deterministic(tmp_path, flag, number):
     assert plan.settings[FLAG] == number
 
 
-def test_run_in_little_memory_takes_microbatches_and_keeps_them(tmp_path, monkeypatch, capsys):
-    sizes = ["--problem.num_prompts=64", "--model.width=8", "--model.mlp_width=64", "--seeds=1"]
-    flags = ["--algorithm=sft", "--devices=1", *sizes, "--show=0", "--eval_prompts=2"]
+SFT = [
+    *("--algorithm=sft", "--devices=1", "--seeds=1", "--show=0", "--eval_prompts=2"),
+    *("--problem.num_prompts=64", "--model.width=8", "--model.mlp_width=64"),
+]
 
-    def run(name, space, *more):
-        monkeypatch.setattr(memory, "available_bytes", lambda devices: space)
-        out = tmp_path / name
-        assert launch.language([f"--out={out}", *flags, "--total_steps=64", *more]) == 0
-        config = json.loads((out / "config.json").read_text())
-        return config[FLAG], read(out / "metrics.jsonl")[0]["memory/peak_bytes"]
 
-    number, peak = run("plenty", 10**12)
+def run_in(space, out, *more):
+    """The number of microbatches and the peak of a run, where a device has `space` bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "available_bytes", lambda devices: space)
+        assert launch.language([f"--out={out}", *SFT, "--total_steps=64", *more]) == 0
+    config = json.loads((out / "config.json").read_text())
+    return config[FLAG], read(out / "metrics.jsonl")[0]["memory/peak_bytes"]
+
+
+@pytest.fixture(scope="module")
+def plenty(tmp_path_factory):
+    """The peak of a run in plenty of memory, and its lines."""
+    out = tmp_path_factory.mktemp("plenty") / "run"
+    with costs.uncounted(), contextlib.redirect_stdout(io.StringIO()) as lines:
+        number, peak = run_in(10**12, out)
     assert number == 1
-    # Of supervised training, the cross entropy of what is learned and of what is held out.
-    said = capsys.readouterr().out
+    return peak, lines.getvalue()
+
+
+def test_supervised_training_prints_both_losses_and_its_memory(plenty):
+    _, said = plenty  # the cross entropy of what is learned and of what is held out
     assert re.search(r": loss \S+  held out loss \S+  64/64 ", said)
     assert re.search(r"a device holds \S+ kB of state and needs \S+ \S+ of 1\.0 TB", said)
-    assert run("exactly", peak) == (1, peak)
-    number, smaller = run("little", peak - 1)
+
+
+def test_run_that_just_fits_has_one_microbatch(plenty, tmp_path):
+    peak, _ = plenty
+    assert run_in(peak, tmp_path / "exactly") == (1, peak)
+
+
+@pytest.fixture(scope="module")
+def little(plenty, tmp_path_factory):
+    """The folder of a run in one byte less, its number, its peak and its lines."""
+    out = tmp_path_factory.mktemp("little") / "run"
+    with costs.uncounted(), contextlib.redirect_stdout(io.StringIO()) as lines:
+        number, smaller = run_in(plenty[0] - 1, out)
+    return out, number, smaller, lines.getvalue()
+
+
+def test_run_in_little_memory_takes_microbatches(plenty, little):
+    _, number, smaller, said = little
     assert number > 1
-    assert smaller < peak
-    assert f"--config.num_microbatches={number}, to fit in memory" in capsys.readouterr().out
-    assert run("little", 10**12, "--resume") == (number, smaller)
+    assert smaller < plenty[0]
+    assert f"--config.num_microbatches={number}, to fit in memory" in said
+
+
+def test_resumed_run_keeps_its_number(little):
+    out, number, smaller, _ = little
+    assert run_in(10**12, out, "--resume") == (number, smaller)
+
+
+def test_start_in_more_memory_chooses_anew(plenty, tmp_path):
+    peak, _ = plenty
     with pytest.raises(RunError, match="evaluation needs"):
-        run("none", 1)
-    # Another start, in more memory, chooses anew: nothing was trained.
+        run_in(1, tmp_path / "none")
     assert FLAG not in json.loads((tmp_path / "none" / "config.json").read_text())
-    assert run("none", 10**12, "--resume") == (1, peak)
+    assert run_in(10**12, tmp_path / "none", "--resume") == (1, peak)

@@ -273,8 +273,8 @@ def test_networks_that_are_no_modules_are_named(got):
 @pytest.mark.parametrize(
     ("policy", "name"),
     [
-        (networks.Policy(NNX, HEAD), r"policy.torso .* the nnx module Linear"),
-        (networks.Policy(TORSO, networks.CategoricalHead), "policy.head .* the class Categorical"),
+        (networks.Policy(NNX, HEAD), r"policy.torso: .* the nnx module Linear"),
+        (networks.Policy(TORSO, networks.CategoricalHead), "policy.head: .* the class Categorical"),
         (networks.Policy(networks.SideBySide([TORSO, NNX], TORSO), HEAD), "policy.torso.parts"),
         (networks.Recurrent(nn.Sequential([NNX]), HEAD, 4), "policy.torso.layers"),
     ],

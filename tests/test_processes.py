@@ -205,10 +205,10 @@ def test_the_first_process_writes_and_the_others_are_silent(pair):
 
 def test_what_a_process_needs_is_told(pair):
     out, ends = pair
-    told = next(line for line in ends[0][1] if "this run needs" in line)
+    told = next(line for line in ends[0][1] if "a device holds" in line)
     assert told.startswith(
         "2 seeds in 2 shares of 1, the rows of each sharded over 4 devices, 8 in all; "
-        "this run needs about "
+        "a device holds "
     )
     first = read(out / "two" / "metrics.jsonl")[0]
     assert 0 < first["memory/state_bytes"] < first["memory/peak_bytes"]

@@ -100,7 +100,9 @@ def test_conversations_that_begin_alike_are_held_out_by_what_differs():
     found = [{row.identity(True) for row in part} for part in tables.demonstrated(parts)]
     assert len(set.union(*found)) == 41  # each last answer, and the first once
     assert sum(map(len, found)) == 41
-    with pytest.raises(ConfigError, match=r"^row: all that is held out is trained on as well"):
+    with pytest.raises(
+        ConfigError, match=r"^task.train: row: every held-out demonstration is a training"
+    ):
         tables.demonstrated([parts[0], parts[0][:1]])
 
 

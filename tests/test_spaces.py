@@ -315,7 +315,7 @@ def test_reset_must_return_what_the_spaces_say():
     environment = control.adapt(AlwaysTruncated())
     nine = environment.spaces._replace(observation=jax.ShapeDtypeStruct((9,), jnp.float32))
     problem = control.make_problem(environment._replace(spaces=nine), num_envs=2, num_steps=2)
-    with pytest.raises(ConfigError, match=r"what reset returns, \[1\], got \[9\]"):
+    with pytest.raises(ConfigError, match=r"that reset returns, \[1\], got \[9\]"):
         jax.eval_shape(problem.init, jax.random.key(0))
 
 

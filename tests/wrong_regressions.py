@@ -79,14 +79,14 @@ WRONG = [
         "run.loop.microbatches",
         "    if space is None:\n        return 1, programs",
         "    if space != 1:\n        return 1, programs",
-        ("test_microbatches.py::test_run_in_little_memory_takes_microbatches_and_keeps_them",),
+        ("test_microbatches.py::test_run_in_little_memory_takes_microbatches",),
     ),
     Wrong(
         "a resumed run chooses its microbatches anew",
         "run.experiment.plan",
         "FLAG not in {**before, **given}",
         "FLAG not in given",
-        ("test_microbatches.py::test_run_in_little_memory_takes_microbatches_and_keeps_them",),
+        ("test_microbatches.py::test_resumed_run_keeps_its_number",),
     ),
     Wrong(
         "names in pictures are read as TeX",
