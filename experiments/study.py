@@ -1,6 +1,16 @@
-"""Tests a claim about methods on many seeds, each arm tuned."""
+"""Tests a claim on many seeds: `python experiments/study.py --claim=mine.py:claim --out=runs/mine`.
 
-from jaxrl_po.__main__ import entry
+The file imports `Arm`, `Claim` and `Comparison` from `claim`, see `docs/studies/how.md`.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent / "studies" / "claims"))
+
+import trial
+
+from jaxrl_po.run.experiment import flags
 
 if __name__ == "__main__":
-    entry("study")
+    flags.entry(trial.main)

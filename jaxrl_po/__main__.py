@@ -15,7 +15,6 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
   control    train a method on an environment
   language   train a transformer on a task whose answers are verified
   sweep      search the hyperparameters of a method on an environment
-  study      test a claim about methods on many seeds
   evaluate   evaluate the policies of a finished run again
   plot       compare runs in a figure and a table
   report     write an HTML page about one or several runs
@@ -32,14 +31,13 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("--help", "-h", "help"):
         print(SUMMARY)
         return 0 if argv else 2
-    from jaxrl_po.cli import evaluate, export, launch, plot, render, report, study, sweep
+    from jaxrl_po.cli import evaluate, export, launch, plot, render, report, sweep
     from jaxrl_po.run import errors
 
     commands: dict[str, Callable[[Sequence[str]], int]] = {
         "control": launch.control,
         "language": launch.language,
         "sweep": sweep.main,
-        "study": study.main,
         "evaluate": evaluate.main,
         "plot": plot.main,
         "report": report.main,

@@ -1,7 +1,7 @@
 """Size and coupling of the code: `python tests/size.py`; `test_size.py` holds the limits.
 
-A code line holds a token that is not a comment, a docstring or a blank. The run layer is `run/`,
-`study/` and `cli/`. An import pair is a pair of files: each name is resolved to the file that
+A code line holds a token that is not a comment, a docstring or a blank. The run layer is `run/`
+and `cli/`. An import pair is a pair of files: each name is resolved to the file that
 defines it, also through a package, lazy or not, and through `package.name` in the code.
 """
 
@@ -12,7 +12,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-RUN_LAYER = ("jaxrl_po/run/", "jaxrl_po/study/", "jaxrl_po/cli/")
+RUN_LAYER = ("jaxrl_po/run/", "jaxrl_po/cli/")
 FUNCTION, CLASS = (ast.FunctionDef, ast.AsyncFunctionDef), ast.ClassDef
 QUIET = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER", "ENCODING"}
 

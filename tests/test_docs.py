@@ -16,11 +16,12 @@ from pathlib import Path
 
 import jax
 import pytest
+import trial
 
 import jaxrl_po
 from jaxrl_po import __main__ as command_line
 from jaxrl_po import language as words
-from jaxrl_po.cli import evaluate, export, plot, render, report, study
+from jaxrl_po.cli import evaluate, export, plot, render, report
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping, tasks
 from jaxrl_po.run.store import metrics
@@ -36,7 +37,7 @@ LENGTHS = {README: 150, CONTRIBUTING: 120}  # lines at most: a front door that i
 FENCE = re.compile(r"^```(\w*)(?: title=\"(.+?)\")?\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z][\w.]*\*?)")
-COMMAND = re.compile(r"(jaxrl-po|python experiments/(?:\w+/)+\w+\.py)(?: (.*))?$")
+COMMAND = re.compile(r"(jaxrl-po|python experiments/(?:\w+/)*\w+\.py)(?: (.*))?$")
 OTHERS = re.compile(
     r"^\.venv/bin/python .*|^#SBATCH .*|^srun |--worker=all --command=|--no-deps", re.M
 )
@@ -119,8 +120,9 @@ def flags_of():
         f"jaxrl-po {name}": training_flags(globals()[name]) for name in ("control", "language")
     }
     found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweeping.Options)
-    for command in (evaluate, export, plot, render, report, study):
+    for command in (evaluate, export, plot, render, report):
         found[f"jaxrl-po {command.__name__.rpartition('.')[2]}"] = fields_of(command.Options)
+    found["python experiments/study.py"] = fields_of(trial.Options)
     for path in SCRIPTS:
         spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
         module = importlib.util.module_from_spec(spec)
@@ -133,7 +135,7 @@ def flags_of():
                 for field in fields_of(record)
             }
         elif hasattr(module, "claim"):
-            found[f"python {name(path)}"] = fields_of(study.Options)
+            found[f"python {name(path)}"] = fields_of(trial.Options)
     return found
 
 

@@ -31,7 +31,6 @@ LAYERS = (
     {"control", "language"},  # problems
     {"algorithms"},
     {"run"},  # the impure part
-    {"study"},  # claims over many runs
     {"cli"},  # the commands
     {"__main__", "__init__"},
 )
@@ -74,7 +73,7 @@ def violations(module: str, source: str) -> list[str]:
                 found.append(f"{module} (L{here}) imports {name} (L{there})")
         if root == "flax" and module not in FLAX_HOMES:
             found.append(f"{module} imports flax")
-        if root in IMPURE and unit not in ("run", "study", "cli", "__main__"):
+        if root in IMPURE and unit not in ("run", "cli", "__main__"):
             found.append(f"{module} (L{here}) imports {root}")
     return found
 
@@ -101,7 +100,7 @@ def asks_jax(source: str) -> list[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_one_function_below_run_asks_jax_for_its_backend(module):
-    if module.split("/")[0] in ("run", "study", "cli"):
+    if module.split("/")[0] in ("run", "cli"):
         return
     found = asks_jax((PACKAGE / module).read_text())
     assert len(found) == (2 if module == "backend.py" else 0), found

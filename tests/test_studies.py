@@ -1,19 +1,20 @@
-"""Claims tested on many seeds: their statistics, and `jaxrl-po study` from file to verdict."""
+"""Claims tested on many seeds: their statistics, and the command from file to verdict."""
 
+import doctest
 import json
 
+import claim as claims
 import numpy as np
 import pytest
+import trial
+from claim import FAILS, HOLDS, OPEN, Arm, Claim, Comparison, Tuned
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_po.cli import study
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, language, methods
 from jaxrl_po.run.store.metrics import read
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import FAILS, HOLDS, OPEN, Arm, Claim, Comparison, Tuned
 
 RATE = "config.learning_rate"
 SCORE = claims.last("greedy_accuracy")
@@ -49,11 +50,15 @@ def judged(a, b, by, *, inside=True):
     return claims.judge(about((Comparison("a", "b", by),)), results)[0]
 
 
+def test_examples_of_the_docstrings_hold():
+    assert [doctest.testmod(module).failed for module in (claims, trial)] == [0, 0]
+
+
 def test_an_initial_policy_that_does_not_finish_ends_the_study(tmp_path, monkeypatch):
-    monkeypatch.setattr(study.launch, "language", lambda arguments: 1)
+    monkeypatch.setattr(trial.launch, "language", lambda arguments: 1)
     claim = about((Comparison("a", "b", 0.0),), warm_start={"warm_start.steps": 1})
     with pytest.raises(UsageError, match=r"^warm start 1 did not finish; see "):
-        study.begin(claim, 1, "one", tmp_path)
+        trial.begin(claim, 1, "one", tmp_path)
 
 
 def test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not():
@@ -162,7 +167,7 @@ class Tried:
         return True
 
     def train(self, values, seeds, base_seed):
-        assert base_seed == study.TUNING
+        assert base_seed == trial.TUNING
         self.asked.append(list(values))
         return [
             {"greedy_accuracy": np.full((seeds, 2), -abs(np.log(value / self.best)))}
@@ -178,7 +183,7 @@ def test_a_sweep_goes_on_beyond_its_edge():
         (1e9, 256.0, False, 3),
     ):
         runs = Tried(best)
-        assert study.tune(runs, {}, lambda: None) == (value, inside)
+        assert trial.tune(runs, {}, lambda: None) == (value, inside)
         assert len(runs.asked) == asked
 
 
@@ -189,19 +194,19 @@ def test_a_sweep_stays_within_the_range_of_its_flag():
     )
     asked = []
 
-    class Trained(study.Runs):
+    class Trained(trial.Runs):
         def train(self, values, seeds, base_seed):
             asked.append(list(values))
             return [{"greedy_accuracy": np.full((seeds, 2), value)} for value in values]
 
-    assert study.tune(Trained(claim, "one", "a", [], "1"), {}, lambda: None) == (0.864, False)
+    assert trial.tune(Trained(claim, "one", "a", [], "1"), {}, lambda: None) == (0.864, False)
     assert asked == [[0.5, 0.6], [0.72, 0.864]]  # not 1.04 and 1.24
 
 
 def test_a_resumed_sweep_goes_on_as_far_as_an_uninterrupted_one():
     for best in (16.0, 1e9):
         whole = Tried(best)
-        expected = study.tune(whole, {}, lambda: None)
+        expected = trial.tune(whole, {}, lambda: None)
         for stop in range(1, len(whole.asked) + 1):
             found = {
                 value: float(-abs(np.log(value / best)))
@@ -209,17 +214,17 @@ def test_a_resumed_sweep_goes_on_as_far_as_an_uninterrupted_one():
                 for value in values
             }
             again = Tried(best)
-            assert study.tune(again, found, lambda: None) == expected
+            assert trial.tune(again, found, lambda: None) == expected
             assert again.asked == whole.asked[stop:]
 
 
 def test_a_cpu_is_split_before_an_environment_starts_the_backend(monkeypatch, tmp_path):
     order = []
-    monkeypatch.setattr(study.parallel, "split", lambda devices: order.append(devices))
-    monkeypatch.setattr(study, "check", lambda claim: order.append("check") or 1 / 0)
+    monkeypatch.setattr(trial.parallel, "split", lambda devices: order.append(devices))
+    monkeypatch.setattr(trial, "check", lambda claim: order.append("check") or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        study.carry_out(
-            about((Comparison("a", "b", 0.0),)), study.Options(devices="2", out=str(tmp_path / "s"))
+        trial.carry_out(
+            about((Comparison("a", "b", 0.0),)), trial.Options(devices="2", out=str(tmp_path / "s"))
         )
     assert order == ["2", "check"]
 
@@ -232,7 +237,7 @@ def test_what_is_tuned_for_need_not_be_the_last_value():
 
     runs = Late(2.0)
     runs.claim = runs.claim._replace(objective=claims.last("greedy_accuracy", of=2))
-    assert study.tune(runs, {}, lambda: None) == (2.0, True)
+    assert trial.tune(runs, {}, lambda: None) == (2.0, True)
 
 
 def test_a_diverged_value_is_never_the_best():
@@ -242,7 +247,7 @@ def test_a_diverged_value_is_never_the_best():
             curves[-1]["greedy_accuracy"][:] = np.nan
             return curves
 
-    assert study.tune(Diverging(4.0), {}, lambda: None) == (2.0, True)
+    assert trial.tune(Diverging(4.0), {}, lambda: None) == (2.0, True)
 
 
 SMALL = {
@@ -260,7 +265,7 @@ SMALL = {
     "config.num_minibatches": 1,
 }
 OF_FILE = """
-from jaxrl_po.study.claims import Arm, Claim, Comparison, last
+from claim import Arm, Claim, Comparison, last
 from jaxrl_po.run.experiment import language
 
 def claim():
@@ -287,7 +292,7 @@ def small(tmp_path):
 def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, monkeypatch):
     out = tmp_path / "study"
     arguments = [f"--claim={small}:claim", f"--out={out}", "--compilation_cache="]
-    assert study.main(arguments) == 0
+    assert trial.main(arguments) == 0
     printed = capsys.readouterr().out
     table = (out / "table.txt").read_text()
     assert table in printed
@@ -300,22 +305,22 @@ def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, mo
     assert np.shape(stored["curves"]["response_length"]) == (3, 2)
 
     # What is done is not trained again.
-    monkeypatch.setattr(study.Runs, "train", None)
+    monkeypatch.setattr(trial.Runs, "train", None)
     (out / "table.txt").unlink()
-    assert study.main([*arguments, "--resume"]) == 0
+    assert trial.main([*arguments, "--resume"]) == 0
     assert (out / "table.txt").read_text() == table
 
     # What was said before cannot be changed after.
     small.write_text(small.read_text().replace("None, 0.5", "None, 0.1"))
     with pytest.raises(ConfigError, match=r"resume: comparisons of the claim differs"):
-        study.main([*arguments, "--resume"])
+        trial.main([*arguments, "--resume"])
     with pytest.raises(ConfigError, match="already holds files"):
-        study.main(arguments)
+        trial.main(arguments)
 
     # Another claim in its place finds nothing of it.
-    monkeypatch.setattr(study, "begin", None)
+    monkeypatch.setattr(trial, "begin", None)
     with pytest.raises(TypeError, match="NoneType"):
-        study.main([*arguments, "--overwrite"])
+        trial.main([*arguments, "--overwrite"])
     assert not (out / "arms" / "1.1.json").exists()
     assert not (out / "verdict.json").exists()
 
@@ -334,7 +339,7 @@ def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path, finished):
         seeds=2,
         tuning_seeds=1,
     )
-    runs = study.Runs(claim, "one", "a", [], "1")
+    runs = trial.Runs(claim, "one", "a", [], "1")
     got = runs.train([stored[RATE]], 2, 0)[0]
     lines = {row["iteration"]: row for row in read(out / "metrics.jsonl")}
     for name in ("entropy", "policy_loss"):
@@ -370,14 +375,14 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, small):
         (fine._replace(flags={"total_steps": 5120}, warm_start={"warm_star": 1}), "warm_star"),
     ):
         with pytest.raises(ConfigError, match=line):
-            study.carry_out(claim, study.Options(out=str(tmp_path / "none")))
+            trial.carry_out(claim, trial.Options(out=str(tmp_path / "none")))
     for name, line in (
         (f"{small}", "must be a file and a name"),
         (f"{small}:Arm", r"^claim: .*mine.py:Arm: .*missing"),
         (f"{small}:dict", r"^claim: .*mine.py:dict: .* holds no 'dict'"),
     ):
         with pytest.raises(ConfigError, match=line):
-            study.main([f"--claim={name}", f"--out={tmp_path / 'none'}"])
+            trial.main([f"--claim={name}", f"--out={tmp_path / 'none'}"])
     assert not (tmp_path / "none").exists()
 
 
@@ -397,7 +402,7 @@ def test_every_claim_can_be_tested(name):
     """Each says something of arms it has, at enough seeds, tasks and sizes."""
     module = __import__(name)
     claim = module.claim()
-    study.check(claim)
+    trial.check(claim)
     assert claim.seeds >= 16
     assert len(claim.settings) >= 4
     assert all(len(arm.values) >= 4 for arm in claim.arms.values())

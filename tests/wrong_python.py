@@ -26,7 +26,7 @@ WRONG = [
     ),
     Wrong(
         "a study tunes beyond the range of its flag",
-        "cli.study",
+        "experiments.studies.claims.trial",
         "asked = list(filter(runs.admits, further))",
         "asked = further",
         ("test_studies.py::test_a_sweep_stays_within_the_range_of_its_flag",),

@@ -459,7 +459,7 @@ WRONG = [
     # Scores of many runs.
     Wrong(
         "the arms of P(better) exchanged",
-        "study.claims",
+        "experiments.studies.claims.claim",
         "statistics.probability_of_improvement(*pair)",
         "statistics.probability_of_improvement(*pair[::-1])",
         (

@@ -9,10 +9,10 @@ CartPole.
 
 import functools
 
-from jaxrl_po.cli import study
+import trial
+from claim import Arm, Claim, Comparison, last
+
 from jaxrl_po.run.experiment import control, flags
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import Arm, Claim, Comparison
 
 SHORT = "CartPole-v1"
 LONG = "Acrobot-v1", "Pendulum-v1", "MountainCarContinuous-v0"
@@ -42,7 +42,7 @@ GRPO = {
 
 def claim() -> Claim:
     """What is claimed, and what would count for it and against it."""
-    end = claims.last("greedy_return", of=3)
+    end = last("greedy_return", of=3)
     return Claim(
         statement="Without a critic GRPO falls behind PPO in control, except on CartPole, also "
         "with groups of episodes from one initial state",
@@ -85,4 +85,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(study.main, claim=claim()))
+    flags.entry(functools.partial(trial.main, claim=claim()))

@@ -12,11 +12,10 @@ import functools
 from typing import Any
 
 import small
+import trial
+from claim import Arm, Claim, Comparison, crossed, last
 
-from jaxrl_po.cli import study
 from jaxrl_po.run.experiment import flags, language
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import Arm, Claim, Comparison
 
 OFF = {
     "config.clip_higher": False,
@@ -61,14 +60,14 @@ def claim() -> Claim:
             name: Arm(switches, "config.learning_rate", small.STEP_SIZES)
             for name, switches in arms.items()
         },
-        settings=claims.crossed(REGIMES, small.SIZES),
+        settings=crossed(REGIMES, small.SIZES),
         comparisons=tuple(
             Comparison(
                 name, "none", by=0.0, settings=tuple(f"{regime}, {size}" for size in small.SIZES)
             )
             for name, (_, regime) in ACTS.items()
         ),
-        score=claims.last("greedy_accuracy"),
+        score=last("greedy_accuracy"),
         measure="held-out greedy accuracy after 12,800 completions",
         flags={
             "algorithm": "dapo",
@@ -83,4 +82,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(study.main, claim=claim()))
+    flags.entry(functools.partial(trial.main, claim=claim()))

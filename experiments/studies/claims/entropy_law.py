@@ -8,12 +8,11 @@ import functools
 
 import numpy as np
 import small
+import trial
+from claim import Arm, Claim, Comparison, Scores, crossed
 
-from jaxrl_po.cli import study
 from jaxrl_po.run.experiment import flags, language
 from jaxrl_po.run.experiment.vmapped import Curves
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import Arm, Claim, Comparison, Scores
 
 COMPLETIONS, EVALUATIONS = 100 * 128, 50
 EARLY = 0.36  # of the run, from which the paper predicts its end
@@ -56,7 +55,7 @@ def claim() -> Claim:
         source="arXiv:2505.22617, eq. (1)",
         script=language.SCRIPT,
         arms=arms,
-        settings=claims.crossed(small.TASKS, small.SIZES),
+        settings=crossed(small.TASKS, small.SIZES),
         comparisons=(
             *(Comparison(name, None, by=0.9) for name in arms),
             *(Comparison(name, None, by=-0.05, score=foretold) for name in arms),
@@ -77,4 +76,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(study.main, claim=claim()))
+    flags.entry(functools.partial(trial.main, claim=claim()))

@@ -7,11 +7,10 @@ reviews of GRPO propose as an extension.
 import functools
 
 import small
+import trial
+from claim import Arm, Claim, Comparison, crossed, last
 
-from jaxrl_po.cli import study
 from jaxrl_po.run.experiment import flags, language
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import Arm, Claim, Comparison
 
 BATCH = 128  # completions generated in an iteration, by every arm
 
@@ -38,13 +37,13 @@ def claim() -> Claim:
             "G = 16": group(16),
             "√16": group(16, group_divisor="root_size"),
         },
-        settings=claims.crossed(small.TASKS, small.SIZES),
+        settings=crossed(small.TASKS, small.SIZES),
         comparisons=(
             Comparison("running", "G = 4", by=0.0),
             Comparison("4 of 8", "G = 8", by=0.0),
             Comparison("√16", "G = 16", by=0.0),
         ),
-        score=claims.last("greedy_accuracy"),
+        score=last("greedy_accuracy"),
         measure="held-out greedy accuracy after 12,800 completions",
         flags={
             "algorithm": "grpo",
@@ -61,4 +60,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(study.main, claim=claim()))
+    flags.entry(functools.partial(trial.main, claim=claim()))

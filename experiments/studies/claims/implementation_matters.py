@@ -8,10 +8,10 @@ its additions are the last three.
 
 import functools
 
-from jaxrl_po.cli import study
+import trial
+from claim import Arm, Claim, Comparison, last
+
 from jaxrl_po.run.experiment import control, flags
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import Arm, Claim, Comparison
 
 MUJOCO = "gymnasium:InvertedPendulum-v5"
 EVALUATIONS = 10
@@ -43,7 +43,7 @@ RADII = "config.max_kl", (3e-3, 1e-2, 3e-2, 1e-1)
 def claim() -> Claim:
     """What is claimed, and what would count for it and against it."""
     # Over the whole run, since every arm solves the easy problems in the end.
-    mean_return = claims.last("greedy_return", of=EVALUATIONS)
+    mean_return = last("greedy_return", of=EVALUATIONS)
     return Claim(
         statement="PPO leads TRPO by its code-level additions: with them TRPO is as good, and "
         "without them PPO is worse",
@@ -85,4 +85,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(study.main, claim=claim()))
+    flags.entry(functools.partial(trial.main, claim=claim()))

@@ -7,11 +7,10 @@ rewards' standard deviation alone, so that the divisor is all in which they diff
 import functools
 
 import small
+import trial
+from claim import Arm, Claim, Comparison, crossed, last
 
-from jaxrl_po.cli import study
 from jaxrl_po.run.experiment import flags, language
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import Arm, Claim, Comparison
 
 STEP_SIZES = "config.learning_rate", small.STEP_SIZES
 EACH, FIXED = "divided by its length", "divided by the budget"
@@ -19,7 +18,7 @@ EACH, FIXED = "divided by its length", "divided by the budget"
 
 def claim() -> Claim:
     """What is claimed, and what would count for it and against it."""
-    length, accuracy = claims.last("wrong_length"), claims.last("greedy_accuracy")
+    length, accuracy = last("wrong_length"), last("greedy_accuracy")
     return Claim(
         statement="Dividing each completion's loss by its length makes wrong completions longer; "
         "dividing by a constant does not, and is as accurate",
@@ -29,7 +28,7 @@ def claim() -> Claim:
             EACH: Arm({"algorithm": "grpo", "config.scale": "none"}, *STEP_SIZES),
             FIXED: Arm({"algorithm": "dr_grpo"}, *STEP_SIZES),
         },
-        settings=claims.crossed(
+        settings=crossed(
             {
                 "sums of 5": {"task": "running_sum", "task.length": 5},
                 "sums of 6 modulo 5": {
@@ -61,4 +60,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(study.main, claim=claim()))
+    flags.entry(functools.partial(trial.main, claim=claim()))

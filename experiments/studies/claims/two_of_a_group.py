@@ -7,11 +7,10 @@ experiments/studies/claims/two_of_a_group.py --out=runs/two_of_a_group`.
 import functools
 
 import small
+import trial
+from claim import Arm, Claim, Comparison, crossed, last
 
-from jaxrl_po.cli import study
 from jaxrl_po.run.experiment import flags, language
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import Arm, Claim, Comparison
 
 BATCH = 128  # completions of an iteration
 
@@ -32,9 +31,9 @@ def claim() -> Claim:
         source="2-GRPO, arXiv:2510.00977",
         script=language.SCRIPT,
         arms=groups,
-        settings=claims.crossed(small.TASKS, small.SIZES),
+        settings=crossed(small.TASKS, small.SIZES),
         comparisons=(Comparison("G = 2", "G = 16", by=-0.02),),
-        score=claims.last("greedy_accuracy"),
+        score=last("greedy_accuracy"),
         measure="held-out greedy accuracy after 12,800 completions",
         flags={
             "algorithm": "grpo",
@@ -49,4 +48,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(study.main, claim=claim()))
+    flags.entry(functools.partial(trial.main, claim=claim()))

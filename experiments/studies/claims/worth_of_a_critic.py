@@ -9,11 +9,10 @@ as large.
 import functools
 
 import small
+import trial
+from claim import Arm, Claim, Comparison, crossed, last
 
-from jaxrl_po.cli import study
 from jaxrl_po.run.experiment import flags, language
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import Arm, Claim, Comparison
 
 COMPLETIONS = 100 * 128
 
@@ -42,13 +41,13 @@ def claim() -> Claim:
                 {**groups, "problem.num_prompts": 32, "total_steps": 2 * COMPLETIONS}, *rate
             ),
         },
-        settings=claims.crossed(small.TASKS, small.SIZES),
+        settings=crossed(small.TASKS, small.SIZES),
         comparisons=(
             Comparison("GRPO", "PPO", by=-0.02),
             Comparison("GRPO, twice", "PPO", by=0.0),
             Comparison("GRPO, batches of twice", "PPO", by=0.0),
         ),
-        score=claims.last("greedy_accuracy"),
+        score=last("greedy_accuracy"),
         measure="held-out greedy accuracy at the end",
         flags={},
         warm_start={"warm_start.accuracy": 0.4},
@@ -57,4 +56,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(study.main, claim=claim()))
+    flags.entry(functools.partial(trial.main, claim=claim()))

@@ -29,7 +29,7 @@ ARTEFACTS = (
     *("checkpoints", "tensorboard", "wandb_id"),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
     *("sweep.json", "sweep.png", "table.txt", "programs"),  # written by `sweep`
-    *("arms", "verdict.json", "verdict.png"),  # written by `study`
+    *("arms", "verdict.json", "verdict.png"),  # written by `experiments/study.py`
 )
 # What a run may leave that ended before its first line.
 BEGINNING = {

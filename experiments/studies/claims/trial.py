@@ -1,4 +1,4 @@
-"""Tests a claim on many seeds: `jaxrl-po study --claim=mine.py:claim --out=runs/claim`.
+"""Tests a claim on many seeds: the command of each claim, and `python experiments/study.py`.
 
 The claim is written down before anything is trained. In each setting each arm is tuned on seeds of
 its own, and then trained on others: both in one program, compiled once. `table.txt` and
@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import claim as claims
 import jax
 import numpy as np
+from claim import Arm, Claim, Tuned
 
 from jaxrl_po import config
 from jaxrl_po.cli import launch
@@ -38,8 +40,6 @@ from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.store import folder
-from jaxrl_po.study import claims
-from jaxrl_po.study.claims import Arm, Claim, Tuned
 
 EXTENSIONS = 2  # of the grid of a tuned value, at most, while the best value lies at its edge
 # Base seeds: those of tuning and of what is reported have nothing in common.
@@ -50,7 +50,7 @@ TUNING, REPORTED = 1, 0
 class Options:
     """Where a claim is, and where its results go."""
 
-    claim: str = static("", "a function that returns a `claims.Claim`, as file.py:name")
+    claim: str = static("", "a function that returns a `Claim`, as file.py:name")
     out: str = static("", "folder for the results; new or empty, or see --resume and --overwrite")
     devices: str = static("auto", "devices to spread runs over; on a CPU, auto makes one per core")
     compilation_cache: str = static(
@@ -317,11 +317,11 @@ def carry_out(claim: Claim, options: Options) -> int:
 def main(argv: Sequence[str], claim: Claim | None = None) -> int:
     """Runs the command, or the claim of a file that is itself run; returns its exit status."""
     summary = "Tests a claim about methods on many seeds."
-    options = flags.ask(argv, "jaxrl-po study", summary, Options)
+    options = flags.ask(argv, "python experiments/study.py", summary, Options)
     if options is None:
         return 0
     if claim is None:
         claim = user_code.make("claim", options.claim)
         if not isinstance(claim, Claim):
-            raise ConfigError("claim", f"{options.claim} must return a claims.Claim, got {claim!r}")
+            raise ConfigError("claim", f"{options.claim} must return a Claim, got {claim!r}")
     return carry_out(claim, options)

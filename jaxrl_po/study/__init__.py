@@ -1,1 +1,0 @@
-"""Claims over many runs, and their verdicts."""
