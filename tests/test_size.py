@@ -12,7 +12,7 @@ LIMITS = {
     "signatures with Any in the run layer": 331,
     "records above 14 fields in the run layer": 4,
     "modules of run/ with one importer": 20,
-    "experiments code": 4_763,
+    "experiments code": 5_638,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 400 lines of code": 0,
