@@ -14,6 +14,7 @@ from jaxrl_po.cli import evaluate, launch, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import models, plan
 from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
+from jaxrl_po.run.store import sources
 
 ENV = "from probes import CueReward\n\ndef cue():\n    return CueReward()\n"
 REWARD = "def nearly(completions, **_):\n    return [0.0 for _ in completions]\n"
@@ -115,3 +116,32 @@ def test_new_path_needs_the_same_content(project, tmp_path, script, flag, messag
     config.write_text(config.read_text().replace("1000000.0", "500000.0"))
     with pytest.raises(ConfigError, match=message):
         resumed(script, project, **given)
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A project with a reward, whose former place has another; and the reward's digest."""
+    for name, text in (("old", "1 / 0\n"), ("new", REWARD)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own.py").write_text(text)
+    source = f"{tmp_path}/new/own.py:nearly,last_number"
+    return tmp_path / "old", tmp_path / "new", sources.digests({"reward": source})
+
+
+@pytest.mark.parametrize("out", ["runs/a", "/runs/a"])
+def test_code_is_found_by_its_digest(places, out):
+    old, new, code = places
+    stored = {"reward": f"{old}/own.py:nearly,last_number"}
+    before = f"{old}{out}" if out[0] == "/" else out
+    found = {"reward": f"{new}/own.py:nearly,last_number"}
+    assert sources.located(stored, code, before, new / "runs" / "a") == found
+    before = f"{new}{out}" if out[0] == "/" else out
+    assert sources.located(found, code, before, old / "runs" / "a") == found
+
+
+def test_data_of_a_moved_run_lie_beside_it(places):
+    old, new, _ = places
+    for name in ("own.py", "gone"):  # the next move begins here
+        stored = {"init_from": f"{old}/{name}"}
+        found = sources.located(stored, {}, f"{old}/runs/a", new / "runs" / "a")
+        assert found == {"init_from": f"{new}/{name}"}

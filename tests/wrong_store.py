@@ -96,15 +96,22 @@ WRONG = [
     Wrong(
         "a file of code of any content may take the place of one that was moved",
         "run.store.sources",
-        "if _digest(each) == digest",
-        "if os.path.isfile(each.rpartition(':')[0])",
-        ("test_moved_runs.py::test_moved_run_loads_and_resumes",),
+        "lambda path: _digest(f'{path}:{name}') == digest",
+        "os.path.isfile",
+        ("test_moved_runs.py::test_code_is_found_by_its_digest",),
     ),
     Wrong(
         "a run finds only what lies where it was",
         "run.store.sources",
-        "if not os.path.isabs(before):",
-        "if True:",
+        "[*moved, stored] if",
+        "[stored] if",
         ("test_moved_runs.py::test_moved_run_loads_and_resumes",),
+    ),
+    Wrong(
+        "a copy of a run reads the data of the original",
+        "run.store.sources",
+        "[*moved, stored] if",
+        "[stored, *moved] if",
+        ("test_moved_runs.py::test_data_of_a_moved_run_lie_beside_it",),
     ),
 ]

@@ -12,7 +12,8 @@ import os
 import sys
 import textwrap
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -283,34 +284,35 @@ def located(
 ) -> dict[str, str]:
     """Returns the flags of a stored run that name files or folders, with the paths they have now.
 
-    A path is absolute, or as it was relative to the folder of the run. The first that exists is
-    taken; for code, the first with the stored digest.
+    A path is resolved as it was relative to the folder of the run, then as the absolute path that
+    was stored. The first that exists is returned; for code, the first with the stored digest; and
+    if nothing exists, the first.
 
     Args:
       settings: Flag name to value, as stored.
       code: Result of `digests` when the run started.
-      before: Absolute path that the folder of the run had when it was stored; or empty.
+      before: Path of the run's folder when it was stored: absolute, relative in runs of former
+        versions, or empty.
       run: The folder of the run.
 
     Raises:
       ValueError: A flag names more or fewer files than it did.
     """
 
-    def paths(stored: str) -> Iterable[str]:
-        if not os.path.isabs(before):
-            return (stored,)
-        return stored, os.path.normpath(run.absolute() / os.path.relpath(stored, before))
+    def now(stored: str, fits: Callable[[str], bool] = os.path.exists) -> str:
+        # A former version stored a relative path, which may begin at any folder above the file.
+        bases = (os.path.join(above, before) for above in Path(stored).parents)
+        moved = [os.path.normpath(run.absolute() / os.path.relpath(stored, base)) for base in bases]
+        places = [*moved, stored] if os.path.isabs(before) else [stored, *reversed(moved)]
+        return next(chain(filter(fits, places), filter(os.path.exists, places), places))
 
     def of_code(source: str, digest: str) -> str:
         place, _, name = source.rpartition(":")
-        places = (f"{path}:{name}" for path in paths(place) if in_file(source))
-        return next((each for each in places if _digest(each) == digest), source)
+        if not in_file(source):
+            return source
+        return f"{now(place, lambda path: _digest(f'{path}:{name}') == digest)}:{name}"
 
-    found = {
-        name: next(filter(os.path.exists, paths(settings[name])), settings[name])
-        for name in PATHS
-        if settings.get(name)
-    }
+    found = {name: now(settings[name]) for name in PATHS if settings.get(name)}
     for name in (name for name in FLAGS if name in code and name in settings):
         pairs = zip(settings[name].split(","), code[name].split(","), strict=True)
         found[name] = ",".join(of_code(*pair) for pair in pairs)
