@@ -233,7 +233,7 @@ def refusal(number):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"seed": 1}, r"^seed: must be 0, as in the run in runs/x that is resumed, got 1$"),
+        ({"seed": 1}, r"^seed: must be 0, as in the run in runs/x, got 1$"),
         ({"config.gamma": 0.99}, r"^config\.gamma: must be 0\.9, as .* got 0\.99$"),
         ({"config.hidden": (8, 8)}, r"^config\.hidden: must be 8, as .* got 8,8$"),
         ({"total_steps": 99}, r"^total_steps: must be at least 100, .* got 99: it may only grow"),

@@ -116,6 +116,8 @@ def test_new_path_needs_the_same_content(project, tmp_path, script, flag, messag
     config.write_text(config.read_text().replace("1000000.0", "500000.0"))
     with pytest.raises(ConfigError, match=message):
         resumed(script, project, **given)
+    with pytest.raises(ConfigError, match=message):
+        run.load(project / "runs" / script, checkpoint="latest", **given)
 
 
 @pytest.fixture

@@ -114,4 +114,11 @@ WRONG = [
         "[stored, *moved] if",
         ("test_moved_runs.py::test_data_of_a_moved_run_lie_beside_it",),
     ),
+    Wrong(
+        "a policy is loaded with other code than its run had",
+        "run.experiment.earlier",
+        "folder.require_same(anew, stored, run)",
+        "pass",
+        ("test_moved_runs.py::test_new_path_needs_the_same_content",),
+    ),
 ]

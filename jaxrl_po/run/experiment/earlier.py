@@ -56,9 +56,13 @@ def read_any(
 ) -> tuple[Script, dict[str, Any]]:
     """The script among several that made an earlier run, and the run's settings; see `read`.
 
-    `own` are objects that were given in Python, by flag, and are given again.
+    `own` are objects of Python that are given again, and new paths of files and folders, by flag.
     """
     script, stored = maker(scripts, flag, run)
+    code = stored.get("resolved", {}).get(sources.DIGESTS, {})
+    of_files = {x for x in code if sources.in_file(stored.get(x, ""))}
+    anew = {x: path for x, path in sources.absolute(own).items() if x in of_files}
+    folder.require_same(anew, stored, run)
     try:
         return script, plan.parse(script, [], {**stored, **own})
     except ConfigError as error:
@@ -119,11 +123,12 @@ def state(
       `(experiment, iteration, state)`; leaves of the state `[S, …]`, but for what is frozen.
 
     Raises:
-      ConfigError: no such checkpoint, one of another version of the library, or a file of the
-        user's own that is gone.
+      ConfigError: no such checkpoint, one of another version of the library, a file of the user
+        that is gone, or another base or, at a new path, other prompts than the run had.
     """
     options = records[""]
-    for file in sources.files(flags.flatten(records)):
+    settings = flags.flatten(records)
+    for file in sources.files(settings):
         if not os.path.isfile(file):
             raise ConfigError(
                 flag,
@@ -140,6 +145,11 @@ def state(
             records = {**records, "model": model}
         experiment = script.build(records, algorithm, placement)
         require_base(experiment.base, flag, run)
+        stored = folder.read_settings(Path(run), flag)
+        # Elsewhere a file may change, and the text of a chat template with today's date does.
+        if any(settings.get(name, "") != stored.get(name, "") for name in sources.DATA):
+            before = stored.get("resolved", {})
+            provenance.require_data(provenance.PROMPTS, experiment.prompts, before, flag, run)
         of_run = dataclasses.replace(options, out=run)
         return experiment, *state_of(experiment, of_run, flag, kind, optimizer=False)
     except NoCheckpoint:

@@ -136,7 +136,7 @@ def load(
       seed: which of the run's seeds, from 0.
       learner: that of a run of `run.train(learner, …)`, which its folder does not hold.
       own: Flags that name what the folder lacks: objects of Python, such as `env`, and new paths of
-        files and folders that were moved.
+        files and folders that were moved, whose content must be the same.
 
     Returns:
       The policy, with `act` or `generate`; or a `LearnerState` for a user's learner.

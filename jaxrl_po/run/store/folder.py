@@ -6,6 +6,7 @@ A run in it is resumed only with the settings it was started with.
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import sys
@@ -146,7 +147,7 @@ def read_settings(folder: Path, flag: str = "out") -> dict[str, Any]:
 
 
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:
-    """Checks that a resumed run has the settings it was started with; `total_steps` may grow.
+    """Checks that an earlier run has the settings it was started with; `total_steps` may grow.
 
     A file or folder may have another path if the run has its digest: that of code is compared here,
     that of data by `provenance.require_data`.
@@ -171,10 +172,9 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
         or_same = ", or the same in a file of the same content" * (name in code)
         raise ConfigError(
             name,
-            f"must be {shown(stored[name])}, as in the run in {out} that is resumed{or_same}, got "
-            f"{shown(value)}",
+            f"must be {shown(stored[name])}, as in the run in {out}{or_same}, got {shown(value)}",
         )
-    if settings["total_steps"] < stored.get("total_steps", 0):
+    if settings.get("total_steps", math.inf) < stored.get("total_steps", 0):
         least = f"{stored['total_steps']}, as in the run in {out} that is resumed"
         now = f"got {settings['total_steps']}: it may only grow"
         raise ConfigError("total_steps", f"must be at least {least}, {now}")
