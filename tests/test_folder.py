@@ -162,13 +162,21 @@ def test_overwriting_removes_links_and_not_what_they_lead_to(used, tmp_path_fact
 
 def test_a_run_that_cannot_be_cleared_is_still_a_run(used, monkeypatch):
     (used / "checkpoints" / "3").write_text("")
-    monkeypatch.setattr(folder.shutil, "rmtree", refusal(errno.EACCES))
+    monkeypatch.setattr(folder.Path, "unlink", refusal(errno.EACCES))
     with (
         pytest.raises(ConfigError, match=r"^out: \S+ cannot be used: Permission denied$"),
         folder.claim(str(used), overwrite=True),
     ):
         pass
     assert folder.read_settings(used) == {"seed": 3}
+
+
+def test_overwriting_empties_a_mount_point(used, monkeypatch):
+    (used / "checkpoints" / "3").write_text("")
+    monkeypatch.setattr(folder.os, "rmdir", refusal(errno.EBUSY))
+    with folder.claim(str(used), overwrite=True):
+        names = [path.name for path in sorted(used.rglob("*"))]
+    assert names == [".lock", "checkpoints", "notes.txt"]
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/latest"])

@@ -121,4 +121,11 @@ WRONG = [
         "pass",
         ("test_moved_runs.py::test_new_path_needs_the_same_content",),
     ),
+    Wrong(
+        "a mount point cannot be overwritten",
+        "run.store.folder",
+        "(errno.EBUSY, errno.ENOTEMPTY)",
+        "()",
+        ("test_folder.py::test_overwriting_empties_a_mount_point",),
+    ),
 ]

@@ -8,7 +8,6 @@ import fcntl
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -203,7 +202,8 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(stack.enter_context((folder / ".lock").open("w", encoding="utf-8")), out)
             if overwrite:  # under the lock, so never the files of a run that still writes
-                _clear(folder)
+                for name in reversed(ARTEFACTS):  # `config.json` last
+                    _remove(folder / name)
         except OSError as error:
             raise ConfigError("out", f"{out} cannot be used: {format_error(error)}") from None
         with naming(folder):
@@ -224,13 +224,18 @@ def _lock(file: TextIO, out: str) -> None:
         print(f"note: --out={out} {why}", file=sys.stderr)
 
 
-def _clear(folder: Path) -> None:
-    """Deletes the files of an earlier run, links but not their targets, and `config.json` last."""
-    for path in (folder / name for name in reversed(ARTEFACTS)):
-        if path.is_symlink() or not path.is_dir():
-            path.unlink(missing_ok=True)
-        else:
-            shutil.rmtree(path)
+def _remove(path: Path) -> None:
+    """Deletes a file, a link or a folder; a mount point is emptied, and stays with its parents."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    for each in path.iterdir():
+        _remove(each)
+    try:
+        path.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
 
 
 def require_file(out: str, suffix: str, flag: str = "out") -> Path:
