@@ -232,7 +232,7 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, cap
 
 
 def refusal(number):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(number, os.strerror(number))
 
     return refuse
@@ -294,7 +294,11 @@ def test_damaged_settings_are_named(used, config):
         inspect(used, resume=True)
 
 
-def test_a_tilde_that_no_shell_expands_is_named():
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("~/runs", "must not begin with ~"), ("x" * 300, "cannot be used: File name too long$")],
+)
+def test_names_that_cannot_be_used(name, why):
     for check in (inspect, lambda out: folder.require_file(f"{out}.json", ".json")):
-        with pytest.raises(ConfigError, match=r"^out: ~/runs\S* must not begin with ~"):
-            check("~/runs")
+        with pytest.raises(ConfigError, match=rf"^out: {name}\S* {why}"):
+            check(name)
