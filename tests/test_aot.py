@@ -207,13 +207,18 @@ def test_unknown_machines_are_refused(name, message):
         topology.describe(name)
 
 
-@pytest.mark.parametrize("chips", [0, 4])
-def test_libtpu_is_silenced_where_no_tpu_is(monkeypatch, chips):
-    """JAX sets the first of the variables as it is imported on a machine without a TPU."""
-    found = {} if chips else {"TPU_SKIP_MDS_QUERY": "1"}
+NO_TPU = {"TPU_SKIP_MDS_QUERY": "1"}  # set by JAX as it is imported without a TPU
+TPU_ASKED = [NO_TPU | {"JAX_PLATFORMS": "tpu,cpu"}, NO_TPU | {"JAX_FORCE_TPU_INIT": "1"}]
+
+
+@pytest.mark.parametrize("chips", [[], ["/dev/accel0"]])
+@pytest.mark.parametrize("given", [NO_TPU, {}, *TPU_ASKED])
+def test_libtpu_is_silenced_where_no_tpu_is(monkeypatch, chips, given):
+    found = dict(given)
     monkeypatch.setattr(os, "environ", found)
+    monkeypatch.setattr(topology.glob, "glob", lambda pattern: chips)
     topology.silence_libtpu()
-    assert found == ({} if chips else topology.WITHOUT_TPU)
+    assert found == (topology.WITHOUT_TPU if given == NO_TPU and not chips else given)
 
 
 def test_every_command_silences_libtpu(monkeypatch):

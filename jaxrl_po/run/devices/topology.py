@@ -1,6 +1,7 @@
 """Target machines that need not be attached: their devices, and the memory of each."""
 
 import difflib
+import glob
 import os
 import re
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ CHIPS = {
     "v6e": Chip("TPU v6 lite", 32_000_000_000, (2, 4, 1), FLAT),
 }
 
+DEVICES = "/dev/accel*", "/dev/vfio/[0-9]*"  # files of attached chips
 # Environment variables that libtpu reads at its start: query no metadata server, lock no TPU.
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -53,7 +55,9 @@ def silence_libtpu() -> None:
 
     It must be called after JAX is imported and before JAX starts a backend.
     """
-    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1":  # set by JAX if it finds no TPU
+    asked = "tpu" in os.environ.get("JAX_PLATFORMS", "") or "JAX_FORCE_TPU_INIT" in os.environ
+    # JAX sets the variable if it finds no TPU; a user may set it on a TPU host.
+    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and not any((asked, *map(glob.glob, DEVICES))):
         _pretend_tpu_host()
 
 
