@@ -337,6 +337,9 @@ def page(tmp_path):
         ),
     )
     out = tmp_path / "new" / "report.html"
+    with pytest.raises(ConfigError, match="metric"):
+        report.main([*paths, f"--out={out}", "--metric=unknown"])
+    assert not out.parent.exists()
     assert report.main([*paths, f"--out={out}"]) == 0
     return out
 

@@ -131,8 +131,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     path = folder.require_file(options.out, ".html")
     runs = plot.read(folders)
+    text = page(folders, runs, plot.choose_metric(options.metric, runs))
     with folder.writing(path):
-        text = page(folders, runs, plot.choose_metric(options.metric, runs))
         metrics.write_atomically(path, text)
     print(f"see {path}")
     return 0
