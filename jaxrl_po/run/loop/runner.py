@@ -104,9 +104,9 @@ def run(
       RunError: the run does not fit in memory.
       Diverged: see `Job.patience`; the last good checkpoint is kept.
       NoAction: an environment's mask of actions allowed none; the last checkpoint is kept.
-      RewardError: a reward function failed on the first batch; earlier checkpoints are kept.
-      PoolError: an environment of the host failed; saved after the last whole iteration.
-      RewardError: a reward function failed on a whole evaluation, likewise; or on the first batch.
+      RewardError: A reward function failed on the first batch, where earlier checkpoints are kept;
+        or on a whole first or last evaluation, after which the run is saved.
+      PoolError: An environment of the host failed; the run is saved after the last full iteration.
       CheckpointError: no checkpoint can be used.
       OSError: the folder cannot be written; earlier checkpoints are kept.
     """
