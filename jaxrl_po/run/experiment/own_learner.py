@@ -67,7 +67,9 @@ def plan_of(
     iterations = check_size("iterations", iterations, NON_NEGATIVE)
     steps_per_iteration = check_size("steps_per_iteration", steps_per_iteration)
     if score and evaluate is None:
-        raise ConfigError("evaluate", f"must be given where score = {score!r}")
+        raise ConfigError(
+            "evaluate", f"must be given where score = {score!r} marks the best checkpoint"
+        )
     total = iterations * steps_per_iteration
     lasting: Any = {"seeds": seeds, "seed": seed, "eval_every": eval_every, "total_steps": total}
     options = Options(
@@ -148,7 +150,9 @@ def require_same_learner(
         why = "the program of an iteration is another (method, settings or problem)"
     if why:
         raise ConfigError(
-            "learner", f"must be the learner of the run in {out} that is resumed: {why}"
+            "learner",
+            f"must be the learner of the run in {out} that is resumed: {why}; give that learner, "
+            "or choose another out",
         )
 
 

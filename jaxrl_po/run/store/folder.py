@@ -86,7 +86,8 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if used and not (resume or overwrite):
         raise ConfigError(
             "out",
-            f"{out} already holds files; give resume to continue, overwrite to replace the run",
+            f"{out} already holds files; give resume to continue, overwrite to replace the run, or "
+            "choose another",
         )
     if not (used and resume):
         return {}
@@ -172,7 +173,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
         raise ConfigError(
             name,
             f"must be {shown(stored[name])}, as in the run in {out} that is resumed{or_same}, got "
-            f"{shown(value)}",
+            f"{shown(value)}; leave it out, or choose another out",
         )
     if settings["total_steps"] < stored.get("total_steps", 0):
         least = f"{stored['total_steps']}, as in the run in {out} that is resumed"
@@ -226,11 +227,16 @@ def _lock(file: TextIO, out: str) -> None:
 
 def _clear(folder: Path) -> None:
     """Deletes the files of an earlier run, links but not their targets, and `config.json` last."""
+
+    def refuse(_: Any, path: str, failure: Any) -> None:
+        why = f"{path} cannot be deleted: {failure[1].strerror}"
+        raise ConfigError("overwrite", f"{why}; other files of the run may be deleted already")
+
     for path in (folder / name for name in reversed(ARTEFACTS)):
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
         else:
-            shutil.rmtree(path)
+            shutil.rmtree(path, onerror=refuse)
 
 
 def require_file(out: str, suffix: str, flag: str = "out") -> Path:
