@@ -72,9 +72,7 @@ def merge(*named: Mapping[str, Tree]) -> dict[str, Tree]:
     joined: dict[str, Tree] = {}
     for metrics in named:
         for name in joined.keys() & metrics.keys():
-            raise ConfigError(
-                name, "must be logged under another name: the library has a metric of this one"
-            )
+            raise ConfigError(name, "must have another name: the library has this metric")
         joined.update(metrics)
     return joined
 

@@ -154,8 +154,7 @@ def default_modules(
         raise ConfigError("squash", "must be off where actions are unbounded")
     if settings.shared_torso and judged is not seen:
         raise ConfigError(
-            "shared_torso",
-            "must be off where the critic sees more than the policy (privileged_state)",
+            "shared_torso", "must be off where the critic sees more (privileged_state)"
         )
 
     torso = _torso(seen, settings, settings.width, target)

@@ -67,9 +67,7 @@ def plan_of(
     iterations = check_size("iterations", iterations, NON_NEGATIVE)
     steps_per_iteration = check_size("steps_per_iteration", steps_per_iteration)
     if score and evaluate is None:
-        raise ConfigError(
-            "evaluate", f"must be given where score = {score!r} marks the best checkpoint"
-        )
+        raise ConfigError("evaluate", f"must be given where score = {score!r}")
     total = iterations * steps_per_iteration
     lasting: Any = {"seeds": seeds, "seed": seed, "eval_every": eval_every, "total_steps": total}
     options = Options(
