@@ -132,7 +132,11 @@ def next_key(state: TrainState) -> tuple[TrainState, jax.Array]:
 def require_reward(batch: Batch) -> None:
     """Raises ConfigError if the batch has no reward yet."""
     if batch.reward is None:
-        raise ConfigError("reward", "must be given between learner.sample and learner.update")
+        raise ConfigError(
+            "reward",
+            "must be given between learner.sample and learner.update, jitted apart: this problem "
+            "is scored outside the program",
+        )
 
 
 def log_prob(problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: int) -> jax.Array:

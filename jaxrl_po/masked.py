@@ -72,7 +72,7 @@ def merge(*named: Mapping[str, Tree]) -> dict[str, Tree]:
     joined: dict[str, Tree] = {}
     for metrics in named:
         for name in joined.keys() & metrics.keys():
-            raise ConfigError(name, "must be logged once: the library has a metric of this name")
+            raise ConfigError(name, "must have another name: the library has this metric")
         joined.update(metrics)
     return joined
 

@@ -51,7 +51,8 @@ def shuffle(
         raise ConfigError(
             "num_minibatches",
             f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, which "
-            f"{devices} devices do not divide; make rows a multiple of devices × num_minibatches",
+            f"{devices} devices do not divide; choose num_envs or num_prompts so that rows "
+            "are a multiple of devices × num_minibatches",
         )
     local = strata // devices
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * local

@@ -95,8 +95,8 @@ def gradient_update(
         if rows % (num_minibatches * num_microbatches):
             raise ConfigError(
                 "num_minibatches",
-                f"times num_microbatches must divide the {rows} rows, got {num_minibatches} × "
-                f"{num_microbatches}",
+                f"must divide the {rows} rows, and so must its product with num_microbatches, got "
+                f"{num_minibatches} × {num_microbatches}",
             )
 
         steps = num_epochs * num_minibatches

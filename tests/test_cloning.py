@@ -92,7 +92,7 @@ GOOD = {"observation": np.zeros((5, 4)), "action": np.zeros(5, int)}
         (GOOD | {"action": np.zeros(4, int)}, "must have an action for each observation"),
         (GOOD | {"observation": np.zeros((5, 3))}, r"observation must .* \[5, 4\], got \[5, 3\]"),
         (GOOD | {"observation": np.full((5, 4), np.nan)}, r"observation must be finite"),
-        (GOOD | {"action": np.full(5, 0.5)}, "action must be whole numbers"),
+        (GOOD | {"action": np.full(5, 0.5)}, "action must be whole numbers in"),
         ({"observation": np.array(1.0), "action": np.array(1)}, "must have an action for each"),
         (
             GOOD | {"action": np.full(5, "right")},

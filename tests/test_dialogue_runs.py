@@ -161,7 +161,7 @@ def test_a_dialogue_in_a_file_of_ones_own(tmp_path):
         (["--task.numbers=1"], "task.numbers: must lie in [2, 100], got 1"),
         (["--task.max_turns=0"], "task.max_turns: must lie in [1, 100], got 0"),
         (["--task=mastermnd"], "mastermind"),
-        (["--problem.max_new_tokens=2"], "problem.max_new_tokens: must be at least 3"),
+        (["--problem.max_new_tokens=2"], "with its EOS, got 2"),
     ],
 )
 def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):

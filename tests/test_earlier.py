@@ -255,13 +255,21 @@ def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
     ]
     with pytest.raises(
         ConfigError,
-        match=r"^metric: must be given, as the runs have no score in common: entropy$",
+        match=r"^metric: must be given, one of entropy: the runs have no score in common$",
     ):
         plot.main([*paths, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
     assert plot.main([*paths, "--metric=entropy", f"--out={tmp_path / 'out'}"]) == 0
     assert capsys.readouterr().err.endswith(": a (CartPole-v1), b (addition)\n")
     assert drawn[0][1] == "environment steps or completions, each seed"
+
+
+@pytest.mark.parametrize("metric", [[], ["--metric=entropy"]])
+def test_runs_without_a_metric_in_common_are_refused(tmp_path, metric):
+    paths = [fake_run(tmp_path / name, [1.0]) for name in "ab"]
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"iteration": 0, "step": 0, "kl": [0.0]}\n')
+    with pytest.raises(UsageError, match=r"^the runs have no metric in common: name evaluated"):
+        plot.main([*paths, *metric, f"--out={tmp_path / 'out'}"])
 
 
 @pytest.mark.parametrize(

@@ -46,25 +46,26 @@ def snapshot(path):
             [],
             (
                 r"out: \S+control already holds files; "
-                r"give resume .*, overwrite "
+                r"give resume .*, overwrite .*, or choose another"
             ),
         ),
         (
             "control",
             ["--resume", "--config.learning_rate=0.5"],
-            r"config\.learning_rate: must be 0\.001, as in the run .* got 0\.5$",
+            r"config\.learning_rate: must be 0\.001, as in the run .* got 0\.5; leave it out, "
+            "or choose another out$",
         ),
         (
             "control",
             ["--resume", "--problem.num_envs=8"],
-            r"problem\.num_envs: must be 4, as in the run .* got 8$",
+            r"problem\.num_envs: must be 4, as in the run .* got 8; leave it out, or",
         ),
         (
             "control",
             ["--resume", "--env=Pendulum-v1"],
-            r"env: must be CartPole-v1, as in the run .* got Pendulum-v1$",
+            r"env: must be CartPole-v1, as in the run .* got Pendulum-v1; leave",
         ),
-        ("control", ["--resume", "--seed=1"], r"seed: must be 0, as in the run .* got 1$"),
+        ("control", ["--resume", "--seed=1"], r"seed: must be 0, as in the run .* got 1; leave"),
         (
             "control",
             ["--resume", "--total_steps=160"],
@@ -73,7 +74,7 @@ def snapshot(path):
         (
             "language",
             ["--resume", "--task.num_digits=2"],
-            r"task\.num_digits: must be 1, as in the run .* got 2$",
+            r"task\.num_digits: must be 1, as in the run .* got 2; leave",
         ),
     ],
 )

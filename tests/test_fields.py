@@ -260,7 +260,7 @@ def test_every_switch_and_size_does_something(algorithm, field):
         (
             "dppo",
             {"correction": "mask"},
-            "correction: must be none for this method, whose ratio is to the sampler already",
+            "correction: must be none for this method, whose ratio .* already, got mask",
         ),
         (
             "pkpo",

@@ -99,7 +99,7 @@ def test_the_flags_of_a_start_are_not_taken_over(used):
     ("out", "switches", "message"),
     [
         ("", {}, "out: must name a folder"),
-        (".", {}, r"^out: \S+ already holds files; give resume .* overwrite"),
+        (".", {}, r"^out: \S+ already holds files; give resume .* overwrite .* or choose another$"),
         (".", {"resume": True, "overwrite": True}, "resume: must be left out with overwrite"),
         ("odd [1]/a", {}, r"^out: .*odd \[1\]/a must have no \[ in its path"),
         ("notes.txt", {}, r"^out: \S+notes.txt must be a folder, but .*notes.txt is a file"),
@@ -160,11 +160,19 @@ def test_overwriting_removes_links_and_not_what_they_lead_to(used, tmp_path_fact
     assert list(elsewhere.iterdir()) == [elsewhere / "3"]
 
 
-def test_a_run_that_cannot_be_cleared_is_still_a_run(used, monkeypatch):
+def test_what_cannot_be_deleted_is_named_and_the_folder_is_still_that_of_a_run(used, monkeypatch):
     (used / "checkpoints" / "3").write_text("")
-    monkeypatch.setattr(folder.Path, "unlink", refusal(errno.EACCES))
+
+    def refuse(path, **_):
+        raise OSError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(folder.os, "unlink", refuse)
     with (
-        pytest.raises(ConfigError, match=r"^out: \S+ cannot be used: Permission denied$"),
+        pytest.raises(
+            ConfigError,
+            match=r"^overwrite: \S+/checkpoints/3 cannot be deleted: Permission denied; other "
+            r"files of the run may be deleted already$",
+        ),
         folder.claim(str(used), overwrite=True),
     ):
         pass
@@ -188,11 +196,12 @@ def test_a_link_that_leads_nowhere_is_not_written_through(used, tmp_path_factory
     shutil.rmtree(out / name)
     (out / name).symlink_to(away)
     with (
-        pytest.raises((ConfigError, OSError), match="File exists"),
+        pytest.raises((ConfigError, OSError), match="File exists") as caught,
         folder.claim(str(out), overwrite=False),
         Store(out / "checkpoints" / "latest"),
     ):
         pass
+    assert str(out / name) in str(caught.value)
     assert (out / name).is_symlink()
     assert not away.exists()
 
@@ -241,9 +250,13 @@ def refusal(number):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"seed": 1}, r"^seed: must be 0, as in the run in runs/x, got 1$"),
-        ({"config.gamma": 0.99}, r"^config\.gamma: must be 0\.9, as .* got 0\.99$"),
-        ({"config.hidden": (8, 8)}, r"^config\.hidden: must be 8, as .* got 8,8$"),
+        (
+            {"seed": 1},
+            r"^seed: must be 0, as in the run in runs/x, got 1; leave it out, or choose another "
+            "folder$",
+        ),
+        ({"config.gamma": 0.99}, r"^config\.gamma: must be 0\.9, as .* got 0\.99; leave"),
+        ({"config.hidden": (8, 8)}, r"^config\.hidden: must be 8, as .* got 8,8; leave"),
         ({"total_steps": 99}, r"^total_steps: must be at least 100, .* got 99: it may only grow"),
     ],
 )

@@ -285,8 +285,8 @@ def test_rewards_after_the_end_of_an_episode_do_not_count(make):
     ("flag", "algorithm"), [("gamma=0.9", "trpo"), ("value_epochs=3", "npg"), ("gamma=0.9", "ppo")]
 )
 def test_a_vine_refuses_the_settings_of_a_critic(tmp_path, flag, algorithm):
-    arguments = ["--sampling=vine", f"--algorithm={algorithm}"]
-    with pytest.raises(ConfigError, match=rf"^config.{flag.split('=')[0]}: has no effect unless"):
+    name, arguments = flag.split("=")[0], ["--sampling=vine", f"--algorithm={algorithm}"]
+    with pytest.raises(ConfigError, match=rf"^config.{name}: has no effect with sampling = v"):
         launch.control([*arguments, f"--config.{flag}", f"--out={tmp_path}/run"])
     assert not (tmp_path / "run").exists()
 

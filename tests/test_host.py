@@ -209,5 +209,7 @@ def test_a_greedy_evaluation_plays_the_same_whole_episodes_each_time():
 def test_without_a_recording_the_program_says_what_is_missing():
     hosted = problem_of(2, 4)
     learner, state, _ = started(hosted)
-    with pytest.raises(ConfigError, match="recording: must be put into the state"):
+    with pytest.raises(
+        ConfigError, match=r"recording: must be put .*: the environments of .* run outside"
+    ):
         jax.eval_shape(learner.sample, state)

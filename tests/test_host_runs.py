@@ -170,7 +170,10 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     ("flags", "message"),
     [
         (["--env=gymnasium:CartPol-v1"], "Did you mean: `CartPole`"),
-        (["--env=gymnasium:Blackjack-v1"], "must have observations of one array"),
+        (
+            ["--env=gymnasium:Blackjack-v1"],
+            "must have observations of one array, got Tuple: flatten them",
+        ),
         (["--env=gymnasium:CartPole-v1", "--distributed"], "distributed: must be off"),
         (["--env=gymnasium:CartPole-v1", "--deterministic"], "deterministic: must be off"),
         (["--env=gymnasium:CartPole-v1", "--algorithm=grpo"], "sampling = groups does"),

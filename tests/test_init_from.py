@@ -78,7 +78,9 @@ def test_a_folder_without_a_run_is_named(tmp_path):
 def test_a_run_without_an_intact_checkpoint_is_named(earlier, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_bytes((earlier / "config.json").read_bytes())
-    with pytest.raises(ConfigError, match="holds no intact checkpoint"):
+    with pytest.raises(
+        ConfigError, match="holds no intact checkpoint; wait for one, or choose another"
+    ):
         launch.language([*SMALL, f"--init_from={tmp_path / 'run'}", f"--out={tmp_path / 'next'}"])
 
 

@@ -69,7 +69,7 @@ def test_limits_may_be_numbers_of_any_kind_or_infinite():
         assert control.adapt(ENV, Params(max_steps_in_episode=limit)).max_steps == 7
     endless = Params(max_steps_in_episode=math.inf)
     assert control.adapt(ENV, endless).max_steps is None
-    with pytest.raises(ConfigError, match="env: must bound its episodes"):
+    with pytest.raises(ConfigError, match="env: must bound its episodes: add max_steps_in_episode"):
         control.make_evaluate(ENV, PROBLEM, env_params=endless)
     assert gymnax.make("BernoulliBandit-misc")[1].max_steps_in_episode == 100.0
     assert [check_size("n", n) for n in (3, np.int32(3))] == [3, 3]

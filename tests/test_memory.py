@@ -407,7 +407,8 @@ def test_every_method_steps_with_memory(module, memory, memory_of):
 def test_minibatches_are_whole_sequences():
     learner = ppo.make(ppo.Config(num_minibatches=3), made(RandomEnds()))
     with pytest.raises(
-        ConfigError, match=r"num_minibatches: times .* must divide the 16 rows, got 3 × 1"
+        ConfigError,
+        match=r"num_minibatches: must divide the 16 rows, and so must its product .* got 3 × 1",
     ):
         jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
 

@@ -24,10 +24,15 @@ from jaxrl_po.run.experiment import control as command
 @pytest.mark.parametrize(
     ("env", "network", "message"),
     [
-        ("CartPole-v1", {"squash": True}, "squash: applies to continuous actions only"),
+        (
+            "CartPole-v1",
+            {"squash": True},
+            "squash: applies to continuous actions only; this environment's are discrete",
+        ),
         ("CartPole-v1", {"std": "dependent"}, "std: applies to continuous actions only"),
         ("CartPole-v1", {"shared_torso": True, "memory": "gru"}, "shared_torso: must be off"),
         ("CartPole-v1", {"shared_torso": True, "critic_width": 8}, "critic_width: must be 0"),
+        ("CartPole-v1", {"channels": 3}, r"channels: .* this environment's observations are \[4\]"),
         ("CartPole-v1", {"memory": "lstm"}, "memory: must be one of"),
     ],
 )
@@ -130,7 +135,7 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
     for flags, message in (
         ([critic, "--network.width=8"], "width: has no effect"),
         ([critic, "--algorithm=grpo"], "critic: must be left out"),
-        (["--policy=mlp"], "policy: must be a file and a name, file.py:name, got mlp"),
+        (["--policy=mlp"], "policy: must be a file and a name, file.py:name, got 'mlp'"),
         ([f"--policy={tmp_path}/own.py:Three"], r"one of 2 options.*a Categorical over 3 options"),
         ([f"--policy={tmp_path}/own.py:Four"], "policy.*Four"),
     ):

@@ -296,7 +296,8 @@ def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
     assert ended.returncode == 2
     assert ended.stderr.startswith(
         "error: --distributed: not all processes met within coordinator_timeout = 2 s; "
-        f"start each once, and let all reach process 0 at coordinator = 127.0.0.1:{port}\n"
+        "start every process_id from 0 to num_processes - 1 once, and let all reach process 0, "
+        f"which must run at coordinator = 127.0.0.1:{port}\n"
     )
     assert "Traceback" not in ended.stderr
     assert "stack trace" not in ended.stderr
@@ -347,7 +348,7 @@ def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
         ({"coordinator": ":1234"}, r"coordinator: must read like host:port"),
         (
             {"num_processes": 2, "process_id": 2},
-            r"process_id: must be below num_processes = 2, got 2$",
+            r"process_id: must be below num_processes = 2, got 2; the first is 0$",
         ),
     ],
 )

@@ -133,7 +133,8 @@ def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
     with pytest.raises(
         ConfigError,
         match=r"^deterministic: promises the same bits only under the circumstances of the run in "
-        r"runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2$",
+        r"runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2; "
+        r"resume it there, or begin another without deterministic$",
     ):
         provenance.require_same(NOW, other, "runs/x")
     with pytest.raises(ConfigError, match="there differ source: None → aa"):

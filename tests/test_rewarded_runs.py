@@ -79,11 +79,11 @@ def rows(tmp_path):
         ),
         (
             [*FILE, *REWARD, "--reward_weights=1,2"],
-            r"reward_weights: must be 1 numbers, got 1,2",
+            r"reward_weights: must be 1 numbers, one for each function, got 1,2$",
         ),
         (
             [*FILE, *REWARD, "--reward_weights=a"],
-            r"reward_weights: must be 1 numbers, got a",
+            r"reward_weights: must be 1 numbers, one for each function, got a$",
         ),
         (
             [*FILE, *REWARD, "--reward_timeout=0"],
@@ -103,7 +103,7 @@ def rows(tmp_path):
         ),
         (
             [*REWARD, "--problem.process_reward"],
-            r"problem\.process_reward: has no effect unless the verifier",
+            r"problem\.process_reward: has no effect unless the verifier .*reward = verifier",
         ),
     ],
 )

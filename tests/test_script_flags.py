@@ -62,7 +62,8 @@ from jaxrl_po.run.experiment.experiment import Experiment
         (
             "control",
             "--config.num_minibatches=3",
-            r"config\.num_minibatches: times num_microbatches must divide the 32 rows, got 3 × 1",
+            r"config\.num_minibatches: must divide the 32 rows, and so must its product with "
+            r"num_microbatches, got 3 × 1$",
         ),
         (
             "control",
@@ -73,7 +74,7 @@ from jaxrl_po.run.experiment.experiment import Experiment
         (
             "control",
             "--network.initial_log_std=0.5",
-            r"network\.initial_log_std: applies to continuous actions only",
+            r"network\.initial_log_std: applies to continuous actions only; this environment's are",
         ),
         ("control", "--network.initial_log_std=nan", r"network\.initial_log_std: must lie in"),
         ("control", "--seed=4294967296", r"seed: must lie in \[0, 4294967295\], got 4294967296"),
@@ -98,12 +99,12 @@ from jaxrl_po.run.experiment.experiment import Experiment
         (
             "language",
             "--devices=auto --mesh=model:4",
-            r"model\.kv_heads: kv_heads must be a multiple of 4, the devices of the model .* got 1",
+            r"model\.kv_heads: must be a multiple of 4, the devices of the model .* got 1",
         ),
         (
             "language",
             "--devices=auto --mesh=model:2 --model.kv_heads=2 --model.mlp_width=9",
-            r"model\.mlp_width: mlp_width must be a multiple of 2, the devices of the mo.* got 9",
+            r"model\.mlp_width: must be a multiple of 2, the devices of the mo.* got 9",
         ),
         (
             "language",
@@ -376,7 +377,8 @@ def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_dow
         longer = [*arguments, "--total_steps=6400", f"--out={out}", "--resume"]
         given = Experiment.parse(control.SCRIPT, longer).settings
         with pytest.raises(
-            ConfigError, match=r"^total_steps: must stay as it was, got 6400: the learning r"
+            ConfigError,
+            match=r"^total_steps: must stay as it was, got 6400: .* Begin another one, with more",
         ):
             plan.prepare(control.SCRIPT, given)
 

@@ -312,7 +312,10 @@ def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, mo
 
     # What was said before cannot be changed after.
     small.write_text(small.read_text().replace("None, 0.5", "None, 0.1"))
-    with pytest.raises(ConfigError, match=r"resume: comparisons of the claim differs"):
+    with pytest.raises(
+        ConfigError,
+        match=r"resume: comparisons of the claim must be as stated in .*; choose another",
+    ):
         trial.main([*arguments, "--resume"])
     with pytest.raises(ConfigError, match="already holds files"):
         trial.main(arguments)
@@ -353,8 +356,11 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, small):
     fine = about((Comparison("a", "b", 0.0),))
     for claim, line in (
         (about(()), "must have a comparison"),
-        (about((Comparison("c", "b", 0.0),)), "unknown name 'c'"),
-        (about((Comparison("a", "b", 0.0, settings=("three",)),)), "unknown name 'three'"),
+        (about((Comparison("c", "b", 0.0),)), "a comparison names the arm 'c'; choose one of a, b"),
+        (
+            about((Comparison("a", "b", 0.0, settings=("three",)),)),
+            "a comparison names the setting 'three'; choose",
+        ),
         (fine._replace(arms={"a": Arm({}, RATE, (1e-2, 1e-3)), "b": fine.arms["b"]}), "ascending"),
         (fine._replace(arms={"a": Arm({}, RATE, (1e-3,)), "b": fine.arms["b"]}), "two or more"),
         (fine._replace(flags={"reward": "mine.py:score"}), "in its program"),

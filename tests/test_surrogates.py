@@ -417,7 +417,7 @@ def test_reserved_names_are_refused(method, name):
         return -log_prob, {name: jnp.zeros_like(log_prob)}
 
     with pytest.raises(
-        ConfigError, match=rf"^({name}: must be logged once|surrogate: must log {name} )"
+        ConfigError, match=rf"^({name}: must have another name|surrogate: must log {name} )"
     ):
         trace(make(method, surrogate))
 

@@ -103,7 +103,8 @@ def test_a_run_is_not_resumed_with_another_learner(stopped, config, options, why
     problem = control.make_problem(ENV, num_envs=4, num_steps=8, **options)
     other = a2c.make(a2c.Config(**config), problem)
     with pytest.raises(
-        ConfigError, match=r"^learner: must be the learner of the run in \S+ that.*" + why
+        ConfigError,
+        match=rf"^learner: must be the learner of the run in \S+ that.*{why}.*; give that learner",
     ):
         run.train(other, 4, seeds=2, steps_per_iteration=32, out=stopped, resume=True)
 

@@ -187,7 +187,7 @@ def test_a_penalty_on_every_token_refuses_a_large_vocabulary(monkeypatch):
     model = Transformer(TASK.tokenizer.size, width=16, layers=1, heads=2, mlp_width=24)
     problem = language.make_problem(TASK, model, num_prompts=4, group_size=4)
     learner = ppo_penalty.make(ppo_penalty.Config(num_minibatches=2), problem)
-    with pytest.raises(ConfigError, match="too much for a vocabulary of this size: take ppo"):
+    with pytest.raises(ConfigError, match="every token, for a vocabulary of this size: take ppo"):
         jax.eval_shape(learner.step, jax.eval_shape(learner.init, KEY))
 
 

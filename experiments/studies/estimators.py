@@ -79,7 +79,9 @@ class Options:
     def validate(self) -> None:
         """Checks what the range of a field cannot express."""
         if self.num_samples % GROUPS:
-            raise ConfigError("num_samples", f"must be {GROUPS} × n, got {self.num_samples}")
+            raise ConfigError(
+                "num_samples", f"must be a multiple of {GROUPS}, got {self.num_samples}"
+            )
         self.grid()
 
     def grid(self) -> Grid:

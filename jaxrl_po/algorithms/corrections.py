@@ -82,7 +82,9 @@ def require_uncorrected(config: Corrections) -> None:
     """Raises ConfigError for a correction of a method whose ratio is π / μ already."""
     if config.correction != NONE:
         raise ConfigError(
-            "correction", f"must be {NONE} for this method, whose ratio is to the sampler already"
+            "correction",
+            f"must be {NONE} for this method, whose ratio is to the sampler already, got "
+            f"{config.correction}",
         )
 
 

@@ -178,7 +178,11 @@ def require_kept(old: Distribution, rows: Samples) -> None:
     """Raises ConfigError if the old distributions are too large to keep one for each action."""
     shape = rows.mask.shape
     if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(old)):
-        raise ConfigError("algorithm", "keeps too much for a vocabulary of this size: take ppo")
+        raise ConfigError(
+            "algorithm",
+            "must be another than ppo_penalty, which keeps the old distribution of every token, "
+            "for a vocabulary of this size: take ppo",
+        )
 
 
 def satisfied(

@@ -52,7 +52,11 @@ def with_teacher(
             for one, params in ((problem, student), (taught, teacher))
         )
         if mine != its:
-            raise ConfigError("teacher", f"must have the {mine} actions of the policy, got {its}")
+            raise ConfigError(
+                "teacher",
+                f"must have the {mine} actions of the policy (for tokens its vocabulary), got "
+                f"{its}",
+            )
         log_prob = learner.log_prob(taught, teacher, batch, num_parts=num_parts)
         return collector, batch._replace(columns={**batch.columns, "teacher_log_prob": log_prob})
 

@@ -82,7 +82,9 @@ def main(argv: Sequence[str]) -> int:
     script, records = earlier.read_any([language.SCRIPT], "run", options.run)
     folder.require_name(options.out)
     out = Path(options.out)
-    if not options.out or out.is_file() or (out.is_dir() and any(out.iterdir())):
+    if not options.out:
+        raise ConfigError("out", "must name a folder, e.g. trained")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError("out", f"must be a folder that is new or empty, got {options.out}")
     earlier.require_seed("seed", options.seed, records[""].seeds, "run", options.run)
     try:
@@ -92,7 +94,9 @@ def main(argv: Sequence[str]) -> int:
         raise earlier.unsuitable("run", options.run, error) from None
     if base is None:
         raise ConfigError(
-            "run", f"{options.run} started from a model of ours: use jaxrl_po.run.load or init_from"
+            "run",
+            f"{options.run} has a tokenizer that transformers cannot read: load it "
+            "by jaxrl_po.run.load, or start another run from it by init_from",
         )
     _, iteration, state = earlier.state(script, records, "run", options.run, options.checkpoint)
     model = base.model.clone(lora=records["lora"].lora) if records["lora"].rank else base.model

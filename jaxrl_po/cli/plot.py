@@ -146,17 +146,24 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
 
     Raises:
       ConfigError: some run does not have it.
+      UsageError: the runs have no metric in common.
     """
     available = [
         {name for row in run.rows for name, value in row.items() if isinstance(value, list)}
         for run in runs
     ]
     shared = set.intersection(*available)
+    if not shared:
+        raise UsageError(
+            "the runs have no metric in common: name evaluated runs of one environment or task"
+        )
     known = ", ".join(sorted(shared))
     known_scores = [*SCORES, *(run.config.get("score", "") for run in runs)]
     name = asked or next((score for score in known_scores if score in shared), "")
     if not name:
-        raise ConfigError("metric", f"must be given, as the runs have no score in common: {known}")
+        raise ConfigError(
+            "metric", f"must be given, one of {known}: the runs have no score in common"
+        )
     if name not in shared:
         raise ConfigError("metric", f"must be in all runs, which have {known}, got {name}")
     return name

@@ -52,7 +52,9 @@ def make_evaluate(
     bound = environment.max_steps if max_steps is None else check_size("max_steps", max_steps)
     if bound is None:
         raise ConfigError(
-            "env", "must bound its episodes by max_steps_in_episode, or give max_steps"
+            "env",
+            "must bound its episodes: add max_steps_in_episode to its default_params, or give "
+            "max_steps",
         )
 
     actor = actor_of(problem)

@@ -141,17 +141,21 @@ def default_modules(
     if not small and settings.channels != NetworkSettings.channels:
         raise ConfigError(
             "channels",
-            "applies to small images only, got observations "
+            "applies to small images only; this environment's observations are "
             f"{jax.tree.map(lambda x: list(x.shape), seen)}",
         )
     if not spaces.action_size:
         for name in ("initial_log_std", "std", "squash"):
             if getattr(settings, name) != getattr(NetworkSettings, name):
-                raise ConfigError(name, "applies to continuous actions only")
+                raise ConfigError(
+                    name, "applies to continuous actions only; this environment's are discrete"
+                )
     if settings.squash and not spaces.bounded:
         raise ConfigError("squash", "must be off where actions are unbounded")
     if settings.shared_torso and judged is not seen:
-        raise ConfigError("shared_torso", "must be off where the critic sees more than the policy")
+        raise ConfigError(
+            "shared_torso", "must be off where the critic sees more (privileged_state)"
+        )
 
     torso = _torso(seen, settings, settings.width, target)
     head = _head(spaces, settings, target)

@@ -117,7 +117,11 @@ def recorded_from_settings(
     ) -> tuple[CollectorState, Batch]:
         recording: Any = collector.sharded.get(RECORDING)
         if recording is None:
-            raise ConfigError("recording", "must be put into the state before each iteration")
+            raise ConfigError(
+                "recording",
+                "must be put into the state before each iteration: the environments of this "
+                "problem run outside the program",
+            )
         critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
         collector = collector.remove(RECORDING, CRITIC_MEMORY)
         observation = spaces.observe(recording.observation)

@@ -26,8 +26,8 @@ def check_budget(task: AnyTask, max_new_tokens: int) -> int:
     if budget < task.answer_length:
         raise ConfigError(
             "max_new_tokens",
-            f"must be at least {task.answer_length}, the longest answer of {task.name}, got "
-            f"{budget}",
+            f"must be at least {task.answer_length}, the longest answer of {task.name} with its "
+            f"EOS, got {budget}",
         )
     return budget
 

@@ -135,7 +135,10 @@ def make_problem(
     )
     check(settings)
     if settings.process_reward and not verify:
-        raise ConfigError("process_reward", "has no effect unless the verifier gives the reward")
+        raise ConfigError(
+            "process_reward",
+            "has no effect unless the verifier gives the reward (reward = verifier, or verify)",
+        )
     networks = make_networks(
         task, model, critic, settings, budget, sampler, initial=initial, warm=warm, target=target
     )

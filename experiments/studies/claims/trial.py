@@ -85,10 +85,13 @@ def check(claim: Claim) -> None:
         raise ConfigError("claim", 'must have an objective, as in last("greedy_return")')
     for each in claim.comparisons:
         for compared in (each.arm, each.than):
-            if compared is not None:
-                errors.lookup("claim", compared, claim.arms)
+            if compared is not None and compared not in claim.arms:
+                near = errors.suggest(compared, claim.arms)
+                raise ConfigError("claim", f"a comparison names the arm {compared!r}{near}")
         for name in each.settings:
-            errors.lookup("claim", name, claim.settings)
+            if name not in claim.settings:
+                near = errors.suggest(name, claim.settings)
+                raise ConfigError("claim", f"a comparison names the setting {name!r}{near}")
     for name, arm in claim.arms.items():
         if len(arm.values) < 2 or list(arm.values) != sorted(set(arm.values)) or arm.values[0] <= 0:
             raise ConfigError(
@@ -293,7 +296,9 @@ def carry_out(claim: Claim, options: Options) -> int:
     for name, value in said.items():
         if stored and stored.get(name) != value:
             raise ConfigError(
-                "resume", f"{name} of the claim differs from {options.out}; choose another out"
+                "resume",
+                f"{name} of the claim must be as stated in {options.out} before anything ran; "
+                "choose another out",
             )
     keep_programs(options.compilation_cache)
     with folder.claim(options.out, overwrite=options.overwrite) as out, interrupts.kept(out):

@@ -69,7 +69,11 @@ def recorded_problem(
         del key  # the dialogues were sampled with it
         recording: Recording | None = collector.sharded.get(RECORDING)
         if recording is None:
-            raise ConfigError("recording", "must be put into the state before each iteration")
+            raise ConfigError(
+                "recording",
+                "must be put into the state before each iteration: the dialogues of this "
+                "problem run outside the program",
+            )
         measures = {
             name: Mean(jnp.sum(each.total), jnp.sum(each.count))
             for name, each in recording.measures.items()

@@ -40,7 +40,7 @@ def read(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:
                 f"{list(array.shape)} in {path}; structured observations are not supported",
             )
         if np.issubdtype(wanted.dtype, np.integer) and (array % 1).any():
-            raise ConfigError("demonstrations", f"{name} must be whole numbers, got {path}")
+            raise ConfigError("demonstrations", f"{name} must be whole numbers in {path}")
         found.append(jnp.asarray(array, wanted.dtype))
     if spaces.num_actions and not (found[1].min() >= 0 and found[1].max() < spaces.num_actions):
         raise ConfigError(

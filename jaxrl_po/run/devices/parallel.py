@@ -148,7 +148,7 @@ def choose(
             "devices",
             f"must be all {jax.device_count()} of the {jax.process_count()} processes, got "
             f"{placement.num_devices}: let them divide the {num_seeds} seeds or the {num_rows} "
-            "rows",
+            "rows (environments or prompts)",
         )
     return placement
 
@@ -179,7 +179,9 @@ def _choose(
     if num_rows % wanted == 0:
         return Placement(num_seeds, 1, wanted)
     raise ConfigError(
-        "devices", f"must divide the {num_seeds} seeds or the {num_rows} rows, got {wanted}"
+        "devices",
+        f"must divide the {num_seeds} seeds or the {num_rows} rows (environments or prompts), got "
+        f"{wanted}",
     )
 
 
@@ -191,7 +193,9 @@ def _parse_mesh(mesh: str, devices: int | None) -> dict[str, int]:
         known = name in ("seed", "data", "model") and name not in axes
         if not (known and count.isdecimal() and int(count) > 0):
             raise ConfigError(
-                "mesh", f"must read like seed:2,data:4,model:1, each axis once, got {mesh!r}"
+                "mesh",
+                "must read like seed:2,data:4,model:1, each axis once, with counts of at least 1, "
+                f"got {mesh!r}",
             )
         axes[name] = int(count)
     if devices not in (None, total := math.prod(axes.values())):

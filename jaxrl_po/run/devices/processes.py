@@ -46,7 +46,8 @@ def start(
         )
     if num_processes and process_id >= num_processes:
         raise ConfigError(
-            "process_id", f"must be below num_processes = {num_processes}, got {process_id}"
+            "process_id",
+            f"must be below num_processes = {num_processes}, got {process_id}; the first is 0",
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # The service would intercept SIGTERM, which the runner handles itself.
@@ -72,10 +73,11 @@ def start(
     thread.start()
     thread.join(timeout)
     if thread.is_alive():
+        place = f", which must run at coordinator = {coordinator}" if coordinator else ""
         raise ConfigError(
             "distributed",
-            f"not all processes met within coordinator_timeout = {timeout} s; start each once, and "
-            "let all reach process 0" + f" at coordinator = {coordinator}" * bool(coordinator),
+            f"not all processes met within coordinator_timeout = {timeout} s; start every "
+            f"process_id from 0 to num_processes - 1 once, and let all reach process 0{place}",
         )
     for error in failures:
         if coordinator and num_processes and process_id >= 0:

@@ -286,12 +286,12 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     make = algorithm.make
     if options.sampling == "vine":
         for name in sorted(VINE_DOES_WITHOUT & vars(records["config"]).keys()):
-            config.require_unset(
-                records["config"],
-                name,
-                "sampling is another than vine, which has no critic and the discount of "
-                "problem.discount",
-            )
+            if config.changed(records["config"], name):
+                raise ConfigError(
+                    f"config.{name}",
+                    "has no effect with sampling = vine, which has no critic and discounts by "
+                    "problem.discount",
+                )
         if options.algorithm in ("npg", "trpo") and settings.num_branches:
             surrogate = functools.partial(self_normalized, settings.num_branches)
             make = functools.partial(make, surrogate=surrogate)

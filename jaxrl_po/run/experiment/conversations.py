@@ -103,6 +103,10 @@ def require_fit(records: Mapping[str, Any], start: models.Start, placement: Plac
     options = records[""]
     if not sources.is_source(options.environment):
         raise ConfigError("environment", "must be a file and a class, file.py:Class")
+    if not options.init_from:
+        raise ConfigError(
+            "init_from", "must name a pretrained model with a chat template, which writes the tools"
+        )
     if start.base is None or start.base.text.template is None:
         raise ConfigError(
             "init_from",
@@ -123,7 +127,8 @@ def require_fit(records: Mapping[str, Any], start: models.Start, placement: Plac
         )
     if not records["problem"].max_new_tokens:
         raise ConfigError(
-            "problem.max_new_tokens", "must be given with environment: a message's budget"
+            "problem.max_new_tokens",
+            "must be given with environment: the token budget of a message",
         )
 
 
@@ -163,7 +168,7 @@ def require_reply(reply_length: int, tools: Tools, offer: Offer) -> None:
     if least >= reply_length:
         raise ConfigError(
             "environment.reply_length",
-            f"must be above {least}, as an empty result of a tool has, got {reply_length}",
+            f"must be above {least}, the tokens of an empty result of a tool, got {reply_length}",
         )
 
 

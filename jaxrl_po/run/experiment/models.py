@@ -75,7 +75,9 @@ def root(init_from: str, *seen: str) -> str:
     here, path = os.path.realpath(init_from), os.path.join(init_from, folder.CONFIG)
     if here in seen:
         raise UserCodeError(
-            "init_from", f"leads back to {init_from}, which another run replaces: keep it"
+            "init_from",
+            f"leads back to {init_from}, which another run replaces, or has replaced: keep the "
+            "run that others started from",
         )
     if not os.path.isfile(path):
         raise UserCodeError(
@@ -118,7 +120,7 @@ def require_effect(argv: Sequence[str], record: type) -> None:
             raise ConfigError(
                 name,
                 f"has no effect with init_from = {options.init_from}: a pretrained model has its "
-                "own",
+                "own sizes",
             )
 
 
@@ -287,9 +289,10 @@ def require_shares(start: Start, placement: Placement) -> None:
     ):
         for name, size in sizes.items():
             if size % devices:
+                flag, subject = ("init_from", f"{name} ") if start.base else (f"model.{name}", "")
                 raise ConfigError(
-                    "init_from" if start.base else f"model.{name}",
-                    f"{name} must be a multiple of {devices}, the devices of the {axis} axis of "
+                    flag,
+                    f"{subject}must be a multiple of {devices}, the devices of the {axis} axis of "
                     f"the mesh, got {size}",
                 )
 
@@ -346,7 +349,9 @@ def _latest(
     except (CheckpointError, ConfigError) as error:
         raise earlier.unsuitable(flag, run, error) from None
     if found is None:
-        raise ConfigError(flag, f"{run} holds no intact checkpoint; wait for one")
+        raise ConfigError(
+            flag, f"{run} holds no intact checkpoint; wait for one, or choose another run"
+        )
     if over is not None:
         earlier.require_base(over.digest, flag, run)
         found = _merged(over.policy, over.params, found)

@@ -148,7 +148,9 @@ def require_same_learner(
         why = "the program of an iteration is another (method, settings or problem)"
     if why:
         raise ConfigError(
-            "learner", f"must be the learner of the run in {out} that is resumed: {why}"
+            "learner",
+            f"must be the learner of the run in {out} that is resumed: {why}; give that learner, "
+            "or choose another out",
         )
 
 

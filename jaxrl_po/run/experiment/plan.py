@@ -336,7 +336,8 @@ def settle(
             raise ConfigError(
                 "total_steps",
                 f"must stay as it was, got {options.total_steps}: the learning rate of this run "
-                f"reaches 0 after its {decay_iterations} iterations",
+                f"reaches 0 after its {decay_iterations} iterations. Begin another one, with more "
+                "steps or config.decay_iterations = 0",
             )
         raise ConfigError(
             "config.decay_iterations",

@@ -138,7 +138,8 @@ def host_score(
         ]
     except ValueError:
         raise ConfigError(
-            "reward_weights", f"must be {len(sources)} numbers, got {options.reward_weights}"
+            "reward_weights",
+            f"must be {len(sources)} numbers, one for each function, got {options.reward_weights}",
         ) from None
     return scoring.HostScore(
         rewards,

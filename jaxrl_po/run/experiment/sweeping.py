@@ -255,7 +255,9 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
       ConfigError: names the first flag that differs, with both values.
     """
     if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
-        raise ConfigError("resume", f"{out} must hold a sweep of this version of jaxrl-po sweep")
+        raise ConfigError(
+            "resume", f"{out} must hold a sweep of this version of jaxrl-po sweep; choose another"
+        )
     asked = Asked(**{name: stored[name] for name in Asked._fields})
     code = stored.get("resolved", {}).get(sources.DIGESTS, {})
     if not all(isinstance(field, dict) for field in (*asked, code)):
@@ -273,7 +275,7 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
             raise ConfigError(
                 name,
                 f"must be {wanted}, as in the sweep in {out} that is resumed, got "
-                f"{errors.shown(value)}",
+                f"{errors.shown(value)}; leave it out, or choose another out",
             )
     may_differ = {name: x for name, x in again.flags.items() if name in (*search.MAY_DIFFER, *code)}
     return asked._replace(flags=asked.flags | may_differ)
@@ -294,7 +296,8 @@ def refuse(options: Options, asked: Asked) -> None:
     if options.draws and not asked.drawn:
         raise ConfigError(
             "draws",
-            f"must be left out without a distribution, e.g. uniform(0,1), got {options.draws}",
+            "must be left out without a distribution, e.g. "
+            f"config.learning_rate=log_uniform(1e-5,1e-2), got {options.draws}",
         )
     if not options.total_steps:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")

@@ -201,7 +201,8 @@ def make(
     if text is not None and not sources.is_source(name):
         raise ConfigError(
             "task",
-            f"{name} has its own vocabulary: choose file, reasoning_gym or a task of your own",
+            f"{name} has its own vocabulary: choose file, reasoning_gym or a task of your own for "
+            "a pretrained model",
         )
     return row.make(**vars(settings))
 

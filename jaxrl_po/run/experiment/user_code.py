@@ -28,7 +28,7 @@ def make(flag: str, source: str, advice: str = "") -> Any:
     if given is None and source.startswith(OWN):
         raise UserCodeError(flag, missing(flag, source))
     if given is None and not in_file(source):
-        raise UserCodeError(flag, f"must be a file and a name, file.py:name, got {source}")
+        raise UserCodeError(flag, f"must be a file and a name, file.py:name, got {source!r}")
     place = source.rpartition(":")[0]
     # Where a name is too long, `Path.is_file` raises.
     if given is None and not os.path.isfile(place):

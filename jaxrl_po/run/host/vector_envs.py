@@ -275,7 +275,9 @@ def _spaces(name: str, seen: Any, acts: Any) -> Spaces:
     spaces = read_spaces(name, seen, acts)
     if not isinstance(spaces.observation, jax.ShapeDtypeStruct):
         raise ConfigError(
-            "env", f"{name} must have observations of one array, got {type(seen).__name__}"
+            "env",
+            f"{name} must have observations of one array, got {type(seen).__name__}: flatten them "
+            "by a wrapper",
         )
     return spaces
 

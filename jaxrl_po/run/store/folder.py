@@ -86,7 +86,8 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if used and not (resume or overwrite):
         raise ConfigError(
             "out",
-            f"{out} already holds files; give resume to continue, overwrite to replace the run",
+            f"{out} already holds files; give resume to continue, overwrite to replace the run, or "
+            "choose another",
         )
     if not (used and resume):
         return {}
@@ -175,7 +176,8 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
         or_same = ", or the same in a file of the same content" * (name in code)
         raise ConfigError(
             name,
-            f"must be {shown(stored[name])}, as in the run in {out}{or_same}, got {shown(value)}",
+            f"must be {shown(stored[name])}, as in the run in {out}{or_same}, got {shown(value)}; "
+            "leave it out, or choose another folder",
         )
     if settings.get("total_steps", math.inf) < stored.get("total_steps", 0):
         least = f"{stored['total_steps']}, as in the run in {out} that is resumed"
@@ -206,8 +208,7 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(stack.enter_context((folder / ".lock").open("w", encoding="utf-8")), out)
             if overwrite:  # under the lock, so never the files of a run that still writes
-                for name in reversed(ARTEFACTS):  # `config.json` last
-                    _remove(folder / name)
+                _clear(folder)
         except OSError as error:
             raise ConfigError("out", f"{out} cannot be used: {format_error(error)}") from None
         with naming(folder):
@@ -226,6 +227,22 @@ def _lock(file: TextIO, out: str) -> None:
             raise
         why = f"cannot be locked ({error.strerror}); let no other run use it"
         print(f"note: --out={out} {why}", file=sys.stderr)
+
+
+def _clear(folder: Path) -> None:
+    """Deletes the files of an earlier run, `config.json` last.
+
+    Raises:
+      ConfigError: a file cannot be deleted.
+    """
+    try:
+        for name in reversed(ARTEFACTS):
+            _remove(folder / name)
+    except OSError as error:
+        why = f"{error.filename} cannot be deleted: {error.strerror}"
+        raise ConfigError(
+            "overwrite", f"{why}; other files of the run may be deleted already"
+        ) from None
 
 
 def _remove(path: Path) -> None:

@@ -243,7 +243,7 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) ->
         raise ConfigError(
             "deterministic",
             f"promises the same bits only under the circumstances of the run in {out}; there "
-            f"differ {'; '.join(found)}",
+            f"differ {'; '.join(found)}; resume it there, or begin another without deterministic",
         )
 
 
