@@ -287,6 +287,9 @@ def test_damaged_settings_are_named(used, config):
 
 
 def test_a_tilde_that_no_shell_expands_is_named():
-    for check in (inspect, lambda out: folder.require_file(f"{out}.json", ".json")):
-        with pytest.raises(ConfigError, match=r"^out: ~/runs\S* must not begin with ~"):
-            check("~/runs")
+    for flag, check in (
+        ("out", lambda: inspect("~/runs")),
+        ("record", lambda: folder.require_file("~/runs.npz", ".npz", "record")),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{flag}: ~/runs\S* must not begin with ~"):
+            check()

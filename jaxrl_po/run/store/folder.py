@@ -116,11 +116,11 @@ def _only_begun(folder: Path) -> bool:
     return ours and not begun and not any((*folder.glob("checkpoints/*/*"), *folder.glob("arms/*")))
 
 
-def require_name(out: str) -> None:
-    """Raises ConfigError if `--out` begins with `~`."""
+def require_name(out: str, flag: str = "out") -> None:
+    """Raises ConfigError if the path `out` of a flag begins with `~`."""
     if out.startswith("~"):
         why = "must not begin with ~, which a shell expands only in a word of its own"
-        raise ConfigError("out", f"{out} {why}: $HOME{out[1:]}")
+        raise ConfigError(flag, f"{out} {why}: $HOME{out[1:]}")
 
 
 def read_settings(folder: Path, flag: str = "out") -> dict[str, Any]:
@@ -240,7 +240,7 @@ def require_file(out: str, suffix: str, flag: str = "out") -> Path:
       ConfigError: another suffix, a folder, or a file that cannot be written.
     """
     path = Path(out)
-    require_name(out)
+    require_name(out, flag)
     ancestor = next(each for each in path.absolute().parents if each.exists())
     if path.suffix.lower() != suffix or path.is_dir():
         raise ConfigError(flag, f"must be a file whose name ends in {suffix}, got {out}")
