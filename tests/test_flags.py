@@ -3,9 +3,9 @@ import sys
 import pytest
 
 from jaxrl_po import config, run
-from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, number, static
+from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, NoEffectError, number, static
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.experiment import flags
 
 
@@ -219,6 +219,8 @@ def test_located_gives_a_field_the_prefix_of_its_section():
     [
         (ConfigError("out", "must\nname a folder"), 2, "error: --out: must name a folder\n"),
         (UsageError("no command 'x'"), 2, "error: no command 'x'\n"),
+        (NoEffectError("json", "x is on"), 2, "error: --json: has no effect unless x is on\n"),
+        (RunError("a--b: no space"), 1, "error: a--b: no space\n"),
         (MemoryError("no 7 TiB"), 1, "error: out of memory: no 7 TiB\n"),
         (1, 1, ""),
         (0, 0, ""),
