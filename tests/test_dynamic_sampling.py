@@ -71,9 +71,7 @@ def test_groups_divide_over_devices_by_the_setting_that_is_named():
     learner = dapo.make(dapo.Config(train_prompts=3, axis_name="data"), INNER)
     with pytest.raises(ConfigError, match=r"^train_prompts: must be a multiple of the 2 devices"):
         jax.eval_shape(
-            jax.vmap(learner.collect, (None, None, 0), axis_name="data", axis_size=2),
-            *(jax.eval_shape(learner.init, KEY)[:2]),
-            jax.random.split(KEY, 2),
+            jax.vmap(learner.sample, None, axis_name="data", axis_size=2), learner.init(KEY)
         )
 
 
