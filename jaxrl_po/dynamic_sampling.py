@@ -63,6 +63,7 @@ def dynamic_sampling(
     num_groups: int = 0,
     accept: Callable[[jax.Array], jax.Array] = informative,
     axis_name: str | None = None,
+    name: str = "num_groups",
 ) -> Problem:
     """The same problem, but `collect` generates until it has enough informative groups.
 
@@ -82,6 +83,7 @@ def dynamic_sampling(
       accept: raw scores `[P, G]` to bool `[P]`.
       axis_name: device axis over which rows are sharded, or None. With one, each batch is
         all-gathered.
+      name: setting that `num_groups` comes from, for messages.
 
     Returns:
       The `Problem`. Metrics are those of `problem` over everything generated, and `filled` (share
@@ -103,7 +105,7 @@ def dynamic_sampling(
       ((3, 2), True)
     """
     max_generation_batches = check_size("max_generation_batches", max_generation_batches)
-    num_groups = check_size("num_groups", num_groups, NON_NEGATIVE)
+    num_groups = check_size(name, num_groups, NON_NEGATIVE)
     carry_surplus = static_value("carry_surplus", carry_surplus, bool)
     require_one_age(problem, carry_surplus)
 
@@ -136,7 +138,7 @@ def dynamic_sampling(
     ) -> tuple[CollectorState, Batch]:
         inner = collector.remove(SURPLUS, SURPLUS_COUNT)
         shapes = jax.eval_shape(generate, params, inner, key)[1]
-        slots = slots_of(num_groups, shapes.score.shape[0], axis_name)
+        slots = slots_of(num_groups, shapes.score.shape[0], axis_name, name)
         fill = _fill(
             functools.partial(generate, params),
             slots,
@@ -177,14 +179,12 @@ def require_scored_groups(batch: Batch) -> None:
         raise ConfigError("group_size", "must be at least 2 for dynamic sampling")
 
 
-def slots_of(num_groups: int, generated: int, axis_name: str | None) -> Slots:
+def slots_of(num_groups: int, generated: int, axis_name: str | None, name: str) -> Slots:
     """The slots of this device; raises ConfigError where the groups do not divide over devices."""
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
     wanted = num_groups or generated * devices
     if wanted % devices:
-        raise ConfigError(
-            "num_groups", f"must be a multiple of the {devices} devices, got {wanted}"
-        )
+        raise ConfigError(name, f"must be a multiple of the {devices} devices, got {wanted}")
     device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
     return Slots(wanted, wanted // devices, generated, devices, device, axis_name)
 

@@ -130,16 +130,16 @@ def test_missing_robots_are_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        ('{"gravity": 2}', ConfigError, "its config has no gravity, only action_repeat, ctrl_dt"),
-        ('{"ctrl_dt": "slow"}', ConfigError, "--env_params for .* 'ctrl_dt'"),
-        ('{"impl": "bullet"}', ConfigError, "'bullet' is not a valid"),
-        ('{"action_repeat": 0}', ConfigError, "action_repeat must lie in"),
+        ('{"gravity": 2}', "its config has no gravity, only action_repeat, ctrl_dt"),
+        ('{"ctrl_dt": "slow"}', "^env_params: playground:.* 'ctrl_dt'"),
+        ('{"impl": "bullet"}', "'bullet' is not a valid"),
+        ('{"action_repeat": 0}', "action_repeat must lie in"),
     ],
 )
-def test_refusals_name_the_argument(arguments, error, message):
-    with pytest.raises(error, match=message):
+def test_refusals_name_the_argument(arguments, message):
+    with pytest.raises(ConfigError, match=message):
         suites.make(f"playground:{NAME}", arguments)
 
 

@@ -164,7 +164,7 @@ def test_programs_on_different_devices_are_not_compared(programs):
     ],
 )
 def test_what_cannot_be_measured_is_named(arguments, message, tmp_path):
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(ConfigError, match="^" + re.escape(message)):
         bench.main([*arguments, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
 

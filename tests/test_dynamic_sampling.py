@@ -67,6 +67,14 @@ def collect(key=KEY, collector=None, **options):
     return sample(params, fresh if collector is None else collector, key)
 
 
+def test_groups_divide_over_devices_by_the_setting_that_is_named():
+    learner = dapo.make(dapo.Config(train_prompts=3, axis_name="data"), INNER)
+    with pytest.raises(ConfigError, match=r"^train_prompts: must be a multiple of the 2 devices"):
+        jax.eval_shape(
+            jax.vmap(learner.sample, None, axis_name="data", axis_size=2), learner.init(KEY)
+        )
+
+
 @pytest.mark.parametrize("num_groups", [0, 2, 7])
 def test_the_first_informative_groups_are_kept_in_order(num_groups):
     _, batch = collect(num_groups=num_groups)

@@ -273,23 +273,28 @@ def test_runs_without_a_metric_in_common_are_refused(tmp_path, metric):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        ([], "name 1 to 8 folders of runs"),
-        (["{tmp}/nowhere"], "nowhere must be the folder of a run; it holds no config.json"),
+        ([], UsageError, "name 1 to 8 folders of runs"),
+        (
+            ["{tmp}/nowhere"],
+            UsageError,
+            r"\S+nowhere must be the folder .*; it holds no config",
+        ),
         (
             ["{run}", "--metric=speed"],
+            ConfigError,
             "metric: must be in all runs, which have entropy, greedy_return, got speed",
         ),
-        (["{run}", "--metrics=speed"], "did you mean metric"),
-        (["{tmp}/grid"], "grid must be the folder of a run; a sweep has its own sweep.png"),
+        (["{run}", "--metrics=speed"], ConfigError, "metrics: is .*; did you mean metric"),
+        (["{tmp}/grid"], UsageError, r"\S+grid must be the folder of a run; a sweep has its own "),
     ],
 )
-def test_what_cannot_be_compared_is_named(tmp_path, arguments, message):
+def test_what_cannot_be_compared_is_named(tmp_path, arguments, error, message):
     run = fake_run(tmp_path / "a", [1.0])
     (tmp_path / "grid").mkdir()
     folder.write_settings(tmp_path / "grid", {"script": "sweep"})
-    with pytest.raises((ConfigError, UsageError), match=message):
+    with pytest.raises(error, match=f"^{message}"):
         plot.main([argument.format(tmp=tmp_path, run=run) for argument in arguments])
     assert (tmp_path / "a" / "metrics.jsonl").exists()
 

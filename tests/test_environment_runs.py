@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -203,20 +202,26 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
 @pytest.mark.parametrize(
     ("further", "said"),
     [
-        (["--environment=mine.py:None"], "mine.py"),
-        (["--environment=Guess"], "must be a file and a class, file.py:Class"),
-        ([f"--environment={CLASSES}:Gess"], "holds no 'Gess', but Guess"),
-        ([f"--environment={CLASSES}:Blind"], "must have a method get_reward, or reward"),
+        (["--environment=mine.py:None"], r"environment: \S*mine.py"),
+        (["--environment=Guess"], "environment: must be a file and a class, file.py:Class"),
+        ([f"--environment={CLASSES}:Gess"], "environment: .* holds no 'Gess', but Guess"),
+        (
+            [f"--environment={CLASSES}:Blind"],
+            "environment: must have a method get_reward, or reward",
+        ),
         (["--task=mastermind"], "task: must be file with environment = "),
         (["--init_from="], "init_from: must name a pretrained model with a chat template"),
         (["--problem.max_new_tokens=0"], "problem.max_new_tokens: must be given"),
-        (["--environment.reply_length=3"], "must be above 3, the tokens"),
-        (["--environment.turns=12"], "the longest dialogue has"),
-        (["--environment.turns=0"], "environment.turns: must lie in [1"),
+        (["--environment.reply_length=3"], "environment.reply_length: must be above 3, the tokens"),
+        (["--environment.turns=12"], "environment.turns: the longest dialogue has"),
+        (["--environment.turns=0"], r"environment.turns: must lie in \[1"),
         (["--environment.timeout=0"], "environment.timeout: must lie in"),
         (["--reward=model"], "reward: must be left out with environment, got model"),
         (["--warm_start.steps=3"], "warm_start.steps: must be 0"),
-        (["--algorithm=dapo", "--config.dynamic_sampling=refill"], "a refill needs"),
+        (
+            ["--algorithm=dapo", "--config.dynamic_sampling=refill"],
+            "config.dynamic_sampling: .* a refill needs",
+        ),
         (["--distributed"], "distributed: must be false with environment = "),
         (["--problem.prompt_set=2"], "problem.prompt_set"),
     ],
@@ -232,7 +237,7 @@ def test_bad_input_is_one_line_before_anything_compiles(
     flags = arguments(place, tmp_path / "out", "--total_steps=12", *further)
     if "--task=mastermind" in further:
         flags = [each for each in flags if not each.startswith("--task.")]
-    with pytest.raises(ConfigError, match=re.escape(said)) as found:
+    with pytest.raises(ConfigError, match=f"^{said}") as found:
         launch.language(flags)
     assert "\n" not in str(found.value)
 

@@ -189,7 +189,7 @@ def test_another_seed_is_another_measurement(script, run):
     ],
 )
 def test_bad_input_is_one_line(script, argument, message):
-    with pytest.raises(ConfigError, match=message) as error:
+    with pytest.raises(ConfigError, match=f"^{message}") as error:
         script.main([argument])
     assert "\n" not in str(error.value)
 

@@ -3,9 +3,9 @@ import sys
 import pytest
 
 from jaxrl_po import config, run
-from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, number, static
+from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, NoEffectError, number, static
 from jaxrl_po.run import errors
-from jaxrl_po.run.errors import UsageError
+from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.experiment import flags
 
 
@@ -79,8 +79,8 @@ def test_switches(text, value):
         ("--target-kl=1", "target-kl: is not a setting; did you mean config.target_kl?"),
         ("--config.total_steps=1", "config.total_steps: is not a setting; did you mean total_ste"),
         ("--steps=1", "steps: is not a setting; did you mean total_steps?"),
-        ("--config.lrr=1", "config.lrr: is not a setting; see --help"),
-        ("--zzz=1", "zzz: is not a setting; see --help"),
+        ("--config.lrr=1", "config.lrr: is not a setting"),
+        ("--zzz=1", "zzz: is not a setting"),
         ("--config.axis_name=data", "config.axis_name: is not a setting"),
         ("--config.learning_rate=nan", "config.learning_rate: must lie in (0, inf), got nan"),
         ("--config.anything=nan", "config.anything: must lie in (-inf, inf), got nan"),
@@ -219,6 +219,8 @@ def test_located_gives_a_field_the_prefix_of_its_section():
     [
         (ConfigError("out", "must\nname a folder"), 2, "error: --out: must name a folder\n"),
         (UsageError("no command 'x'"), 2, "error: no command 'x'\n"),
+        (NoEffectError("json", "x is on"), 2, "error: --json: has no effect unless x is on\n"),
+        (RunError("a--b: no space"), 1, "error: a--b: no space\n"),
         (MemoryError("no 7 TiB"), 1, "error: out of memory: no 7 TiB\n"),
         (1, 1, ""),
         (0, 0, ""),
@@ -242,9 +244,11 @@ def test_entry_gives_the_status_and_one_line(monkeypatch, capfd, result, status,
 def test_python_errors_name_arguments(tmp_path):
     with pytest.raises(ConfigError, match=r"^sed: is not a setting; did you mean seed\?$"):
         run.Experiment(env="CartPole-v1", sed=1)
+    with pytest.raises(ConfigError, match=r"^zzz: is not a setting$"):
+        run.Experiment(zzz=1)
     with pytest.raises(ConfigError, match=r"^config\.gamma: must lie in \[0, 1\], got 2$"):
         run.train(run.Experiment(env="CartPole-v1", over={"config.gamma": 2}, out=tmp_path / "a"))
-    with pytest.raises(ConfigError, match=r"^out: .*/a--b"):
+    with pytest.raises(ConfigError, match=r"^out: must hold a run of jaxrl-po .*, got \S+/a--b$"):
         run.resume(tmp_path / "a--b")
     experiment = run.Experiment(env="CartPole-v1", out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"^compile_for: must read like tpu:v5e:4x4"):

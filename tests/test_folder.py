@@ -312,6 +312,9 @@ def test_damaged_settings_are_named(used, config):
     [("~/runs", "must not begin with ~"), ("x" * 300, "cannot be used: File name too long$")],
 )
 def test_names_that_cannot_be_used(name, why):
-    for check in (inspect, lambda out: folder.require_file(f"{out}.json", ".json")):
-        with pytest.raises(ConfigError, match=rf"^out: {name}\S* {why}"):
-            check(name)
+    for flag, check in (
+        ("out", lambda: inspect(name)),
+        ("record", lambda: folder.require_file(f"{name}.npz", ".npz", "record")),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{flag}: {name}\S* {why}"):
+            check()

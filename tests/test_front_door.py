@@ -304,9 +304,9 @@ def test_a_file_whose_name_is_too_long_is_not_there():
             launch.control,
             "policy",
             "nothing",
-            r"policy: must be an instance of flax.linen.Module, .*, got NoneType",
+            r"policy: \S+mine.py:nothing must be an instance of flax.linen.Module, .* got NoneType",
         ),
-        (launch.control, "critic", "three", r"critic: must be an instance .*, got int"),
+        (launch.control, "critic", "three", r"critic: \S+:three must be an instance .*, got int"),
         (launch.control, "env", "three", "env: must have the interface .* int lacks reset"),
         (
             launch.language,

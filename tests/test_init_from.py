@@ -160,3 +160,10 @@ def test_a_control_run_that_cannot_start_there_says_why(walked, tmp_path, argume
     flags = [*tiny.CONTROL, f"--init_from={walked}", *given, f"--out={tmp_path / 'run'}"]
     with pytest.raises(ConfigError, match=message):
         launch.control(flags)
+
+
+def test_a_control_run_starts_from_a_checkpoint_that_is_intact(walked, tmp_path):
+    earlier = shutil.copytree(walked, tmp_path / "earlier")
+    shutil.rmtree(earlier / "checkpoints" / "latest")
+    with pytest.raises(ConfigError, match=r"^init_from: \S+ holds no intact checkpoint; wait"):
+        launch.control([*tiny.CONTROL, f"--init_from={earlier}", f"--out={tmp_path / 'run'}"])

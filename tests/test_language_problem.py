@@ -368,8 +368,10 @@ def test_bad_models_are_named(sizes, match):
 
 
 def test_other_bad_input():
-    with pytest.raises(ConfigError, match="vocabulary must be 14"):
+    with pytest.raises(ConfigError, match=r"^model: vocabulary must be 14"):
         language.make_problem(TASK, SIZES.build(15))
+    with pytest.raises(ConfigError, match=r"^critic: vocabulary must be 14"):
+        language.make_problem(TASK, MODEL, critic=SIZES.build(15, outputs=1))
     with pytest.raises(ConfigError, match="num_prompts"):
         language.make_evaluate(TASK, MODEL, num_prompts=0)
     with pytest.raises(ConfigError, match="max_new_tokens"):

@@ -60,7 +60,7 @@ def test_an_episode_has_a_whole_number_of_steps(limit):
     for make in (control.make_problem, control.make_groups, control.make_vine, control.adapt):
         with pytest.raises(ConfigError, match=f"^env: AlwaysTruncated: {message}"):
             make(ENV, env_params=params)
-    with pytest.raises(ConfigError, match=r"^max_steps: must be a whole number"):
+    with pytest.raises(ConfigError, match=r"^env: max_steps must be a whole number"):
         control.make_problem(control.adapt(ENV)._replace(max_steps=limit))
 
 
@@ -177,7 +177,7 @@ def test_choices_and_spaces_given_by_hand_hold_actions():
     environment = control.adapt(ENV)
     for counts in ({"choices": (2, 0)}, {"action_size": -1}, {"num_actions": -1}):
         broken = environment.spaces._replace(**{"num_actions": 0} | counts)
-        with pytest.raises(ConfigError, match=r"^spaces: counts of actions must be a whole"):
+        with pytest.raises(ConfigError, match=r"^env: counts of actions must be a whole"):
             control.make_problem(environment._replace(spaces=broken))
 
 

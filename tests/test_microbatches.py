@@ -75,7 +75,7 @@ def test_training_that_does_not_fit_is_an_error(space, peak_of, fixed, tried):
     with pytest.raises(
         RunError,
         match=rf"^training needs {peak} kB of a device, which has {space / 1000:.1f} kB, with "
-        rf"--config\.num_microbatches={tried[-1]}: lower --problem\.num_prompts or --seeds",
+        rf"config\.num_microbatches = {tried[-1]}: lower problem\.num_prompts or seeds",
     ):
         choose(space, count, fixed)
     assert seen == tried
@@ -84,9 +84,7 @@ def test_training_that_does_not_fit_is_an_error(space, peak_of, fixed, tried):
 def test_evaluation_that_does_not_fit_is_an_error():
     for fits in (None, Memory(0, None), Memory(0, 3000)):
         require_evaluation(fits, 3000)
-    with pytest.raises(
-        RunError, match=r"evaluation needs 3\.0 kB .* 2\.9 kB: lower --eval_prompts"
-    ):
+    with pytest.raises(RunError, match=r"evaluation needs 3\.0 kB .* 2\.9 kB: lower eval_prompts"):
         require_evaluation(Memory(0, 3000), 2900)
 
 

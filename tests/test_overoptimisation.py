@@ -57,7 +57,7 @@ def test_table_tells_the_end_of_each_run():
     ],
 )
 def test_bad_input_is_named(tmp_path, argument, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         overoptimisation.main([argument, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
 

@@ -18,6 +18,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import networks
 from jaxrl_po.distributions import Categorical
+from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import control as command
 
 
@@ -346,8 +347,8 @@ def test_nnx_in_files_and_experiments_is_named(tmp_path):
     (tmp_path / "own.py").write_text(NETWORKS_OF_NNX)
     for name, got in (("made", "got the nnx module Net"), ("Net", "'size'")):
         for role in ("policy", "critic"):
-            message = rf"^{role}: .*{got}.*ToLinen"
-            with pytest.raises(ConfigError, match=message):
+            message = rf"^{role}: \S+own.py:{name}:? .*{got}.*ToLinen"
+            with pytest.raises(UserCodeError, match=message):
                 launch.control([f"--{role}={tmp_path}/own.py:{name}", f"--out={tmp_path / 'run'}"])
     for given in (NNX, Rewritten, lambda x: x):
         experiment = runs.Experiment(env="CartPole-v1", policy=given, out=str(tmp_path / "run"))

@@ -186,7 +186,8 @@ def test_a_script_that_trains_when_it_is_read_for_what_it_defines_is_refused(tmp
         f"run.train(run.Experiment(env=Mine, total_steps=0, out={str(tmp_path / 'run')!r}))\n",
         encoding="utf-8",
     )
-    with pytest.raises(ConfigError, match=r"mine\.py: trains when it is imported, .*__main__"):
+    trains = r"^env: \S+:Mine: UsageError: \S+mine\.py trains when it is imported, .*__main__"
+    with pytest.raises(ConfigError, match=trains):
         run.train(run.Experiment(env=f"{script}:Mine", out=tmp_path / "other"))
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "other").exists()

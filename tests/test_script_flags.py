@@ -32,6 +32,11 @@ from jaxrl_po.run.experiment.experiment import Experiment
             f"--init_from={'a' * 300}",
             r"init_from: must be the folder of a run .* got a+;",
         ),
+        (
+            "control",
+            '--env_params={"gravity":"x"}',
+            "env_params: CartPole-v1: gravity must be of type float, got 'x'",
+        ),
         ("control", "--sead=1", r"sead: is not a setting; did you mean seed\?"),
         (
             "control",
@@ -146,7 +151,6 @@ from jaxrl_po.run.experiment.experiment import Experiment
         ("language", "--distributed --coordinator=host", r"coordinator: must read like host:port"),
         ("control", "--out=", r"out: must name a folder"),
         ("control", "--overwrite --resume", r"resume: must be left out with overwrite"),
-        ("control", "extra", r"'extra' is not a flag"),
         ("language", "--task=adition", r"task: unknown name 'adition'; did you mean addition\?"),
         ("language", "--problem.top_p=0", r"problem\.top_p: must lie in \(0, 1\], got 0"),
         ("language", "--problem.min_p=1", r"problem\.min_p: must lie in \[0, 1\), got 1"),
@@ -208,6 +212,11 @@ from jaxrl_po.run.experiment.experiment import Experiment
         ),
         (
             "language",
+            "--reward=model --reward_model.shape=smollm2-135m",
+            r"reward_model\.shape: smollm2-135m has a vocabulary of 49152 and the task one of 14",
+        ),
+        (
+            "language",
             "--reward=model --problem.process_reward=true",
             r"problem\.process_reward: has no effect with reward = model",
         ),
@@ -223,15 +232,27 @@ from jaxrl_po.run.experiment.experiment import Experiment
         ),
     ],
 )
-def test_bad_input_ends_before_compiling_and_leaves_no_folder(tmp_path, script, argument, message):
+def test_bad_input_ends_before_compiling_and_leaves_no_folder(
+    tmp_path, capsys, script, argument, message
+):
     main, small = {
         "control": (launch.control, tiny.CONTROL),
         "language": (launch.language, tiny.LANGUAGE),
     }[script]
-    with pytest.raises((ConfigError, UsageError), match=f"^{message}") as caught:
-        main([*small, f"--out={tmp_path / 'new'}", *argument.split()])
+    words = argument.split()
+    with pytest.raises(ConfigError, match=f"^{message}") as caught:
+        main([*small, f"--out={tmp_path / 'new'}", *words])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "new").exists()
+    if "is not a setting" not in message:
+        flag = f"--{caught.value.field}="
+        assert main([*(word for word in words if not word.startswith(flag)), "--help=all"]) == 0
+        assert f"  {flag}" in capsys.readouterr().out
+
+
+def test_a_word_that_is_no_flag_is_named():
+    with pytest.raises(UsageError, match=r"^'extra' is not a flag"):
+        launch.control([*tiny.CONTROL, "extra"])
 
 
 @pytest.mark.parametrize(

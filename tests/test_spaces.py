@@ -299,9 +299,9 @@ def test_tanh_is_refused_where_it_would_bound_what_is_unbounded():
 @pytest.mark.parametrize(
     ("spaces", "message"),
     [
-        ({"num_actions": 0}, "spaces: must have one of num_actions"),
-        ({"choices": (2, 2)}, "spaces: must have one of num_actions"),
-        ({"observation": None}, "spaces.observation: must be the shapes and dtypes"),
+        ({"num_actions": 0}, "^env: spaces must have one of num_actions"),
+        ({"choices": (2, 2)}, "^env: spaces must have one of num_actions"),
+        ({"observation": None}, "^env: spaces.observation must be the shapes and dtypes"),
     ],
 )
 def test_an_environment_must_be_what_its_spaces_say(spaces, message):
@@ -315,7 +315,7 @@ def test_reset_must_return_what_the_spaces_say():
     environment = control.adapt(AlwaysTruncated())
     nine = environment.spaces._replace(observation=jax.ShapeDtypeStruct((9,), jnp.float32))
     problem = control.make_problem(environment._replace(spaces=nine), num_envs=2, num_steps=2)
-    with pytest.raises(ConfigError, match=r"that reset returns, \[1\], got \[9\]"):
+    with pytest.raises(ConfigError, match=r"^env: spaces.* that reset returns, \[1\], got \[9\]"):
         jax.eval_shape(problem.init, jax.random.key(0))
 
 

@@ -256,7 +256,7 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
     with pytest.raises(RunError) as said:
         sweep.main([*SMALL, *RANGES, f"--out={out}"])
     assert str(said.value) == (
-        f"{out}: No space left on device; continue with --out={out} --resume: what is done is kept"
+        f"{out}: No space left on device; resume with out = {out}: what is done is kept"
     )
     monkeypatch.setattr(folder, "write_json", write)
     assert sweep.main([f"--out={out}", "--resume"]) == 0

@@ -121,7 +121,7 @@ WRONG = [
     Wrong(
         "a model is asked for its vocabulary before it is looked at",
         "language.checks",
-        'variables.require_module(name or "model", model, "vocabulary")',
+        'variables.require_module(name, model, "vocabulary")',
         "pass",
         (f"{LANGUAGE}test_models_that_are_no_modules_are_named",),
     ),

@@ -837,7 +837,7 @@ WRONG = [
         "masked",
         "for name in joined.keys() & metrics.keys():",
         "for name in ():",
-        ("test_surrogates.py::test_reserved_names_are_refused",),
+        ("test_surrogates.py::test_names_of_metrics_are_refused",),
     ),
     Wrong(
         "a loss prints while its elements are counted",

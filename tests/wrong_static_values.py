@@ -87,7 +87,7 @@ WRONG = [
     Wrong(
         "parameters of gymnax are ignored",
         "run.experiment.suites",
-        "return with_params(env, env_params) if env_params else env",
+        "return with_params(name, env, env_params) if env_params else env",
         "return env",
         (
             "test_suites.py::test_parameters_of_gymnax_environments_are_set",

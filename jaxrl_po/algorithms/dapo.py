@@ -128,6 +128,7 @@ def make(
             carry_surplus=config.carry_surplus,
             num_groups=config.train_prompts,
             axis_name=config.axis_name,
+            name="train_prompts",
         )
 
     def reward_fn(batch: Batch) -> jax.Array:

@@ -280,17 +280,19 @@ def _require_whole(env: Environment) -> None:
     kinds = bool(spaces.num_actions) + bool(spaces.action_size) + bool(spaces.choices)
     if kinds != 1:
         raise ConfigError(
-            "spaces",
-            "must have one of num_actions, action_size and choices, got "
+            "env",
+            "spaces must have one of num_actions, action_size and choices, got "
             f"{(spaces.num_actions, spaces.action_size, spaces.choices)}",
         )
     if not jax.tree.leaves(spaces.observation):
-        raise ConfigError("spaces.observation", "must be the shapes and dtypes of one observation")
+        raise ConfigError(
+            "env", "spaces.observation must be the shapes and dtypes of one observation"
+        )
     check_observation("Environment", spaces.observation, spaces)
     for count in (*spaces.choices, spaces.num_actions or spaces.action_size or 1):
-        check_size("spaces", count, part="counts of actions")
+        check_size("env", count, part="counts of actions")
     if env.max_steps is not None and not isinstance(env.max_steps, jax.core.Tracer):
-        check_size("max_steps", env.max_steps)
+        check_size("env", env.max_steps, part="max_steps")
 
 
 def shapes(tree: PyTree) -> Any:

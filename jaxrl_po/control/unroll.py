@@ -81,8 +81,8 @@ def start(
     seen = shapes(jax.tree.map(lambda x: x[0], observation))
     if seen != shapes(environment.spaces.observation):
         raise ConfigError(
-            "spaces.observation",
-            f"must have the shapes that reset returns, {seen}, got "
+            "env",
+            f"spaces.observation must have the shapes that reset returns, {seen}, got "
             f"{shapes(environment.spaces.observation)}",
         )
     zeros = jnp.zeros(index.shape)

@@ -42,12 +42,12 @@ def check_decoding(task: AnyTask, model: Transformer, decoding: Decoding) -> Dec
     return settings.decoding._replace(max_new_tokens=budget)
 
 
-def check_vocabulary(task: AnyTask, model: Transformer, name: str = "") -> None:
+def check_vocabulary(task: AnyTask, model: Transformer, name: str = "model") -> None:
     """Raises ConfigError unless the model, called `name`, has the tokenizer's vocabulary."""
-    variables.require_module(name or "model", model, "vocabulary")
+    variables.require_module(name, model, "vocabulary")
     if model.vocabulary != task.tokenizer.size:
         raise ConfigError(
-            name or "model",
+            name,
             f"vocabulary must be {task.tokenizer.size}, as in {task.name}, got {model.vocabulary}",
         )
 

@@ -265,7 +265,7 @@ def check_models(
         raise ConfigError("initial", "must be given where the model has adapters: it is their base")
     if critic is not None:
         variables.require_module("critic", critic, "vocabulary", "outputs")
-        check_vocabulary(source, critic)
+        check_vocabulary(source, critic, "critic")
         if critic.outputs != 1:
             raise ConfigError("critic", f"must have outputs = 1, got {critic.outputs}")
 

@@ -27,8 +27,8 @@ from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.types import PyTree, TrainState
 
 SMALLER = (
-    "try fewer --seeds, more --config.num_microbatches, a --mesh that shards parameters, "
-    "--lora.rank, --model.dtype=bfloat16 or --model.remat"
+    "try fewer seeds, more config.num_microbatches, a mesh that shards parameters, lora.rank, "
+    "model.dtype = bfloat16 or model.remat"
 )
 
 

@@ -14,7 +14,7 @@ from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import methods, models, rewarding
+from jaxrl_po.run.experiment import flags, methods, models, rewarding
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
@@ -160,8 +160,9 @@ def sharded(
     """The policy and, for the methods that have one, the critic; raises ConfigError."""
     policy, critic = start.policy, None
     if records[""].algorithm in methods.WITH_CRITIC:
-        sizes = records["critic" if start.base else "model"]
-        critic = sizes.build(start.task.tokenizer.size, outputs=1)
+        section = "critic" if start.base else "model"
+        with flags.locating({section: type(records[section])}):
+            critic = records[section].build(start.task.tokenizer.size, outputs=1)
     if placement.cuts_params:
         models.require_shares(start, placement)
         mesh = parallel.make_mesh(placement)

@@ -152,9 +152,10 @@ def state(
             provenance.require_data(provenance.PROMPTS, experiment.prompts, before, flag, run)
         of_run = dataclasses.replace(options, out=run)
         return experiment, *state_of(experiment, of_run, flag, kind, optimizer=False)
-    except NoCheckpoint:
-        raise
     except (CheckpointError, ConfigError) as error:
+        # Those two functions name the run.
+        if isinstance(error, NoCheckpoint) or getattr(error, "field", "") == flag:
+            raise
         raise unsuitable(flag, run, error) from None
 
 
@@ -223,10 +224,16 @@ def begun(script: Script, problem: Problem, run: str) -> Problem:
       run: the folder.
 
     Raises:
-      ConfigError: the policy has other shapes, or only one of them normalises observations.
+      ConfigError: the policy has other shapes, only one of them normalises observations, or the
+        run has no intact checkpoint.
     """
     records = read(script, "init_from", run)
-    saved = of_seed(state(script, records, "init_from", run, "latest")[2])
+    try:
+        saved = of_seed(state(script, records, "init_from", run, "latest")[2])
+    except NoCheckpoint:
+        raise ConfigError(
+            "init_from", f"{run} holds no intact checkpoint; wait for one, or choose another run"
+        ) from None
     fresh, collector = jax.eval_shape(problem.init, jax.random.key(0))
     its, ours = (_shapes(params.variables("policy")) for params in (saved.params, fresh))
     for name in sorted(its.keys() | ours.keys()):

@@ -6,11 +6,12 @@ documentation cannot disagree. A field whose default is None is set by code (a d
 has no flag.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags as absl_flags
@@ -154,10 +155,8 @@ def fill(
                 assumed[field.name] = tuple(value) if isinstance(value, list) else value
             elif defaults and name in defaults:
                 assumed[field.name] = defaults[name]
-        try:
+        with locating({prefix: record}):
             records[prefix] = _checked(record, fields, assumed)
-        except ConfigError as error:
-            raise located(error, {prefix: record}) from None
     return records
 
 
@@ -297,8 +296,7 @@ def unknown_flag(name: str, known: Iterable[str]) -> str:
         *(other for other in fields if _abbreviates(field, other)),
         *difflib.get_close_matches(field, fields, n=1, cutoff=0.5),
     ]
-    hint = f"did you mean {fields[near[0]]}?" if near else "see --help"
-    return f"is not a setting; {hint}"
+    return "is not a setting" + (f"; did you mean {fields[near[0]]}?" if near else "")
 
 
 def _abbreviates(short: str, name: str) -> bool:
@@ -328,6 +326,15 @@ def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
         if error.field in {field.name for field in dataclasses.fields(record)}:
             return ConfigError(join(prefix, error.field), error.message)
     return error
+
+
+@contextlib.contextmanager
+def locating(sections: Mapping[str, type]) -> Iterator[None]:
+    """Context in which an error about a field is raised as one about its flag; see `located`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise located(error, sections) from None
 
 
 def usage(

@@ -94,7 +94,7 @@ def prepare(
         provenance.ask_for_determinism()
     settings = flags.flatten(records)
     _agree(options, settings, given, before, require_same)
-    try:
+    with flags.locating(sections):
         placement = _place(script, records, described)
         records, iterations = settle(
             script, records, settings if before else given, resumed=bool(before)
@@ -125,9 +125,6 @@ def prepare(
         if setup.fits_memory and not options.deterministic and FLAG not in {**before, **given}:
             rebuild = functools.partial(_rebuild, script, records, setup, make_job)
             job = dataclasses.replace(job, rebuild=rebuild)
-    except ConfigError as error:
-        raise flags.located(error, sections) from None
-
     earlier = before.get("resolved", {})
     tuned = {
         name: value for name, value in script.tuned(options, settings).items() if name not in given

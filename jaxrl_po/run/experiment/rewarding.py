@@ -15,7 +15,7 @@ from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import tasks
+from jaxrl_po.run.experiment import flags, tasks
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.sources import Given
 from jaxrl_po.types import Problem
@@ -247,11 +247,9 @@ def with_reward_model(
     settings = records["problem"]
     if settings.process_reward:
         raise ConfigError("problem.process_reward", f"has no effect with reward = {MODEL}")
-    model = (
-        records["reward_model"]
-        .build(task.tokenizer.size, outputs=1)
-        .clone(constrain=policy.constrain)
-    )
+    sizes = records["reward_model"]
+    with flags.locating({"reward_model": type(sizes)}):
+        model = sizes.build(task.tokenizer.size, outputs=1).clone(constrain=policy.constrain)
     fit = functools.partial(
         language.reward_model.fit,
         model,

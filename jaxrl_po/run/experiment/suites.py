@@ -115,10 +115,10 @@ def make_env(name: str, env_params: str = "") -> Any:
             env = gymnax.make(name)[0]
         except OSError as error:
             raise ConfigError("env", f"{name} downloads its data, which failed: {error}") from None
-    return with_params(env, env_params) if env_params else env
+    return with_params(name, env, env_params) if env_params else env
 
 
-def with_params(env: Any, env_params: str) -> Environment:
+def with_params(name: str, env: Any, env_params: str) -> Environment:
     """Returns the environment with other values in fields of its `default_params`.
 
     Args:
@@ -132,14 +132,15 @@ def with_params(env: Any, env_params: str) -> Environment:
     params: Any = getattr(env, "default_params", None)
     is_tuple = hasattr(params, "_asdict")
     names = [field.name for field in dataclasses.fields(params)] if not is_tuple else params._fields
-    defaults: dict[str, Any] = {name: getattr(params, name) for name in names}
-    given = errors.json_object("env_params", env_params)
-    changed = {
-        field: _converted(
-            f"env_params.{field}", errors.lookup("env_params", field, defaults), value
-        )
-        for field, value in given.items()
-    }
+    changed: dict[str, Any] = {}
+    for field, value in errors.json_object("env_params", env_params).items():
+        if field not in names:
+            near = errors.suggest(field, names)
+            raise ConfigError("env_params", f"{name} has no {field!r}{near}")
+        try:
+            changed[field] = _converted(field, getattr(params, field), value)
+        except ConfigError as error:
+            raise ConfigError("env_params", f"{name}: {field} {error.message}") from None
     return adapt(
         env, params._replace(**changed) if is_tuple else dataclasses.replace(params, **changed)
     )

@@ -143,10 +143,8 @@ def carry_out(
     rounded = bool(stored) and not stored.get(search.EXACT)
     groups = group(asked, options, sections, rounded=rounded)
     given = frozenset([*asked.flags, *asked.swept, *asked.drawn])
-    try:
+    with flags.locating(sections):
         check([[records for _, records in each] for each in groups], options, given)
-    except ConfigError as error:
-        raise flags.located(error, sections) from None
     with (
         folder.claim(options.out, overwrite=options.overwrite) as out,
         interrupts.kept(out, leave_early=leave_early),

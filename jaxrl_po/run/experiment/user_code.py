@@ -7,7 +7,7 @@ from typing import Any
 from jaxrl_po import variables
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import workers
-from jaxrl_po.run.errors import UserCodeError
+from jaxrl_po.run.errors import UsageError, UserCodeError
 from jaxrl_po.run.store.sources import OWN, Given, in_file, missing
 
 
@@ -41,12 +41,11 @@ def make(flag: str, source: str, advice: str = "") -> Any:
 
 
 def require_not_imported() -> None:
-    """Raises ConfigError if a file that a run imports would itself start a run."""
+    """Raises UsageError if a file that a run imports would itself start a run."""
     if workers.LOADING:
-        raise ConfigError(
-            workers.LOADING[-1],
-            "trains when it is imported, as it is here for its definitions: put the training "
-            'below `if __name__ == "__main__":`',
+        raise UsageError(
+            f"{workers.LOADING[-1]} trains when it is imported, as it is here for its "
+            'definitions: put the training below `if __name__ == "__main__":`'
         )
 
 
@@ -57,5 +56,9 @@ def network(flag: str, source: str) -> Any:
       UserCodeError: the network is not a module, see `variables.require_module`.
     """
     made = make(flag, source, variables.ADVICE)
-    variables.require_module(flag, made)
+    try:
+        variables.require_module(flag, made)
+    except ConfigError as error:
+        part = error.field.removeprefix(flag)  # of the module, as in `.torso`
+        raise UserCodeError(flag, f"{source}{part} {error.message}") from None
     return made

@@ -103,7 +103,7 @@ def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
         with _handled(leave) if leave_early else contextlib.nullcontext(), streams.outlived():
             yield
     except OSError as error:
-        then = f"continue with --out={out} --resume: what is done is kept"
+        then = f"resume with out = {out}: what is done is kept"
         raise RunError(format_error(error, out, then)) from None
 
 

@@ -68,8 +68,8 @@ def choose_microbatches(
         if found is None:
             raise RunError(
                 f"training needs {filesize.decimal(memory.peak)} of a device, which has "
-                f"{filesize.decimal(max(space, 0))}, with --{FLAG}={number}: lower "
-                "--problem.num_prompts or --seeds, or take a smaller model"
+                f"{filesize.decimal(max(space, 0))}, with {FLAG} = {number}: lower "
+                "problem.num_prompts or seeds, or take a smaller model"
             )
         number, job = found
         memory = compile_again(job, number)
@@ -94,5 +94,5 @@ def require_evaluation(memory: Memory | None, space: int) -> None:
     if memory is not None and (memory.peak or 0) > space:
         raise RunError(
             f"evaluation needs {filesize.decimal(memory.peak or 0)} of a device, which has "
-            f"{filesize.decimal(max(space, 0))}: lower --eval_prompts"
+            f"{filesize.decimal(max(space, 0))}: lower eval_prompts"
         )
