@@ -24,19 +24,19 @@ from jaxrl_po.run.store.metrics import read
 NUMBERS = (1, 2, 3, 4, 6, 12)
 
 
-def choose(space, peak_of, fixed=400):
+def choose(space, peak_of, fixed=400, floor=0, rows=12):
     """The chosen number and all that were compiled, of a job with a peak of each number."""
-    compiled = [1]
+    compiled = []
 
     def rebuild(number):
-        return job if number in NUMBERS else None
+        return None if rows % number else job
 
     def compile_again(job, number):
         compiled.append(number)
-        return Memory(0, peak_of(number), fixed)
+        return Memory(0, peak_of(number), fixed).beside(Memory(0, floor))
 
-    job = SimpleNamespace(steps_per_iteration=12, rebuild=rebuild)
-    return choose_microbatches(job, Memory(0, peak_of(1), fixed), compile_again, space), compiled
+    job = SimpleNamespace(steps_per_iteration=rows, rebuild=rebuild)
+    return choose_microbatches(job, compile_again(job, 1), compile_again, space), compiled
 
 
 def line(number):
@@ -55,16 +55,24 @@ def test_two_numbers_may_have_the_same_peak():
     assert choose(1500, lambda n: 2000 if n < 3 else 1000) == (3, [1, 2, 3])
 
 
+def test_sampling_must_fit_but_asks_for_no_microbatches():
+    def update(number):
+        return 10 + 990 // number
+
+    assert choose(100, update, fixed=10, floor=90, rows=256) == (16, [1, 16])
+
+
 @pytest.mark.parametrize(
-    ("space", "peak_of", "fixed", "tried"),
+    ("space", "peak_of", "parts", "tried"),
     [
-        (1070, line, 400, [1, 3, 6]),
-        (1500, lambda n: 2000 - n, 400, [1, 2, 3]),
-        (1500, lambda n: 2000 if n == 1 else 1550 - n, 400, [1, 2, 3]),  # not three more
-        (1500, line, 1501, [1]),  # of sampling, for example
+        (1070, line, (400, 0), [1, 3, 6]),
+        (1500, lambda n: 2000 - n, (400, 0), [1, 2, 3]),
+        (1500, lambda n: 2000 if n == 1 else 1550 - n, (400, 0), [1, 2, 3]),  # not three more
+        (1500, line, (1501, 0), [1]),
+        (1500, line, (400, 1501), [1]),  # of sampling
     ],
 )
-def test_training_that_does_not_fit_is_an_error(space, peak_of, fixed, tried):
+def test_training_that_does_not_fit_is_an_error(space, peak_of, parts, tried):
     seen = []
 
     def count(number):
@@ -77,7 +85,7 @@ def test_training_that_does_not_fit_is_an_error(space, peak_of, fixed, tried):
         match=rf"^training needs {peak} kB of a device, which has {space / 1000:.1f} kB, with "
         rf"--config\.num_microbatches={tried[-1]}: lower --problem\.num_prompts or --seeds",
     ):
-        choose(space, count, fixed)
+        choose(space, count, *parts)
     assert seen == tried
 
 
@@ -125,8 +133,8 @@ def test_program_that_the_compiler_rejects_leaves_its_size(monkeypatch):
 
 def test_microbatches_do_not_reduce_the_memory_of_sampling():
     update, unknown = Memory(1, 70, 6), Memory(1, None)
-    assert update.beside(Memory(1, 90, 5)) == Memory(1, 90, 90)
-    assert update.beside(Memory(1, 50, 5)) == Memory(1, 70, 50)
+    assert update.beside(Memory(1, 90, 5)) == Memory(1, 90, 6, 90)
+    assert update.beside(Memory(1, 50, 5)) == Memory(1, 70, 6, 50)
     assert (update.beside(unknown), unknown.beside(update)) == (update, unknown)
 
 

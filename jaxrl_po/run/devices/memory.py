@@ -22,23 +22,25 @@ class Memory(NamedTuple):
       state: shard of the training state.
       peak: state, metrics and temporaries while a program runs; None if the compiler does not
         report it.
-      fixed: part of the peak that more microbatches cannot reduce, as far as it is known.
+      fixed: arguments and outputs, which more microbatches do not reduce; 0 if unknown.
+      floor: peak of sampling, which runs apart from the update.
     """
 
     state: int
     peak: int | None
     fixed: int = 0
+    floor: int = 0
 
     def beside(self, sampling: "Memory") -> "Memory":
         """Returns the memory of an update and of sampling, which microbatches do not reduce.
 
         Example:
           >>> Memory(1, 70, fixed=6).beside(Memory(1, 90, fixed=5))
-          Memory(state=1, peak=90, fixed=90)
+          Memory(state=1, peak=90, fixed=6, floor=90)
         """
         if self.peak is None or sampling.peak is None:
             return self
-        return Memory(self.state, max(self.peak, sampling.peak), max(self.fixed, sampling.peak))
+        return self._replace(peak=max(self.peak, sampling.peak), floor=sampling.peak)
 
     def describe(self, space: int | None = None) -> str:
         """Returns one line for the user.

@@ -41,10 +41,10 @@ def choose_microbatches(
 ) -> int:
     """Finds the smallest number of microbatches with which an update fits in memory.
 
-    The peak of n microbatches is about a + b/n. At first, a is the part that no n reduces; then
-    both follow from the last two compilations, unless no number fits by them: two numbers may
-    have the same peak. The number jumps to the next one that the line predicts to fit, and there
-    are at most `COMPILATIONS`.
+    The peak of an update in n microbatches is about a + b/n. At first, a is the part that no n
+    reduces; then both follow from the last two compilations, unless no number fits by them: two
+    numbers may have the same peak. The number jumps to the next one that the line predicts to fit,
+    and there are at most `COMPILATIONS`. Sampling must fit, too, but is no part of the line.
 
     Args:
       job: compiled job of one microbatch, with `rebuild`.
@@ -62,7 +62,7 @@ def choose_microbatches(
     while memory.peak is not None and memory.peak > space:
         points.append((1 / number, memory.peak))
         found = None
-        if memory.fixed <= space and len(points) <= COMPILATIONS:
+        if max(memory.fixed, memory.floor) <= space and len(points) <= COMPILATIONS:
             found = _next_job(job, points[-2:], number, space)
             found = found or _next_job(job, [points[0], points[-1]], number, space)
         if found is None:
