@@ -287,9 +287,7 @@ def test_the_package_is_asked_for(small, tmp_path, rows, monkeypatch):
         ):
             launch.language([*SMALL, f"--init_from={path}", rows, f"--out={tmp_path / 'run'}"])
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(
-        ConfigError, match=r"needs .* gguf: pip install 'jaxrl_po\[gguf\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"needs .* gguf: pip install 'jaxrl_po\[gguf\]'"):
         pretrained.load(path)
 
 

@@ -89,6 +89,25 @@ def test_training_that_does_not_fit_is_an_error(space, peak_of, parts, tried):
     assert seen == tried
 
 
+@pytest.mark.parametrize("size", [None, 1000])
+def test_refused_program_never_fits(size):
+    refused, tried = Memory(0, size, refused="RESOURCE_EXHAUSTED: no room"), []
+    job = SimpleNamespace(steps_per_iteration=12)
+    job.rebuild = lambda number: None if 12 % number else job
+
+    def compile_again(_, number):
+        tried.append(number)
+        return Memory(0, 900) if number == 4 else refused
+
+    assert choose_microbatches(job, refused, compile_again, 1000) == 4
+    assert tried == [2, 4]
+    for space in (None, 1000):
+        with pytest.raises(
+            RunError, match=r"training needs more .*; the compiler says: .* no room$"
+        ):
+            choose_microbatches(job, refused, lambda *_: refused, space)
+
+
 def test_evaluation_that_does_not_fit_is_an_error():
     for fits in (None, Memory(0, None), Memory(0, 3000)):
         require_evaluation(fits, 3000)
@@ -117,16 +136,25 @@ def test_limit_is_that_of_the_container_or_the_machine(tmp_path, monkeypatch):
         assert memory.limit_bytes() == machine
 
 
-def test_program_that_the_compiler_rejects_leaves_its_size(monkeypatch):
+@pytest.mark.parametrize(
+    ("used", "size"),
+    [
+        ("Used 20.00G", 20 * 2**30),
+        ("Used 2T", 2**41),
+        ("(3.5M", 7 * 2**19),
+        ("Used 1K", 1024),
+        ("", None),
+    ],
+)
+def test_program_that_the_compiler_rejects_leaves_its_size(monkeypatch, used, size):
+    message = f"RESOURCE_EXHAUSTED: Ran out of memory, HLO temporaries {used} of 15.75G hbm."
+
     def reject(*_):
-        raise jax.errors.JaxRuntimeError(
-            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
-            "space hbm. Used 20.00G of 15.75G hbm. Exceeded hbm capacity by 4.25G."
-        )
+        raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(programs, "compile_kind", reject)
     rejected = programs.compile_if_it_fits(SimpleNamespace(rebuild=lambda n: None), None, None)
-    assert rejected == (None, Memory(0, 20 * 2**30))
+    assert rejected == (None, Memory(0, size, refused=message))
     with pytest.raises(jax.errors.JaxRuntimeError):
         programs.compile_if_it_fits(SimpleNamespace(rebuild=None), None, None)
 

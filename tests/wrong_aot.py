@@ -65,7 +65,7 @@ WRONG = [
     ),
     Wrong(
         "of temporaries that do not fit the size is not read",
-        "run.aot",
+        "run.devices.memory",
         "(Used|temporaries)",
         "(Used)",
         ("test_aot.py::test_a_refused_program_has_the_compilers_reason",),

@@ -27,15 +27,15 @@ WRONG = [
     Wrong(
         "a run that does not fit is compiled with every number",
         "run.loop.microbatches",
-        "(memory.fixed, memory.floor) <= space and len(points) <= COMPILATIONS",
-        "(memory.fixed, memory.floor) <= space",
+        "range(COMPILATIONS)",
+        "range(COMPILATIONS + 9)",
         ("test_microbatches.py::test_training_that_does_not_fit_is_an_error",),
     ),
     Wrong(
         "sampling that does not fit is compiled in more microbatches",
         "run.loop.microbatches",
-        "max(memory.fixed, memory.floor) <= space and len(points)",
-        "memory.fixed <= space and len(points)",
+        "max(memory.fixed, memory.floor) <= space",
+        "memory.fixed <= space",
         ("test_microbatches.py::test_training_that_does_not_fit_is_an_error",),
     ),
     Wrong(
@@ -76,10 +76,17 @@ WRONG = [
     ),
     Wrong(
         "a program that does not fit runs nevertheless",
-        "run.loop.microbatches",
-        "    if space is None:\n        return 1, programs",
-        "    if space != 1:\n        return 1, programs",
+        "run.devices.memory",
+        "(self.peak or 0) <= space)",
+        "(self.peak or 0) <= space or space != 1)",
         ("test_microbatches.py::test_run_in_little_memory_takes_microbatches",),
+    ),
+    Wrong(
+        "a program fits though the compiler refused it",
+        "run.devices.memory",
+        "return not self.refused and (space",
+        "return (space",
+        ("test_microbatches.py::test_refused_program_never_fits",),
     ),
     Wrong(
         "a resumed run chooses its microbatches anew",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from rich import filesize
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, topology
-from jaxrl_po.run.devices.memory import Memory, exhausted_bytes, program_memory
+from jaxrl_po.run.devices.memory import Memory, program_memory, refusal
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
 from jaxrl_po.run.devices.topology import Machine
@@ -169,11 +168,11 @@ def compile_program(
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        refused = refusal(error)
+        if refused is None:
             raise
-        took, reason = time.perf_counter() - begun, _excess(str(error))
-        used = exhausted_bytes(error)
-        memory = {} if used is None else {"total": used}
+        took, reason = time.perf_counter() - begun, refused.refused
+        memory = {} if refused.peak is None else {"total": refused.peak}
         return CompiledProgram(name, machine.name, took, memory, machine.memory, False, reason)
     took = time.perf_counter() - begun
     sizes = program_memory(executable)
@@ -182,9 +181,3 @@ def compile_program(
     return CompiledProgram(
         name, machine.name, took, memory, machine.memory, fits, executable=executable
     )
-
-
-def _excess(message: str) -> str:
-    """Returns the part of a compiler's message that says by how much a program does not fit."""
-    found = re.search(r"(Used|temporaries) \S*\d.*?(by [\d.]+\w|HBM \([^)]*\))", message)
-    return found[0] if found else message.splitlines()[0]

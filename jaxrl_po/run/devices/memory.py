@@ -24,23 +24,29 @@ class Memory(NamedTuple):
         report it.
       fixed: arguments and outputs, which more microbatches do not reduce; 0 if unknown.
       floor: peak of sampling, which runs apart from the update.
+      refused: compiler's message on a program that it refused for lack of memory, or "".
     """
 
     state: int
     peak: int | None
     fixed: int = 0
     floor: int = 0
+    refused: str = ""
 
     def beside(self, sampling: "Memory") -> "Memory":
         """Returns the memory of an update and of sampling, which microbatches do not reduce.
 
         Example:
           >>> Memory(1, 70, fixed=6).beside(Memory(1, 90, fixed=5))
-          Memory(state=1, peak=90, fixed=6, floor=90)
+          Memory(state=1, peak=90, fixed=6, floor=90, refused='')
         """
         if self.peak is None or sampling.peak is None:
             return self
         return self._replace(peak=max(self.peak, sampling.peak), floor=sampling.peak)
+
+    def fits(self, space: int | None) -> bool:
+        """Whether the compiler accepts it, and `space` suffices as far as both are known."""
+        return not self.refused and (space is None or (self.peak or 0) <= space)
 
     def describe(self, space: int | None = None) -> str:
         """Returns one line for the user.
@@ -112,17 +118,27 @@ def memory_of(program: Any, like: PyTree) -> Memory:
     return Memory(state, fixed + sizes.temporaries, fixed)
 
 
-def exhausted_bytes(error: Exception) -> int | None:
-    """Reads the bytes of a program that a TPU's compiler rejects for lack of memory.
+def refusal(error: Exception) -> Memory | None:
+    """Returns the memory of a program that the compiler refused for lack of it, as far as it says.
 
     Returns None for any other error.
 
     Example:
-      >>> exhausted_bytes(RuntimeError("RESOURCE_EXHAUSTED: … hbm. Used 20.00G of 15.75G hbm."))
+      >>> refusal(RuntimeError("RESOURCE_EXHAUSTED: Used 20.00G of 15.75G hbm.")).peak
       21474836480
     """
-    found = re.search(r"RESOURCE_EXHAUSTED.*?(?:Used |temporaries \()([\d.]+)G", str(error), re.S)
-    return None if found is None else int(float(found[1]) * 2**30)
+    message = str(error)
+    if "RESOURCE_EXHAUSTED" not in message:
+        return None
+    found = re.search(r"(?:Used |temporaries \()([\d.]+)([KMGT])", message)
+    peak = found and int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2])))
+    return Memory(0, peak, refused=_excess(message))
+
+
+def _excess(message: str) -> str:
+    """Returns the part of a compiler's message that says by how much a program does not fit."""
+    found = re.search(r"(Used|temporaries) \S*\d.*?(by [\d.]+\w|HBM \([^)]*\))", message)
+    return found[0] if found else message.strip().splitlines()[0]
 
 
 def available_bytes(devices: int) -> int | None:
