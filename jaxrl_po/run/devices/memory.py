@@ -40,6 +40,8 @@ class Memory(NamedTuple):
           >>> Memory(1, 70, fixed=6).beside(Memory(1, 90, fixed=5))
           Memory(state=1, peak=90, fixed=6, floor=90, refused='')
         """
+        if sampling.refused:
+            return sampling
         if self.peak is None or sampling.peak is None:
             return self
         return self._replace(peak=max(self.peak, sampling.peak), floor=sampling.peak)
