@@ -174,15 +174,22 @@ def plan_of(out, *flags):
     return prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, argv).settings)
 
 
-def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path):
-    plan = plan_of(tmp_path, "--algorithm=grpo", "--config.num_minibatches=1")
+@pytest.mark.parametrize(
+    ("flags", "numbers"),
+    [
+        (["grpo"], [1, 2, 3, 6, 12, 24]),
+        (["grpo", "--config.extra_samples=1"], [1, 2, 3, 6, 9, 18]),  # shares no prompts
+        (["grpo", "--config.num_minibatches=2"], [1, 2, 3, 4, 6, 12]),  # as rows are shuffled
+        (["grpo", "--devices=2", "--mesh=data:2"], [1, 3, 6, 12]),
+        (["dapo", "--problem.num_prompts=8", "--config.train_prompts=6"], [1, 2, 3, 6, 12, 24]),
+    ],
+)
+def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, numbers):
+    monkeypatch.setattr(programs, "check", lambda job: None)
+    one = ["--problem.group_size=4", "--config.num_minibatches=1", f"--algorithm={flags[0]}"]
+    plan = plan_of(tmp_path, *one, *flags[1:])
     assert FLAG not in plan.settings
-    made = [number for number in range(1, 13) if plan.job.rebuild(number) is not None]
-    assert made == [1, 2, 3, 6, 12]
-    some = plan_of(
-        tmp_path, "--algorithm=dapo", "--config.train_prompts=2"
-    )  # 4 rows are learned from
-    assert [some.job.rebuild(number) is not None for number in (2, 3)] == [True, False]
+    assert [n for n in range(1, 33) if plan.job.rebuild(n) is not None] == numbers
 
 
 @pytest.mark.parametrize(("flag", "number"), [(f"--{FLAG}=2", 2), ("--deterministic", 1)])

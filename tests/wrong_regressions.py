@@ -48,8 +48,15 @@ WRONG = [
     Wrong(
         "a microbatch mixes parts of prompts",
         "run.experiment.plan",
-        "if completions % number or (prompts % number and number % prompts):",
-        "if completions % number:",
+        "if rows % number or (prompts % number and number % prompts):",
+        "if rows % number:",
+        ("test_microbatches.py::test_microbatch_is_of_whole_prompts_or_of_one",),
+    ),
+    Wrong(
+        "microbatches divide rows that are not learned from",
+        "run.experiment.composition",
+        'rows = (method.get("train_prompts") or self.settings.num_prompts)',
+        "rows = self.settings.num_prompts",
         ("test_microbatches.py::test_microbatch_is_of_whole_prompts_or_of_one",),
     ),
     Wrong(
@@ -63,8 +70,8 @@ WRONG = [
     Wrong(
         "a deterministic run follows the memory of the device",
         "run.experiment.plan",
-        "setup.fits_memory and not options.deterministic and ",
-        "setup.fits_memory and ",
+        "setup.learned is not None and not options.deterministic and ",
+        "setup.learned is not None and ",
         ("test_microbatches.py::test_no_number_is_chosen_if_given_or_deterministic",),
     ),
     Wrong(

@@ -122,8 +122,12 @@ def prepare(
         )
         job = make_job(setup)
         programs.check(job)
-        if setup.fits_memory and not options.deterministic and FLAG not in {**before, **given}:
-            rebuild = functools.partial(_rebuild, script, records, setup, make_job)
+        if (
+            setup.learned is not None
+            and not options.deterministic
+            and FLAG not in {**before, **given}
+        ):
+            rebuild = functools.partial(_rebuild, records, setup, make_job)
             job = dataclasses.replace(job, rebuild=rebuild)
     except ConfigError as error:
         raise flags.located(error, sections) from None
@@ -173,7 +177,6 @@ def _agree(
 
 
 def _rebuild(
-    script: Script,
     records: Mapping[str, Any],
     setup: Setup,
     make_job: Callable[[Setup], programs.Job],
@@ -184,10 +187,12 @@ def _rebuild(
     A microbatch is some prompts with all their completions, or some completions of one prompt:
     otherwise the completions of a prompt cannot share its activations.
     """
-    prompts, completions = script.rows(records), script.steps(records)
-    if completions % number or (prompts % number and number % prompts):
-        return None
     assert setup.learner_of is not None
+    assert setup.learned is not None
+    rows, members = setup.learned
+    prompts = rows // members
+    if rows % number or (prompts % number and number % prompts):
+        return None
     method = dataclasses.replace(records["config"], num_microbatches=number)
     job = make_job(setup._replace(learner=setup.learner_of(method)))
     try:
