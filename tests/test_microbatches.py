@@ -125,10 +125,28 @@ def test_available_memory_is_the_limit_less_what_the_process_holds(monkeypatch):
     assert memory.available_bytes(1) is None
 
 
-def test_limit_is_that_of_the_container_or_the_machine(tmp_path, monkeypatch):
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "CGROUP_LIMIT", limit)
+def test_processes_of_a_host_share_its_memory(monkeypatch):
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 200)
+    monkeypatch.setattr(memory, "limit_bytes", lambda: 1000)
+    monkeypatch.setattr(memory.platform, "node", lambda: "here")
+    monkeypatch.setattr(
+        memory.processes, "gather", lambda x: [x, x, "there"] if x == "here" else [x]
+    )
+    assert memory.available_bytes(1) == 1000 // 2 - 200
+
+
+@pytest.mark.parametrize("file", ["{}/memory.max", "memory/{}/memory.limit_in_bytes"])
+@pytest.mark.parametrize("group", ["", "slice", "slice/job"])
+def test_limit_is_that_of_a_container_or_the_machine(tmp_path, monkeypatch, file, group):
+    groups = tmp_path / "self"
+    groups.write_text("4:cpu,memory:/slice/job\n3:cpu:/other\n0::/slice/job\n")
+    limit, other = (tmp_path / file.format(each) for each in (group, "other"))
+    for each in (limit, other):
+        each.parent.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_CGROUPS", groups)
     machine = memory.limit_bytes()
+    other.write_text("1\n")
     limit.write_text("5000\n")
     assert memory.limit_bytes() == 5000 < machine
     for text in ("max\n", str(2 * machine)):

@@ -1,6 +1,8 @@
 """Memory that programs need, as the compiler reports it, and memory that a device has for them."""
 
+import contextlib
 import math
+import platform
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +14,7 @@ from jaxrl_po import backend
 from jaxrl_po.run.devices import processes
 from jaxrl_po.types import PyTree
 
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class Memory(NamedTuple):
@@ -147,15 +149,19 @@ def available_bytes(devices: int) -> int | None:
     """Returns the bytes that programs may take of one device; None if the system does not say.
 
     All processes get the least of their values. It is the memory of the device, less the arrays
-    and, on a CPU, all else that this process holds; devices of a CPU share its memory. The memory
-    of other processes does not count, so a run takes the same decisions beside them.
+    and, on a CPU, all else that this process holds; devices of a CPU share its memory, as do the
+    processes of a run on one host. The memory of other processes does not count, so a run takes
+    the same decisions beside them.
 
     Args:
       devices: number of devices of this process in use.
     """
-    limit = limit_bytes()
-    if limit is not None:
-        limit = (limit - resident_bytes()) // (devices if backend.here().on_cpu else 1)
+    limit, host = limit_bytes(), platform.node()
+    sharing = processes.gather(host).count(host)
+    if limit is not None and backend.here().on_cpu:
+        limit = (limit // sharing - resident_bytes()) // devices
+    elif limit is not None:
+        limit -= resident_bytes()
     known = [each for each in processes.gather(limit) if each is not None]
     return min(known, default=None)
 
@@ -165,11 +171,24 @@ def limit_bytes() -> int | None:
     if not backend.here().on_cpu:
         return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     machine = _kilobytes("/proc/meminfo", "MemTotal")
-    try:
-        limit = int(CGROUP_LIMIT.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # `max` where there is no limit
-        return machine
-    return limit if machine is None else min(limit, machine)
+    return min([*container_limits(), *filter(None, [machine])], default=None)
+
+
+def container_limits() -> list[int]:
+    """Returns the limits of the control groups of this process, and of those above them."""
+    found, own = list[int](), ["0::/", "0:memory:/"]  # as in a container, which sees no others
+    with contextlib.suppress(OSError):
+        own += OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
+    for _, kinds, path in (line.split(":", 2) for line in own):
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        name = "memory/memory.limit_in_bytes" if kinds else "memory.max"
+        group = CGROUPS / name.rpartition("/")[0]
+        for part in ["", *path.strip("/").split("/")]:
+            group /= part
+            with contextlib.suppress(OSError, ValueError):  # `max` where there is no limit
+                found.append(int((group / name.rpartition("/")[2]).read_text(encoding="utf-8")))
+    return found
 
 
 def resident_bytes() -> int:
