@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import sys
 from types import SimpleNamespace
 
 import costs
@@ -15,6 +16,7 @@ from jaxrl_po.run.devices import memory
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import language
+from jaxrl_po.run.experiment import plan as plan_lib
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.plan import prepare
 from jaxrl_po.run.loop import programs
@@ -140,7 +142,7 @@ def test_processes_of_a_host_share_its_memory(monkeypatch):
 def test_limit_is_that_of_a_container_or_the_machine(tmp_path, monkeypatch, file, group):
     groups = tmp_path / "self"
     groups.write_text("4:cpu,memory:/slice/job\n3:cpu:/other\n0::/slice/job\n")
-    limit, other = (tmp_path / file.format(each) for each in (group, "other"))
+    limit, other = (tmp_path / f"./{file.format(each)}" for each in (group, "other"))
     for each in (limit, other):
         each.parent.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
@@ -208,6 +210,19 @@ def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, 
     plan = plan_of(tmp_path, *one, *flags[1:])
     assert FLAG not in plan.settings
     assert [n for n in range(1, 33) if plan.job.rebuild(n) is not None] == numbers
+
+
+def test_chosen_number_is_exported_and_stands_in_its_place(tmp_path, monkeypatch):
+    begun = SimpleNamespace(init=lambda **given: begun.configs.append(given["config"]), configs=[])
+    monkeypatch.setitem(sys.modules, "wandb", begun)
+    monkeypatch.setattr(plan_lib.errors, "require", lambda *_: None)
+    plan = plan_of(tmp_path, "--algorithm=grpo", "--wandb=project")
+    given = plan_of(tmp_path, "--algorithm=grpo", "--wandb=project", f"--{FLAG}=3")
+    (exporter,) = plan.exporters(tmp_path)
+    plan.record(3, tmp_path, print)
+    assert list(plan.settings) == list(given.settings)
+    exporter._begin()
+    assert begun.configs[0][FLAG] == 3
 
 
 @pytest.mark.parametrize(("flag", "number"), [(f"--{FLAG}=2", 2), ("--deterministic", 1)])

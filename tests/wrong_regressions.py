@@ -70,8 +70,8 @@ WRONG = [
     Wrong(
         "a deterministic run follows the memory of the device",
         "run.experiment.plan",
-        "setup.learned is not None and not options.deterministic and ",
-        "setup.learned is not None and ",
+        "setup.learned and not options.deterministic and ",
+        "setup.learned and ",
         ("test_microbatches.py::test_no_number_is_chosen_if_given_or_deterministic",),
     ),
     Wrong(
@@ -94,6 +94,13 @@ WRONG = [
         '*path.strip("/").split("/")]',
         '""]',
         ("test_microbatches.py::test_limit_is_that_of_a_container_or_the_machine",),
+    ),
+    Wrong(
+        "settings that are chosen later are not exported",
+        "run.store.exporters",
+        "self._config = config",
+        "self._config = dict(config)",
+        ("test_microbatches.py::test_chosen_number_is_exported_and_stands_in_its_place",),
     ),
     Wrong(
         "a program fits though the compiler refused it",

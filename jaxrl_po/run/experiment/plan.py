@@ -33,12 +33,14 @@ class Plan(NamedTuple):
     Attributes:
       title: for display.
       options: of the run as a whole.
-      settings: content of `config.json`, without a number of microbatches that is left open.
+      settings: content of `config.json`, without a number of microbatches that is left open until
+        `record` adds it.
       setup: of one seed, with the curves to draw, which are also shown while it runs.
       placement: on devices.
       job: over all seeds and devices.
       unit: name of a step, plural.
       notes: lines that are shown before the run.
+      order: names of all settings, as they stand in `config.json`.
     """
 
     title: str
@@ -49,11 +51,15 @@ class Plan(NamedTuple):
     job: programs.Job
     unit: str
     notes: Sequence[str] = ()
+    order: Sequence[str] = ()
 
     def record(self, number: int, out: Path, report: Callable[[str], None]) -> None:
         """Writes the number of microbatches that was left open to `out`, and reports it."""
+        chosen = {**self.settings, FLAG: number}
+        self.settings.clear()  # and filled again: exporters hold it
+        self.settings.update({name: chosen[name] for name in self.order if name in chosen})
         if processes.is_writer():
-            folder.write_settings(out, {**self.settings, FLAG: number})
+            folder.write_settings(out, self.settings)
         if number > 1:
             report(f"{self.title}: --{FLAG}={number}, to fit in memory")
 
@@ -63,8 +69,9 @@ class Plan(NamedTuple):
         if self.options.tensorboard and processes.is_writer():
             found.append(exporters.TensorBoard(out / "tensorboard"))
         if self.options.wandb and processes.is_writer():
-            config = {k: v for k, v in self.settings.items() if k not in ("script", "resolved")}
-            found.append(exporters.WeightsAndBiases(self.options.wandb, out, self.title, config))
+            found.append(
+                exporters.WeightsAndBiases(self.options.wandb, out, self.title, self.settings)
+            )
         return found
 
 
@@ -122,11 +129,7 @@ def prepare(
         )
         job = make_job(setup)
         programs.check(job)
-        if (
-            setup.learned is not None
-            and not options.deterministic
-            and FLAG not in {**before, **given}
-        ):
+        if setup.learned and not options.deterministic and FLAG not in {**before, **given}:
             rebuild = functools.partial(_rebuild, records, setup, make_job)
             job = dataclasses.replace(job, rebuild=rebuild)
     except ConfigError as error:
@@ -152,6 +155,7 @@ def prepare(
         job,
         script.unit,
         [*folder.removed(before), *_notes(setup, job, options, tuned, changes)],
+        ("script", *flags.flatten(records), "resolved"),
     )
 
 
