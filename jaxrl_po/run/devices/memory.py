@@ -49,7 +49,7 @@ class Memory(NamedTuple):
         return self._replace(peak=max(self.peak, sampling.peak), floor=sampling.peak)
 
     def fits(self, space: int | None) -> bool:
-        """Whether the compiler accepts it, and `space` suffices as far as both are known."""
+        """Returns whether the compiler accepts it and `space` suffices as far as both are known."""
         return not self.refused and (space is None or (self.peak or 0) <= space)
 
     def describe(self, space: int | None = None) -> str:
@@ -135,7 +135,9 @@ def refusal(error: Exception) -> Memory | None:
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     found = re.search(r"(?:Used |temporaries \()([\d.]+)([KMGT])", message)
-    peak = found and int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2])))
+    peak = None
+    if found is not None:
+        peak = int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2])))
     return Memory(0, peak, refused=_excess(message))
 
 
