@@ -132,21 +132,20 @@ def test_a_refused_program_has_the_compilers_reason(monkeypatch, message, reason
 
 
 def test_programs_are_reported_with_the_fewest_microbatches(monkeypatch):
-    """Those with which the update fits, whether sampling does or not."""
+    """Those that a run takes where both programs fit, by its count, which has no code."""
     names = "sampling", "update"
     monkeypatch.setattr(aot, "_functions", lambda job, *_: job.made(job.number))
 
-    def compile_program(name, fits, arguments, machine):
-        sizes = {"total": arguments[0]}
-        return run.CompiledProgram(name, "m", 1.0, sizes, machine.memory, fits)
+    def compile_program(name, function, arguments, machine):
+        program = Lowered((8, 0, 0, arguments[1], 5)).compile()
+        fits = 8 + arguments[1] <= machine.memory
+        return run.CompiledProgram(name, "m", 1.0, {}, machine.memory, fits, executable=program)
 
     monkeypatch.setattr(aot, "compile_program", compile_program)
 
-    def fitting(space, sampling_fits):
+    def fitting(space, sampling):
         def made(number):
-            peak = 8 + 80 // number
-            for name, fits in zip(names, (sampling_fits, peak <= space), strict=True):
-                yield name, fits, (peak,)
+            return zip(names, names, ((None, sampling), (None, 80 // number)), strict=True)
 
         def rebuild(number):
             return job(number) if number in (2, 4, 8) else None
@@ -158,17 +157,15 @@ def test_programs_are_reported_with_the_fewest_microbatches(monkeypatch):
         return aot._fitting(plan, topology.Machine("m", (), space))
 
     for space, suffix in ((88, ""), (28, " in 4 microbatches"), (25, " in 8 microbatches")):
-        for sampling_fits in (True, False):
-            found = [(each.name, each.fits) for each in fitting(space, sampling_fits)]
-            assert found == [(names[0] + suffix, sampling_fits), (names[1] + suffix, True)]
-    programs = fitting(17, True)
-    found = [next(programs), next(programs)]
-    assert [(each.name, each.fits) for each in found] == [
-        (f"{names[0]} in 8 microbatches", True),
-        (f"{names[1]} in 8 microbatches", False),
-    ]
-    with pytest.raises(RunError, match="training needs 18 bytes of a device, which has 17 bytes"):
-        next(programs)
+        found = [(each.name, each.fits) for each in fitting(space, sampling=17)]
+        assert found == [(names[0] + suffix, True), (names[1] + suffix, True)]
+    for space, sampling, which in ((17, 1, 1), (27, 20, 0)):
+        programs = fitting(space, sampling)
+        found = [next(programs), next(programs)]
+        assert [each.name for each in found] == [*names]
+        assert not found[which].fits
+        with pytest.raises(RunError, match="training needs 88 bytes of a device"):
+            next(programs)
 
 
 @pytest.mark.parametrize("columns", [None, 4])

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import sys
 from types import SimpleNamespace
 
 import costs
@@ -15,6 +16,7 @@ from jaxrl_po.run.devices import memory
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import language
+from jaxrl_po.run.experiment import plan as plan_lib
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.plan import prepare
 from jaxrl_po.run.loop import programs
@@ -24,19 +26,19 @@ from jaxrl_po.run.store.metrics import read
 NUMBERS = (1, 2, 3, 4, 6, 12)
 
 
-def choose(space, peak_of, fixed=400):
+def choose(space, peak_of, fixed=400, floor=0, rows=12):
     """The chosen number and all that were compiled, of a job with a peak of each number."""
-    compiled = [1]
+    compiled = []
 
     def rebuild(number):
-        return job if number in NUMBERS else None
+        return None if rows % number else job
 
     def compile_again(job, number):
         compiled.append(number)
-        return Memory(0, peak_of(number), fixed)
+        return Memory(0, peak_of(number), fixed).beside(Memory(0, floor))
 
-    job = SimpleNamespace(steps_per_iteration=12, rebuild=rebuild)
-    return choose_microbatches(job, Memory(0, peak_of(1), fixed), compile_again, space), compiled
+    job = SimpleNamespace(steps_per_iteration=rows, rebuild=rebuild)
+    return choose_microbatches(job, compile_again(job, 1), compile_again, space), compiled
 
 
 def line(number):
@@ -55,16 +57,24 @@ def test_two_numbers_may_have_the_same_peak():
     assert choose(1500, lambda n: 2000 if n < 3 else 1000) == (3, [1, 2, 3])
 
 
+def test_sampling_must_fit_but_asks_for_no_microbatches():
+    def update(number):
+        return 10 + 990 // number
+
+    assert choose(100, update, fixed=10, floor=90, rows=256) == (16, [1, 16])
+
+
 @pytest.mark.parametrize(
-    ("space", "peak_of", "fixed", "tried"),
+    ("space", "peak_of", "parts", "tried"),
     [
-        (1070, line, 400, [1, 3, 6]),
-        (1500, lambda n: 2000 - n, 400, [1, 2, 3]),
-        (1500, lambda n: 2000 if n == 1 else 1550 - n, 400, [1, 2, 3]),  # not three more
-        (1500, line, 1501, [1]),  # of sampling, for example
+        (1070, line, (400, 0), [1, 3, 6]),
+        (1500, lambda n: 2000 - n, (400, 0), [1, 2, 3]),
+        (1500, lambda n: 2000 if n == 1 else 1550 - n, (400, 0), [1, 2, 3]),  # not three more
+        (1500, line, (1501, 0), [1]),
+        (1500, line, (400, 1501), [1]),  # of sampling
     ],
 )
-def test_training_that_does_not_fit_is_an_error(space, peak_of, fixed, tried):
+def test_training_that_does_not_fit_is_an_error(space, peak_of, parts, tried):
     seen = []
 
     def count(number):
@@ -77,8 +87,27 @@ def test_training_that_does_not_fit_is_an_error(space, peak_of, fixed, tried):
         match=rf"^training needs {peak} kB of a device, which has {space / 1000:.1f} kB, with "
         rf"config\.num_microbatches = {tried[-1]}: lower problem\.num_prompts or seeds",
     ):
-        choose(space, count, fixed)
+        choose(space, count, *parts)
     assert seen == tried
+
+
+@pytest.mark.parametrize("size", [None, 1000])
+def test_refused_program_never_fits(size):
+    refused, tried = Memory(0, size, refused="RESOURCE_EXHAUSTED: no room"), []
+    job = SimpleNamespace(steps_per_iteration=12)
+    job.rebuild = lambda number: None if 12 % number else job
+
+    def compile_again(_, number):
+        tried.append(number)
+        return Memory(0, 900) if number == 4 else refused
+
+    assert choose_microbatches(job, refused, compile_again, 1000) == 4
+    assert tried == [2, 4]
+    for space in (None, 1000):
+        with pytest.raises(
+            RunError, match=r"training needs more .*; the compiler says: .* no room$"
+        ):
+            choose_microbatches(job, refused, lambda *_: refused, space)
 
 
 def test_evaluation_that_does_not_fit_is_an_error():
@@ -96,10 +125,28 @@ def test_available_memory_is_the_limit_less_what_the_process_holds(monkeypatch):
     assert memory.available_bytes(1) is None
 
 
-def test_limit_is_that_of_the_container_or_the_machine(tmp_path, monkeypatch):
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "CGROUP_LIMIT", limit)
+def test_processes_of_a_host_share_its_memory(monkeypatch):
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 200)
+    monkeypatch.setattr(memory, "limit_bytes", lambda: 1000)
+    monkeypatch.setattr(memory.platform, "node", lambda: "here")
+    monkeypatch.setattr(
+        memory.processes, "gather", lambda x: [x, x, "there"] if x == "here" else [x]
+    )
+    assert memory.available_bytes(1) == 1000 // 2 - 200
+
+
+@pytest.mark.parametrize("file", ["{}/memory.max", "memory/{}/memory.limit_in_bytes"])
+@pytest.mark.parametrize("group", ["", "slice", "slice/job"])
+def test_limit_is_that_of_a_container_or_the_machine(tmp_path, monkeypatch, file, group):
+    groups = tmp_path / "self"
+    groups.write_text("4:cpu,memory:/slice/job\n3:cpu:/other\n0::/slice/job\n")
+    limit, other = (tmp_path / f"./{file.format(each)}" for each in (group, "other"))
+    for each in (limit, other):
+        each.parent.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_CGROUPS", groups)
     machine = memory.limit_bytes()
+    other.write_text("1\n")
     limit.write_text("5000\n")
     assert memory.limit_bytes() == 5000 < machine
     for text in ("max\n", str(2 * machine)):
@@ -107,24 +154,33 @@ def test_limit_is_that_of_the_container_or_the_machine(tmp_path, monkeypatch):
         assert memory.limit_bytes() == machine
 
 
-def test_program_that_the_compiler_rejects_leaves_its_size(monkeypatch):
+@pytest.mark.parametrize(
+    ("used", "size"),
+    [
+        ("Used 20.00G", 20 * 2**30),
+        ("Used 2T", 2**41),
+        ("(3.5M", 7 * 2**19),
+        ("Used 1K", 1024),
+        ("", None),
+    ],
+)
+def test_program_that_the_compiler_rejects_leaves_its_size(monkeypatch, used, size):
+    message = f"RESOURCE_EXHAUSTED: Ran out of memory, HLO temporaries {used} of 15.75G hbm."
+
     def reject(*_):
-        raise jax.errors.JaxRuntimeError(
-            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
-            "space hbm. Used 20.00G of 15.75G hbm. Exceeded hbm capacity by 4.25G."
-        )
+        raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(programs, "compile_kind", reject)
     rejected = programs.compile_if_it_fits(SimpleNamespace(rebuild=lambda n: None), None, None)
-    assert rejected == (None, Memory(0, 20 * 2**30))
+    assert rejected == (None, Memory(0, size, refused=message))
     with pytest.raises(jax.errors.JaxRuntimeError):
         programs.compile_if_it_fits(SimpleNamespace(rebuild=None), None, None)
 
 
 def test_microbatches_do_not_reduce_the_memory_of_sampling():
     update, unknown = Memory(1, 70, 6), Memory(1, None)
-    assert update.beside(Memory(1, 90, 5)) == Memory(1, 90, 90)
-    assert update.beside(Memory(1, 50, 5)) == Memory(1, 70, 50)
+    assert update.beside(Memory(1, 90, 5)) == Memory(1, 90, 6, 90)
+    assert update.beside(Memory(1, 50, 5)) == Memory(1, 70, 6, 50)
     assert (update.beside(unknown), unknown.beside(update)) == (update, unknown)
 
 
@@ -136,15 +192,35 @@ def plan_of(out, *flags):
     return prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, argv).settings)
 
 
-def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path):
-    plan = plan_of(tmp_path, "--algorithm=grpo", "--config.num_minibatches=1")
+@pytest.mark.parametrize(
+    ("flags", "numbers"),
+    [
+        (["grpo"], [1, 2, 3, 6, 12, 24]),
+        (["grpo", "--config.extra_samples=1"], [1, 2, 3, 6, 9, 18]),  # shares no prompts
+        (["grpo", "--config.num_minibatches=2"], [1, 2, 3, 4, 6, 12]),  # as rows are shuffled
+        (["grpo", "--devices=2", "--mesh=data:2"], [1, 3, 6, 12]),
+        (["dapo", "--problem.num_prompts=8", "--config.train_prompts=6"], [1, 2, 3, 6, 12, 24]),
+    ],
+)
+def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, numbers):
+    monkeypatch.setattr(programs, "check", lambda job: None)
+    one = ["--problem.group_size=4", "--config.num_minibatches=1", f"--algorithm={flags[0]}"]
+    plan = plan_of(tmp_path, *one, *flags[1:])
     assert FLAG not in plan.settings
-    made = [number for number in range(1, 13) if plan.job.rebuild(number) is not None]
-    assert made == [1, 2, 3, 6, 12]
-    some = plan_of(
-        tmp_path, "--algorithm=dapo", "--config.train_prompts=2"
-    )  # 4 rows are learned from
-    assert [some.job.rebuild(number) is not None for number in (2, 3)] == [True, False]
+    assert [n for n in range(1, 33) if plan.job.rebuild(n) is not None] == numbers
+
+
+def test_chosen_number_is_exported_and_stands_in_its_place(tmp_path, monkeypatch):
+    begun = SimpleNamespace(init=lambda **given: begun.configs.append(given["config"]), configs=[])
+    monkeypatch.setitem(sys.modules, "wandb", begun)
+    monkeypatch.setattr(plan_lib.errors, "require", lambda *_: None)
+    plan = plan_of(tmp_path, "--algorithm=grpo", "--wandb=project")
+    given = plan_of(tmp_path, "--algorithm=grpo", "--wandb=project", f"--{FLAG}=3")
+    (exporter,) = plan.exporters(tmp_path)
+    plan.record(3, tmp_path, print)
+    assert list(plan.settings) == list(given.settings)
+    exporter._begin()
+    assert begun.configs[0][FLAG] == 3
 
 
 @pytest.mark.parametrize(("flag", "number"), [(f"--{FLAG}=2", 2), ("--deterministic", 1)])

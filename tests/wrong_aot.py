@@ -38,8 +38,15 @@ WRONG = [
     Wrong(
         "microbatches are chosen for sampling",
         "run.aot",
-        "sizes = found[-1].memory",
-        "sizes = found[0].memory | {} if found[0].fits else {}",
+        "*sampling, memory = [",
+        "memory, *sampling = [",
+        ("test_aot.py::test_programs_are_reported_with_the_fewest_microbatches",),
+    ),
+    Wrong(
+        "microbatches are chosen though sampling does not fit",
+        "run.aot",
+        "memory.beside(*sampling) if sampling else memory",
+        "memory",
         ("test_aot.py::test_programs_are_reported_with_the_fewest_microbatches",),
     ),
     Wrong(
@@ -65,7 +72,7 @@ WRONG = [
     ),
     Wrong(
         "of temporaries that do not fit the size is not read",
-        "run.aot",
+        "run.devices.memory",
         "(Used|temporaries)",
         "(Used)",
         ("test_aot.py::test_a_refused_program_has_the_compilers_reason",),

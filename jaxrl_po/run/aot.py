@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from rich import filesize
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, topology
-from jaxrl_po.run.devices.memory import Memory, exhausted_bytes, program_memory
+from jaxrl_po.run.devices.memory import Memory, memory_of, program_memory, refusal
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
 from jaxrl_po.run.devices.topology import Machine
@@ -115,17 +114,24 @@ def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:
 
     def compile_job(job: Job, number: int = 1) -> Memory:
         suffix = f" in {number} microbatches" if number > 1 else ""
+        functions = list(_functions(job, plan.placement, plan.setup.axes))
         found[:] = [
             compile_program(f"{name}{suffix}", function, arguments, machine)
-            for name, function, arguments in _functions(job, plan.placement, plan.setup.axes)
+            for name, function, arguments in functions
         ]
-        sizes = found[-1].memory
-        fixed = sizes.get("arguments", 0) + sizes.get("outputs", 0)
-        return Memory(fixed, sizes.get("total"), fixed)
+        # As a run counts its own programs, so that it takes the same number.
+        like = functions[0][2][0]
+        *sampling, memory = [
+            memory_of(each.executable, like)
+            if each.executable is not None
+            else Memory(0, each.memory.get("total"), refused=each.reason)
+            for each in found
+        ]
+        return memory.beside(*sampling) if sampling else memory
 
     memory = compile_job(plan.job)
     try:
-        if plan.job.rebuild is not None and machine.memory is not None:
+        if plan.job.rebuild is not None:
             choose_microbatches(plan.job, memory, compile_job, machine.memory)
     finally:
         yield from found
@@ -169,11 +175,11 @@ def compile_program(
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        refused = refusal(error)
+        if refused is None:
             raise
-        took, reason = time.perf_counter() - begun, _excess(str(error))
-        used = exhausted_bytes(error)
-        memory = {} if used is None else {"total": used}
+        took, reason = time.perf_counter() - begun, refused.refused
+        memory = {} if refused.peak is None else {"total": refused.peak}
         return CompiledProgram(name, machine.name, took, memory, machine.memory, False, reason)
     took = time.perf_counter() - begun
     sizes = program_memory(executable)
@@ -182,9 +188,3 @@ def compile_program(
     return CompiledProgram(
         name, machine.name, took, memory, machine.memory, fits, executable=executable
     )
-
-
-def _excess(message: str) -> str:
-    """Returns the part of a compiler's message that says by how much a program does not fit."""
-    found = re.search(r"(Used|temporaries) \S*\d.*?(by [\d.]+\w|HBM \([^)]*\))", message)
-    return found[0] if found else message.splitlines()[0]

@@ -1,6 +1,8 @@
 """Memory that programs need, as the compiler reports it, and memory that a device has for them."""
 
+import contextlib
 import math
+import platform
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +14,7 @@ from jaxrl_po import backend
 from jaxrl_po.run.devices import processes
 from jaxrl_po.types import PyTree
 
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class Memory(NamedTuple):
@@ -22,23 +24,33 @@ class Memory(NamedTuple):
       state: shard of the training state.
       peak: state, metrics and temporaries while a program runs; None if the compiler does not
         report it.
-      fixed: part of the peak that more microbatches cannot reduce, as far as it is known.
+      fixed: arguments and outputs, which more microbatches do not reduce; 0 if unknown.
+      floor: peak of sampling, which runs apart from the update.
+      refused: compiler's message on a program that it refused for lack of memory, or "".
     """
 
     state: int
     peak: int | None
     fixed: int = 0
+    floor: int = 0
+    refused: str = ""
 
     def beside(self, sampling: "Memory") -> "Memory":
         """Returns the memory of an update and of sampling, which microbatches do not reduce.
 
         Example:
           >>> Memory(1, 70, fixed=6).beside(Memory(1, 90, fixed=5))
-          Memory(state=1, peak=90, fixed=90)
+          Memory(state=1, peak=90, fixed=6, floor=90, refused='')
         """
+        if sampling.refused:
+            return sampling
         if self.peak is None or sampling.peak is None:
             return self
-        return Memory(self.state, max(self.peak, sampling.peak), max(self.fixed, sampling.peak))
+        return self._replace(peak=max(self.peak, sampling.peak), floor=sampling.peak)
+
+    def fits(self, space: int | None) -> bool:
+        """Returns whether the compiler accepts it and `space` suffices as far as both are known."""
+        return not self.refused and (space is None or (self.peak or 0) <= space)
 
     def describe(self, space: int | None = None) -> str:
         """Returns one line for the user.
@@ -110,32 +122,48 @@ def memory_of(program: Any, like: PyTree) -> Memory:
     return Memory(state, fixed + sizes.temporaries, fixed)
 
 
-def exhausted_bytes(error: Exception) -> int | None:
-    """Reads the bytes of a program that a TPU's compiler rejects for lack of memory.
+def refusal(error: Exception) -> Memory | None:
+    """Returns the memory of a program that the compiler refused for lack of it, as far as it says.
 
     Returns None for any other error.
 
     Example:
-      >>> exhausted_bytes(RuntimeError("RESOURCE_EXHAUSTED: … hbm. Used 20.00G of 15.75G hbm."))
+      >>> refusal(RuntimeError("RESOURCE_EXHAUSTED: Used 20.00G of 15.75G hbm.")).peak
       21474836480
     """
-    found = re.search(r"RESOURCE_EXHAUSTED.*?(?:Used |temporaries \()([\d.]+)G", str(error), re.S)
-    return None if found is None else int(float(found[1]) * 2**30)
+    message = str(error)
+    if "RESOURCE_EXHAUSTED" not in message:
+        return None
+    found = re.search(r"(?:Used |temporaries \()([\d.]+)([KMGT])", message)
+    peak = None
+    if found is not None:
+        peak = int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2])))
+    return Memory(0, peak, refused=_excess(message))
+
+
+def _excess(message: str) -> str:
+    """Returns the part of a compiler's message that says by how much a program does not fit."""
+    found = re.search(r"(Used|temporaries) \S*\d.*?(by [\d.]+\w|HBM \([^)]*\))", message)
+    return found[0] if found else message.strip().splitlines()[0]
 
 
 def available_bytes(devices: int) -> int | None:
     """Returns the bytes that programs may take of one device; None if the system does not say.
 
     All processes get the least of their values. It is the memory of the device, less the arrays
-    and, on a CPU, all else that this process holds; devices of a CPU share its memory. The memory
-    of other processes does not count, so a run takes the same decisions beside them.
+    and, on a CPU, all else that this process holds; devices of a CPU share its memory, as do the
+    processes of a run on one host. The memory of other processes does not count, so a run takes
+    the same decisions beside them.
 
     Args:
       devices: number of devices of this process in use.
     """
-    limit = limit_bytes()
-    if limit is not None:
-        limit = (limit - resident_bytes()) // (devices if backend.here().on_cpu else 1)
+    limit, host = limit_bytes(), platform.node()
+    sharing = processes.gather(host).count(host)
+    if limit is not None and backend.here().on_cpu:
+        limit = (limit // sharing - resident_bytes()) // devices
+    elif limit is not None:
+        limit -= resident_bytes()
     known = [each for each in processes.gather(limit) if each is not None]
     return min(known, default=None)
 
@@ -145,11 +173,24 @@ def limit_bytes() -> int | None:
     if not backend.here().on_cpu:
         return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     machine = _kilobytes("/proc/meminfo", "MemTotal")
-    try:
-        limit = int(CGROUP_LIMIT.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # `max` where there is no limit
-        return machine
-    return limit if machine is None else min(limit, machine)
+    return min([*container_limits(), *filter(None, [machine])], default=None)
+
+
+def container_limits() -> list[int]:
+    """Returns the limits of the control groups of this process, and of those above them."""
+    found, own = list[int](), ["0::/", "0:memory:/"]  # as in a container, which sees no others
+    with contextlib.suppress(OSError):
+        own += OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
+    for _, kinds, path in (line.split(":", 2) for line in own):
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        name = "memory/memory.limit_in_bytes" if kinds else "memory.max"
+        group = CGROUPS / name.rpartition("/")[0]
+        for part in ["", *path.strip("/").split("/")]:
+            group /= part
+            with contextlib.suppress(OSError, ValueError):  # `max` where there is no limit
+                found.append(int((group / name.rpartition("/")[2]).read_text(encoding="utf-8")))
+    return found
 
 
 def resident_bytes() -> int:

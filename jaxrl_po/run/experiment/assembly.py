@@ -53,8 +53,8 @@ class Setup(NamedTuple):
       y_label: of these curves.
       learner_of: settings of the method to its learner, which differ from those of `learner` in
         numbers alone, or in `num_microbatches`; None where they are not known.
-      fits_memory: whether `num_microbatches`, if it is not given, is chosen to fit in memory; needs
-        `learner_of`.
+      learned: rows of a minibatch on one data device, and how many of one prompt stand together;
+        None if `num_microbatches` is not chosen to fit in memory. Needs `learner_of`.
     """
 
     learner: Learner
@@ -78,7 +78,7 @@ class Setup(NamedTuple):
     curves: tuple[plotting.Series, ...] = ()
     y_label: str = ""
     learner_of: Callable[[Any], Learner] | None = None
-    fits_memory: bool = False
+    learned: tuple[int, int] | None = None
 
 
 class Script(NamedTuple):

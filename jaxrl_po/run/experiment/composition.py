@@ -88,6 +88,15 @@ class Composition(NamedTuple):
         given = dict(self.start.params or {}) | ({} if data is None else {DATA: data})
         return given | ({} if self.teacher is None else {TEACHER: ActorCritic(self.teacher.params)})
 
+    @property
+    def learned(self) -> tuple[int, int]:
+        """See `Setup.learned`; rows that are shuffled, or lack some members, share no prompt."""
+        method, group = vars(self.records["config"]), self.settings.group_size
+        group = 1 if self.records[""].algorithm in methods.SUPERVISED else group
+        parts, unused = method.get("num_minibatches", 1), method.get("extra_samples", 0)
+        rows = (method.get("train_prompts") or self.settings.num_prompts) * (group - unused)
+        return rows // (self.placement.data_devices * parts), 1 if parts > 1 or unused else group
+
     def learner(self, warm_start: Any, method: Any = None) -> Learner:
         """The learner with a warm start and the settings of its method, by default those given.
 

@@ -160,7 +160,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             test=measure(shown),
             examples=examples(task, policy, settings, options.show),
             learner_of=functools.partial(composed.learner, None),
-            fits_memory=True,
+            learned=composed.learned,
         )
     return whole(
         composed.learner(records["warm_start"]),
@@ -169,7 +169,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         explain=None if start.base is None else rewarding.explain_zero,
         warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),
         learner_of=functools.partial(composed.learner, records["warm_start"]),
-        fits_memory=True,
+        learned=composed.learned,
     )
 
 

@@ -33,12 +33,14 @@ class Plan(NamedTuple):
     Attributes:
       title: for display.
       options: of the run as a whole.
-      settings: content of `config.json`, without a number of microbatches that is left open.
+      settings: content of `config.json`, without a number of microbatches that is left open until
+        `record` adds it.
       setup: of one seed, with the curves to draw, which are also shown while it runs.
       placement: on devices.
       job: over all seeds and devices.
       unit: name of a step, plural.
       notes: lines that are shown before the run.
+      order: names of all settings, as they stand in `config.json`.
     """
 
     title: str
@@ -49,11 +51,15 @@ class Plan(NamedTuple):
     job: programs.Job
     unit: str
     notes: Sequence[str] = ()
+    order: Sequence[str] = ()
 
     def record(self, number: int, out: Path, report: Callable[[str], None]) -> None:
         """Writes the number of microbatches that was left open to `out`, and reports it."""
+        chosen = {**self.settings, FLAG: number}
+        self.settings.clear()  # and filled again: exporters hold it
+        self.settings.update({name: chosen[name] for name in self.order if name in chosen})
         if processes.is_writer():
-            folder.write_settings(out, {**self.settings, FLAG: number})
+            folder.write_settings(out, self.settings)
         if number > 1:
             report(f"{self.title}: --{FLAG}={number}, to fit in memory")
 
@@ -63,8 +69,9 @@ class Plan(NamedTuple):
         if self.options.tensorboard and processes.is_writer():
             found.append(exporters.TensorBoard(out / "tensorboard"))
         if self.options.wandb and processes.is_writer():
-            config = {k: v for k, v in self.settings.items() if k not in ("script", "resolved")}
-            found.append(exporters.WeightsAndBiases(self.options.wandb, out, self.title, config))
+            found.append(
+                exporters.WeightsAndBiases(self.options.wandb, out, self.title, self.settings)
+            )
         return found
 
 
@@ -122,8 +129,8 @@ def prepare(
         )
         job = make_job(setup)
         programs.check(job)
-        if setup.fits_memory and not options.deterministic and FLAG not in {**before, **given}:
-            rebuild = functools.partial(_rebuild, script, records, setup, make_job)
+        if setup.learned and not options.deterministic and FLAG not in {**before, **given}:
+            rebuild = functools.partial(_rebuild, records, setup, make_job)
             job = dataclasses.replace(job, rebuild=rebuild)
     earlier = before.get("resolved", {})
     tuned = {
@@ -145,6 +152,7 @@ def prepare(
         job,
         script.unit,
         [*folder.removed(before), *_notes(setup, job, options, tuned, changes)],
+        ("script", *flags.flatten(records), "resolved"),
     )
 
 
@@ -170,7 +178,6 @@ def _agree(
 
 
 def _rebuild(
-    script: Script,
     records: Mapping[str, Any],
     setup: Setup,
     make_job: Callable[[Setup], programs.Job],
@@ -181,10 +188,12 @@ def _rebuild(
     A microbatch is some prompts with all their completions, or some completions of one prompt:
     otherwise the completions of a prompt cannot share its activations.
     """
-    prompts, completions = script.rows(records), script.steps(records)
-    if completions % number or (prompts % number and number % prompts):
-        return None
     assert setup.learner_of is not None
+    assert setup.learned is not None
+    rows, members = setup.learned
+    prompts = rows // members
+    if rows % number or (prompts % number and number % prompts):
+        return None
     method = dataclasses.replace(records["config"], num_microbatches=number)
     job = make_job(setup._replace(learner=setup.learner_of(method)))
     try:

@@ -21,10 +21,8 @@ def fit(job: Job, programs: Programs, space: int | None) -> tuple[int, Programs]
       space: bytes of a device that programs may take; None if unknown.
 
     Raises:
-      RunError: nothing fits.
+      RunError: nothing fits, or the compiler refuses a program and the space is unknown.
     """
-    if space is None:
-        return 1, programs
     require_evaluation(programs.evaluation, space)
 
     def compile_again(other: Job, _: int) -> Memory:
@@ -37,20 +35,22 @@ def fit(job: Job, programs: Programs, space: int | None) -> tuple[int, Programs]
 
 
 def choose_microbatches(
-    job: Job, memory: Memory, compile_again: Callable[[Job, int], Memory], space: int
+    job: Job, memory: Memory, compile_again: Callable[[Job, int], Memory], space: int | None
 ) -> int:
     """Finds the smallest number of microbatches with which an update fits in memory.
 
-    The peak of n microbatches is about a + b/n. At first, a is the part that no n reduces; then
-    both follow from the last two compilations, unless no number fits by them: two numbers may
-    have the same peak. The number jumps to the next one that the line predicts to fit, and there
-    are at most `COMPILATIONS`.
+    The peak of an update in n microbatches is about a + b/n. At first, a is the part that no n
+    reduces; then both follow from the last two compilations, unless no number fits by them: two
+    numbers may have the same peak. The number jumps to the next one that the line predicts to fit,
+    and there are at most `COMPILATIONS`. Sampling must fit, too, but is no part of the line. A
+    program that the compiler refused does not fit; if the size in its message does, or there is no
+    size, the number doubles.
 
     Args:
       job: compiled job of one microbatch, with `rebuild`.
       memory: memory of its programs.
       compile_again: `(job, number) -> Memory`, compiles the job of another number.
-      space: bytes of a device that programs may take.
+      space: bytes of a device that programs may take; None if unknown.
 
     Returns:
       The number of the job that was compiled last.
@@ -59,18 +59,20 @@ def choose_microbatches(
       RunError: nothing fits, or not within `COMPILATIONS`.
     """
     number, points = 1, [(0.0, memory.fixed)]  # (1/n, bytes)
-    while memory.peak is not None and memory.peak > space:
-        points.append((1 / number, memory.peak))
+    for left in reversed(range(COMPILATIONS)):
+        if memory.fits(space):
+            break
         found = None
-        if memory.fixed <= space and len(points) <= COMPILATIONS:
-            found = _next_job(job, points[-2:], number, space)
-            found = found or _next_job(job, [points[0], points[-1]], number, space)
+        points[0] = (0.0, max(points[0][1], memory.fixed))
+        if space is not None and left and max(memory.fixed, memory.floor) <= space:
+            if memory.peak is not None and memory.peak > space:
+                points.append((1 / number, memory.peak))
+                found = _next_job(job, points[-2:], number, space)
+                found = found or _next_job(job, [points[0], points[-1]], number, space)
+            else:
+                found = _next_job(job, [(0.0, space), (1.0, space)], 2 * number - 1, space)
         if found is None:
-            raise RunError(
-                f"training needs {filesize.decimal(memory.peak)} of a device, which has "
-                f"{filesize.decimal(max(space, 0))}, with {FLAG} = {number}: lower "
-                "problem.num_prompts or seeds, or take a smaller model"
-            )
+            raise _too_large(memory, number, space)
         number, job = found
         memory = compile_again(job, number)
     return number
@@ -89,9 +91,22 @@ def _next_job(
     return None
 
 
-def require_evaluation(memory: Memory | None, space: int) -> None:
+def _too_large(memory: Memory, number: int, space: int | None) -> RunError:
+    """Returns the error for an update that fits with no number."""
+    needs = "more than the compiler gives it"
+    if memory.peak is not None and space is not None and memory.peak > space:
+        of = filesize.decimal(max(space, 0))
+        needs = f"{filesize.decimal(memory.peak)} of a device, which has {of}"
+    said = f"; the compiler says: {memory.refused}" if memory.refused else ""
+    return RunError(
+        f"training needs {needs}, with {FLAG} = {number}: lower problem.num_prompts or seeds, "
+        f"or take a smaller model{said}"
+    )
+
+
+def require_evaluation(memory: Memory | None, space: int | None) -> None:
     """Raises RunError for an evaluation, which has no microbatches, that does not fit."""
-    if memory is not None and (memory.peak or 0) > space:
+    if memory is not None and space is not None and not memory.fits(space):
         raise RunError(
             f"evaluation needs {filesize.decimal(memory.peak or 0)} of a device, which has "
             f"{filesize.decimal(max(space, 0))}: lower eval_prompts"

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import compiled, is_light, side_by_side
-from jaxrl_po.run.devices.memory import Memory, exhausted_bytes, memory_of
+from jaxrl_po.run.devices.memory import Memory, memory_of, refusal
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop.supervised import Warm
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
@@ -248,10 +248,10 @@ def compile_if_it_fits(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
     try:
         return compile_kind(job, like, placed)
     except jax.errors.JaxRuntimeError as error:
-        peak = exhausted_bytes(error)
-        if job.rebuild is None or peak is None:
+        refused = refusal(error)
+        if job.rebuild is None or refused is None:
             raise
-        return None, Memory(0, peak)
+        return None, refused
 
 
 def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:

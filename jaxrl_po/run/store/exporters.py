@@ -104,12 +104,12 @@ class WeightsAndBiases:
       project: the project's name.
       folder: of the run.
       title: the run's name.
-      config: the run's settings.
+      config: the run's settings, read at the first line: some are chosen after the start.
     """
 
     def __init__(self, project: str, folder: Path, title: str, config: Mapping[str, Any]):
         self._start = {"project": project, "dir": str(folder), "name": title, "resume": "allow"}
-        self._config = dict(config)
+        self._config = config
         self._id = folder / "wandb_id"
         self._run: Any = None
 
@@ -125,7 +125,8 @@ class WeightsAndBiases:
         if not self._id.exists():
             write_atomically(self._id, secrets.token_hex(8))
         name = self._id.read_text(encoding="utf-8")
-        return wandb.init(**self._start, config=self._config, id=name)
+        config = {k: v for k, v in self._config.items() if k not in ("script", "resolved")}
+        return wandb.init(**self._start, config=config, id=name)
 
     def close(self) -> None:
         """Waits until everything is sent or saved."""
