@@ -1,6 +1,7 @@
 """A griffe extension for the API pages: doctests as code, descriptions of the fields of records."""
 
-import ast
+import dataclasses
+import importlib
 from typing import Any
 
 import griffe
@@ -14,9 +15,10 @@ class Examples(griffe.Extension):
         if obj.docstring is not None:
             obj.docstring.value = obj.docstring.value.replace("\nExample:\n", "\nExamples:\n")
         elif isinstance(obj, griffe.Attribute) and _is_field(obj.value):
-            said = str(obj.value.arguments[1])
-            with_quotes = said.removeprefix("f")  # the names in an f-string stay as written
-            obj.docstring = griffe.Docstring(f"{ast.literal_eval(with_quotes)}.", parent=obj)
+            module, _, record = obj.parent.path.rpartition(".")
+            fields = dataclasses.fields(getattr(importlib.import_module(module), record))
+            (doc,) = (field.metadata["doc"] for field in fields if field.name == obj.name)
+            obj.docstring = griffe.Docstring(f"{doc}.", parent=obj)
 
 
 def _is_field(value: Any) -> bool:

@@ -176,5 +176,5 @@ def test_the_table_of_a_suite_is_printed_and_goes_on(tmp_path, monkeypatch, caps
         ConfigError, match=r"envs: must hold a word of CartPole-v1; CartPole.* got Snake$"
     ):
         suites.main([*arguments, "--envs=Snake"])
-    with pytest.raises(ConfigError, match="methods: has no"):
+    with pytest.raises(ConfigError, match="methods: unknown name 'dqn'"):
         suites.main([*arguments, "--methods=dqn"])

@@ -173,7 +173,7 @@ def test_another_seed_is_another_measurement(script, run):
     ("argument", "message"),
     [
         ("--gamma=1", r"gamma: must lie in \(0, 0.999\], got 1"),
-        ("--num_samples=1030", "num_samples: must be 16 × n, got 1030"),
+        ("--num_samples=1030", "num_samples: must be a multiple of 16, got 1030"),
         ("--num_steps=1", r"num_steps: must lie in \[2, 256\] steps, got 1"),
         ("--num_states=1", r"num_states: must lie in \[2, 16\], got 1"),
         (

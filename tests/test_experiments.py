@@ -53,7 +53,7 @@ def snapshot(path):
             "control",
             ["--resume", "--config.learning_rate=0.5"],
             r"config\.learning_rate: must be 0\.001, as in the run .* got 0\.5; leave it out, "
-            "or choose another out$",
+            "or choose another folder$",
         ),
         (
             "control",

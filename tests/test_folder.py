@@ -163,10 +163,14 @@ def test_overwriting_removes_links_and_not_what_they_lead_to(used, tmp_path_fact
 def test_what_cannot_be_deleted_is_named_and_the_folder_is_still_that_of_a_run(used, monkeypatch):
     (used / "checkpoints" / "3").write_text("")
 
-    def refuse(path, **_):
-        raise OSError(errno.EACCES, "Permission denied", str(path))
+    unlink = os.unlink
 
-    monkeypatch.setattr(folder.os, "unlink", refuse)
+    def refuse(path, **_):
+        if path.name == "3":
+            raise OSError(errno.EACCES, "Permission denied", str(path))
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
     with (
         pytest.raises(
             ConfigError,

@@ -229,13 +229,13 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
     assert launch.control(more) == 0
     with pytest.raises(
         ConfigError,
-        match=r"^env: must be /\S+mine.py:Corridor, as .* got /\S+elsewhere/mine.py:Corridor$",
+        match=r"^env: must be /\S+mine.py:Corridor, as .* got /\S+where/mine.py:Corridor; leave it",
     ):
         launch.control([*more, env])
     with (files / "mine.py").open("a") as mine:
         mine.write("# another line\n")
     with pytest.raises(
-        ConfigError, match=r"^deterministic: .* differ env: (\w+:Corridor) → (?!\1)\w+:Corridor$"
+        ConfigError, match=r"^deterministic: .* differ env: (\w+:Corridor) → (?!\1)\w+:Corridor; re"
     ):
         launch.control(more)
     (files / "mine.py").write_text("1 / 0\n")
@@ -421,7 +421,7 @@ class Endless:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"), [(6, "by max_steps_in_episode"), (5, "got 5 values")]
+    ("values", "message"), [(6, "add max_steps_in_episode"), (5, "got 5 values")]
 )
 def test_an_evaluation_needs_a_bound_and_a_wrong_step_is_said_first(values, message):
     problem = control.make_problem(Endless(), num_envs=2, num_steps=2)

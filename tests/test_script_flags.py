@@ -114,7 +114,7 @@ from jaxrl_po.run.experiment.experiment import Experiment
         (
             "language",
             "--devices=4 --shard_params --problem.num_prompts=4 --model.width=6 --model.heads=1",
-            r"model\.width: width must be a multiple of 4, the devices of the data axis .* got 6",
+            r"model\.width: must be a multiple of 4, the devices of the data axis .* got 6",
         ),
         ("control", "--eval_every=0", r"eval_every: must lie in \[1, inf\) lines, got 0"),
         (
@@ -534,12 +534,14 @@ def test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from
     out = f"--out={tmp_path / 'language'}"
     written_down(launch.language, [*tiny.LANGUAGE, "--warm_start.accuracy=0.75", out])
     with pytest.raises(
-        ConfigError, match=r"^warm_start\.steps: must be 2, as in the run .* got 0$"
+        ConfigError,
+        match=r"^warm_start\.steps: must be 2, as in the run .* got 0; leave it out, or choose",
     ):
         launch.language([*tiny.LANGUAGE, out, "--resume", "--warm_start.steps=0"])
     out = f"--out={tmp_path / 'control'}"
     written_down(launch.control, [*tiny.CONTROL, "--config.lambda_=0.5", out])
     with pytest.raises(
-        ConfigError, match=r"^config\.estimator: must be gae, as in the run .* got monte_carlo$"
+        ConfigError,
+        match=r"^config\.estimator: must be gae, as in the run .* got monte_carlo; leave",
     ):
         launch.control([*tiny.CONTROL, out, "--resume", "--config.estimator=monte_carlo"])

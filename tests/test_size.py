@@ -4,8 +4,8 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 23_943,
-    "run layer code": 10_552,
+    "library code": 23_945,
+    "run layer code": 10_554,
     "run layer files": 85,
     "run layer import pairs": 347,
     "folders of run/ in import cycles": 0,
@@ -22,7 +22,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_240,
-    "test code": 42_031,
+    "test code": 42_045,
 }
 
 

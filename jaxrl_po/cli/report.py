@@ -131,7 +131,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     path = folder.require_file(options.out, ".html")
     runs = plot.read(folders)
-    text = page(folders, runs, plot.choose_metric(options.metric, runs))
+    metric = plot.choose_metric(options.metric, runs)
+    with folder.naming(path):
+        text = page(folders, runs, metric)
     with folder.writing(path):
         metrics.write_atomically(path, text)
     print(f"see {path}")

@@ -324,7 +324,7 @@ def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
     """
     for prefix, record in sections.items():
         if error.field in {field.name for field in dataclasses.fields(record)}:
-            return ConfigError(join(prefix, error.field), error.message)
+            return ConfigError(join(prefix, error.field), error.message) if prefix else error
     return error
 
 
