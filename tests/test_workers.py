@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+import reward_functions
 
-from jaxrl_po.run.data import scoring_worker, workers
+from jaxrl_po.run.data import guard, scoring_worker, workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 
@@ -94,3 +95,12 @@ def test_a_call_that_hangs_ends_though_nobody_can_kill_it():
     assert process.receive() == {}
     process.send({"completions": [""]})
     assert ended(process.pid)
+
+
+def test_an_error_names_the_line_of_the_users_file():
+    called = {}  # by a function that stands in the file of the audit hook
+    exec(compile("def call(run):\n    return run()", guard.__file__, "exec"), called)
+    with pytest.raises(ZeroDivisionError) as caught:
+        called["call"](lambda: reward_functions.raises([]))
+    said = f"ZeroDivisionError: no reward today ({reward_functions.__file__}, line 28)"
+    assert workers.describe(caught.value) == said

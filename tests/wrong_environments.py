@@ -82,7 +82,7 @@ WRONG = [
         "run.data.workers",
         "(__file__, guard.__file__, every[0].filename)",
         "(__file__, every[0].filename)",
-        (SCORING + "test_failures_score_0_are_counted_and_told_once",),
+        ("test_workers.py::test_an_error_names_the_line_of_the_users_file",),
     ),
     Wrong(
         "what a process starts outlives it",
