@@ -70,7 +70,7 @@ def test_collectives_of_an_iteration(algorithm, flags, collectives):
     assert ("tpu_custom_call" in counts["uncounted"]) == ("--model.fused_attention" in flags)
 
 
-@pytest.mark.skipif(not TPU.exists(), reason="`make slow` installs libtpu")
+@pytest.mark.slow
 def test_libtpu_prints_nothing_without_a_tpu():
     """The command starts JAX's backends, of which libtpu is one, to look for a GPU."""
     env = {name: value for name, value in surroundings().items() if name != "JAX_PLATFORMS"}
