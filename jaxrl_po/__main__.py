@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command that the first argument names; returns its exit status.
 
     Raises:
-      UsageError: there is no such command.
+      UsageError: the command is unknown.
     """
     if not argv or argv[0] in ("--help", "-h", "help"):
         print(SUMMARY)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry(*command: str) -> NoReturn:
-    """What the installed command and the scripts start.
+    """Starts the installed command and the scripts.
 
     An interrupt while modules are loaded is one line.
     """

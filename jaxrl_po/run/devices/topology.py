@@ -16,13 +16,11 @@ class Chip(NamedTuple):
     """A generation of TPU, with figures from its page at cloud.google.com/tpu/docs.
 
     Attributes:
-      kind: JAX's name of the chip.
       memory: Bytes of HBM.
       bounds: Chips of one host along each axis.
       sizes: Topologies on offer.
     """
 
-    kind: str
     memory: int
     bounds: tuple[int, ...]
     sizes: tuple[str, ...]
@@ -34,9 +32,9 @@ CUBES = (
     *("8x8x16", "8x16x16"),
 )
 CHIPS = {
-    "v5e": Chip("TPU v5 lite", 16_000_000_000, (2, 4, 1), FLAT),
-    "v5p": Chip("TPU v5", 95_000_000_000, (2, 2, 1), CUBES),
-    "v6e": Chip("TPU v6 lite", 32_000_000_000, (2, 4, 1), FLAT),
+    "v5e": Chip(16_000_000_000, (2, 4, 1), FLAT),
+    "v5p": Chip(95_000_000_000, (2, 2, 1), CUBES),
+    "v6e": Chip(32_000_000_000, (2, 4, 1), FLAT),
 }
 
 DEVICES = "/dev/accel*", "/dev/vfio/[0-9]*"  # files of attached chips
@@ -103,7 +101,7 @@ def describe(name: str) -> Machine:
         try:
             devices = tuple(jax.devices("gpu"))
         except RuntimeError:
-            raise ConfigError("compile_for", "gpu needs an attached GPU to time kernels") from None
+            raise ConfigError("compile_for", "gpu needs an attached GPU") from None
         return Machine(name, devices, (devices[0].memory_stats() or {}).get("bytes_limit"))
     raise ConfigError("compile_for", f"must read like tpu:v5e:4x4, cpu:8 or gpu, got {name!r}")
 

@@ -81,7 +81,7 @@ def choose_microbatches(
 def _next_job(
     job: Job, line: list[tuple[float, int]], after: int, space: int
 ) -> tuple[int, Job] | None:
-    """Returns the next number whose peak on the line fits, and its job; None if there is none."""
+    """Returns the next number whose peak on the line fits, and its job; None if none fits."""
     (x0, y0), (x1, y1) = line
     slope = (y1 - y0) / (x1 - x0)
     assert job.rebuild is not None
