@@ -6,6 +6,8 @@ from typing import Any
 
 import griffe
 
+from jaxrl_po import config
+
 
 class Examples(griffe.Extension):
     """Renders `Example:` sections, and the text of `number(…)` and `static(…)` as a docstring."""
@@ -17,7 +19,7 @@ class Examples(griffe.Extension):
         elif isinstance(obj, griffe.Attribute) and _is_field(obj.value):
             module, _, record = obj.parent.path.rpartition(".")
             fields = dataclasses.fields(getattr(importlib.import_module(module), record))
-            (doc,) = (field.metadata["doc"] for field in fields if field.name == obj.name)
+            (doc,) = (config.setting_of(field).doc for field in fields if field.name == obj.name)
             obj.docstring = griffe.Docstring(f"{doc}.", parent=obj)
 
 
@@ -25,4 +27,5 @@ def _is_field(value: Any) -> bool:
     return isinstance(value, griffe.ExprCall) and str(value.function).rpartition(".")[2] in (
         "number",
         "static",
+        "option",
     )

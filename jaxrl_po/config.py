@@ -14,7 +14,9 @@ import inspect
 import math
 import numbers
 import operator
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -80,41 +82,104 @@ POSITIVE = Interval(0.0, open_low=True)
 NON_NEGATIVE = Interval(0.0)
 COUNT = Interval(1)
 SEED = Interval(0, 2**32 - 1)  # a key holds no more of it
+SETTING = "setting"  # entry of a field's metadata
 
 
-def number(default: float, doc: str, *, unit: str = "", within: Interval = Interval()) -> Any:
+When = tuple[Any, ...]
+"""A field of the same record, and its values with which another field has an effect."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Metadata of a field: everything that is known about a setting beside its type and default.
+
+    Attributes:
+      doc: Description in one line, also shown by `--help`.
+      unit: Unit of the value, such as `nats`; empty for none.
+      within: Valid values of a number; None for any.
+      choices: Valid values of a name, or a table of which they are the keys; empty for any.
+      static: Whether another value compiles another program.
+      when: `(field, *values)`, a field of the same record and those of its values with which this
+        field has an effect; an `Interval` stands for the numbers in it. Empty for always.
+      common: Whether plain `--help` shows the field, as `--help=all` does with every field.
+      resume: Whether a resumed run may have another value: `same`, `grows` or `any`.
+      sweep: Whether a sweep may vary the field, keeps its value, or cannot have it: `varies`,
+        `same` or `absent`.
+      stored: Whether `config.json` keeps the value; False for a setting of one start.
+      compared: Whether the processes of a run must agree on the value.
+      was: Former names of the field, read from JSON only.
+      were: Former values of the field and the present ones, read from JSON only.
+    """
+
+    doc: str
+    unit: str = ""
+    within: Interval | None = None
+    choices: tuple[Any, ...] | dict[str, Any] = ()
+    static: bool = True
+    when: When = ()
+    common: bool = False
+    resume: Literal["same", "grows", "any"] = "same"
+    sweep: Literal["varies", "same", "absent"] = "varies"
+    stored: bool = True
+    compared: bool = True
+    was: tuple[str, ...] = ()
+    were: Mapping[str, Any] = MappingProxyType({})
+
+
+class About(TypedDict, total=False):
+    """Optional keywords of `number` and `static`; see `Setting`."""
+
+    unit: str
+    when: When
+    common: bool
+    resume: Literal["same", "grows", "any"]
+    sweep: Literal["varies", "same", "absent"]
+    stored: bool
+    compared: bool
+    was: tuple[str, ...]
+    were: Mapping[str, Any]
+
+
+def number(
+    default: float, doc: str, *, within: Interval = Interval(), **about: Unpack[About]
+) -> Any:
     """A numeric field: a pytree leaf, which can be vmapped and changed without recompilation.
 
     Args:
-      default: the default value.
-      doc: one line, also shown by `--help`.
-      unit: e.g. `nats`.
-      within: the valid values.
+      default: Default value.
+      doc: Description in one line, also shown by `--help`.
+      within: Valid values.
+      about: Further fields of `Setting`.
     """
-    return dataclasses.field(
-        default=default, metadata={"doc": doc, "unit": unit, "within": within, "static": False}
-    )
+    setting = Setting(doc, within=within, static=False, **about)
+    return dataclasses.field(default=default, metadata={SETTING: setting})
 
 
 def static(
     default: Any,
     doc: str,
     *,
-    unit: str = "",
     within: Interval | None = None,
     choices: tuple[Any, ...] | dict[str, Any] = (),
+    **about: Unpack[About],
 ) -> Any:
     """A static field: a size, a switch or a name; another value compiles another program.
 
     Args:
-      default: the default value; its type is the flag's type on the command line.
-      doc: one line, also shown by `--help`.
-      unit: e.g. `steps`.
-      within: the valid values of a number.
-      choices: valid values of a name, or a table of which they are the keys.
+      default: Default value; its type is the flag's type on the command line.
+      doc: Description in one line, also shown by `--help`.
+      within: Valid values of a number.
+      choices: Valid values of a name, or a table of which they are the keys.
+      about: Further fields of `Setting`.
     """
-    metadata = {"doc": doc, "unit": unit, "within": within, "choices": choices, "static": True}
-    return dataclasses.field(default=default, metadata=metadata)
+    setting = Setting(doc, within=within, choices=choices, **about)
+    return dataclasses.field(default=default, metadata={SETTING: setting})
+
+
+def setting_of(field: dataclasses.Field[Any]) -> Setting:
+    """Returns the metadata of a field of a record."""
+    setting: Setting = field.metadata[SETTING]
+    return setting
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -148,8 +213,8 @@ def record(cls: type[Record]) -> type[Record]:
     cls.__doc__ = "\n".join([summary, "", "Attributes:", *lines]).strip()
     jax.tree_util.register_dataclass(
         cls,
-        data_fields=[f.name for f in fields if not f.metadata["static"]],
-        meta_fields=[f.name for f in fields if f.metadata["static"]],
+        data_fields=[f.name for f in fields if not setting_of(f).static],
+        meta_fields=[f.name for f in fields if setting_of(f).static],
     )
     return cls
 
@@ -157,7 +222,7 @@ def record(cls: type[Record]) -> type[Record]:
 def _convert_statics(config: Any) -> None:
     """Converts the static fields of a new record; see `static_value`."""
     for field in dataclasses.fields(config):
-        if field.metadata["static"]:
+        if setting_of(field).static:
             kind = object if field.default is None else type(field.default)
             value = static_value(field.name, getattr(config, field.name), kind)
             object.__setattr__(config, field.name, value)
@@ -204,21 +269,22 @@ def _is_number(value: Any) -> bool:
 
 def describe(field: dataclasses.Field[Any], *, default: bool = False) -> str:
     """Returns one line on a field: its description, unit, valid values and, if asked, default."""
-    metadata = field.metadata
-    within, choices = metadata["within"], metadata.get("choices")
-    notes = [metadata["unit"]]
-    if within is not None and within != Interval():
-        notes.append(f"in {within}")
-    elif choices:
-        notes.append(f"one of {', '.join(map(str, choices))}")
+    setting = setting_of(field)
+    notes = [setting.unit]
+    if setting.within is not None and setting.within != Interval():
+        notes.append(f"in {setting.within}")
+    elif setting.choices:
+        notes.append(f"one of {', '.join(map(str, setting.choices))}")
     if default:
         notes.append(f"default {field.default!r}")
     shown = "; ".join(filter(None, notes))
-    return metadata["doc"] + (f" ({shown})" if shown else "")
+    return setting.doc + (f" ({shown})" if shown else "")
 
 
 def check(config: Any) -> None:
-    """Checks every field against its range; traced numbers are skipped (checked before tracing).
+    """Checks the range and the effect of every field; traced numbers are skipped.
+
+    They are checked before tracing. A field without effect must have its default.
 
     Args:
       config: a record; of numeric leaves that are arrays (stacked hyperparameters), every element
@@ -226,18 +292,41 @@ def check(config: Any) -> None:
 
     Raises:
       ConfigError: names the first field out of range, its value and the range.
+      NoEffectError: names the first field that was set although it has no effect.
     """
-    for field in dataclasses.fields(config):
-        value, within = getattr(config, field.name), field.metadata["within"]
-        choices = field.metadata.get("choices")
+    fields = [(field.name, setting_of(field)) for field in dataclasses.fields(config)]
+    for name, setting in fields:
+        value = getattr(config, name)
         if isinstance(value, jax.core.Tracer):
             continue
-        if choices and value not in choices:
-            raise ConfigError(
-                field.name, f"must be one of {', '.join(map(str, choices))}, got {value!r}"
-            )
-        if within is not None:
-            check_number(field.name, value, within, field.metadata["unit"])
+        if setting.choices and value not in setting.choices:
+            choices = ", ".join(map(str, setting.choices))
+            raise ConfigError(name, f"must be one of {choices}, got {value!r}")
+        if setting.within is not None:
+            check_number(name, value, setting.within, setting.unit)
+    for name, setting in fields:
+        if setting.when:
+            other, *values = setting.when
+            met = any(_matches(getattr(config, other), value) for value in values)
+            require_effect(config, name, met, _in_words(other, values))
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    """Returns whether a value is the wanted one or lies in the interval; True for a traced one."""
+    if isinstance(value, jax.core.Tracer):
+        return True
+    return bool(value in wanted if isinstance(wanted, Interval) else value == wanted)
+
+
+def _in_words(name: str, values: Sequence[Any]) -> str:
+    """Returns the condition that a field has one of the values, in words.
+
+    Example:
+      >>> _in_words("early_stop", [True]), _in_words("scale", ["std", "batch"])
+      ('early_stop is on', 'scale is std or batch')
+    """
+    words = {True: "on", False: "off", POSITIVE: "above 0", COUNT: "above 0"}
+    return f"{name} is {' or '.join(words.get(value, str(value)) for value in values)}"
 
 
 def check_number(name: str, value: Any, within: Interval = Interval(), unit: str = "") -> None:

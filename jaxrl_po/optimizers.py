@@ -23,7 +23,7 @@ DECAYED = ("adamw", "lion", "muon")  # with weight decay
 class Optimization:
     """Optimizer and step size: fields of every method with a learning_rate."""
 
-    learning_rate: Number = number(3e-4, "step size", within=POSITIVE)
+    learning_rate: Number = number(3e-4, "step size", within=POSITIVE, common=True)
     max_grad_norm: Number = number(0.5, "clip of the gradient's global norm", within=POSITIVE)
     optimizer_epsilon: Number = number(
         1e-5, "ε of the optimizer, outside the square root", within=POSITIVE

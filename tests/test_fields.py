@@ -13,7 +13,7 @@ import pytest
 from fields import CASES, HANDED_ON, IN_GROUPS
 from probes import imprecise, tabular_problem, taught
 
-from jaxrl_po.config import ConfigError, as_arrays
+from jaxrl_po.config import ConfigError, as_arrays, setting_of
 
 
 def problem(algorithm):
@@ -85,7 +85,7 @@ def outcome(algorithm, changes, steps):
 @pytest.mark.parametrize("algorithm", CASES)
 def test_every_switch_and_size_has_a_case(algorithm):
     module, _, fields = CASES[algorithm]
-    named = {f.name for f in dataclasses.fields(module.Config) if f.metadata["static"]}
+    named = {f.name for f in dataclasses.fields(module.Config) if setting_of(f).static}
     assert named - HANDED_ON.get(algorithm, set()) - {"axis_name"} == set(fields)
 
 

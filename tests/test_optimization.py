@@ -19,7 +19,7 @@ from probes import tabular_problem
 from jaxrl_po import algorithms, control, language, optimizers
 from jaxrl_po.algorithms import a2c, grpo, npg, ppo, reinforce, trpo
 from jaxrl_po.cli import launch
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, setting_of
 from jaxrl_po.control import networks
 from jaxrl_po.control.memory import transformer
 from jaxrl_po.distributions import Categorical
@@ -113,8 +113,8 @@ def test_every_step_size_has_optimizer_and_schedule(module):
     assert names <= fields.keys() if module in STEPPING else not names & fields.keys()
     for name, field in fields.items():
         (line,) = (x for x in module.Config.__doc__.splitlines() if x.startswith(f"  {name}: "))
-        assert field.metadata["doc"] in line
-        assert field.metadata["unit"] in line
+        assert setting_of(field).doc in line
+        assert setting_of(field).unit in line
         assert f"default {field.default!r})" in line
     assert module.Config.__doc__.splitlines()[0].startswith("Hyperparameters of ")
 

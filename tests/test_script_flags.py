@@ -9,7 +9,7 @@ from scripts import finish, start
 from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.cli import launch
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping
@@ -483,9 +483,9 @@ def other_values(field):
     """Values that may leave another field without effect: of a switch, of a choice, and 0."""
     if isinstance(field.default, bool):
         return [not field.default, field.default]
-    within = field.metadata["within"]
+    within = setting_of(field).within
     zero = [0] if isinstance(field.default, int) and within is not None and 0 in within else []
-    return [*(field.metadata.get("choices") or ()), *zero]
+    return [*setting_of(field).choices, *zero]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from jaxrl_po import config, control, language, run
 from jaxrl_po.algorithms import a2c
-from jaxrl_po.config import ConfigError, as_arrays, check
+from jaxrl_po.config import ConfigError, as_arrays, check, setting_of
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import demonstrations, lora
 from jaxrl_po.language.tasks import finite
@@ -45,12 +45,12 @@ of_each_record = pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS
 
 def fields(record, *kinds):
     """Static fields with a default of one of these types, by name."""
-    found = [field for field in dataclasses.fields(record) if field.metadata["static"]]
+    found = [field for field in dataclasses.fields(record) if setting_of(field).static]
     return {field.name: field.default for field in found if type(field.default) in kinds}
 
 
 def numbers(record):
-    return {f.name: f.default for f in dataclasses.fields(record) if not f.metadata["static"]}
+    return {f.name: f.default for f in dataclasses.fields(record) if not setting_of(f).static}
 
 
 @of_each_record

@@ -38,6 +38,7 @@ from one_step import (
 )
 
 from jaxrl_po.algorithms import actor_critic, npg, ppo, ppo_penalty
+from jaxrl_po.config import setting_of
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
@@ -319,7 +320,7 @@ HANDED_ON["gspo"] -= {"epsilon_low", "epsilon_high"}
 @pytest.mark.parametrize("algorithm", CASES)
 def test_every_number_is_tested_or_handed_on(algorithm):
     numbers = {
-        f.name for f in dataclasses.fields(CASES[algorithm][0].Config) if not f.metadata["static"]
+        f.name for f in dataclasses.fields(CASES[algorithm][0].Config) if not setting_of(f).static
     }
     tested = {field for name, field in TESTED if name == algorithm}
     handed_on = numbers & HANDED_ON.get(algorithm, set())

@@ -24,9 +24,9 @@ class Config(JointLoss):
 
     estimator: str = static(N_STEP, "estimator of the advantage", choices=ESTIMATORS)
     normalize_advantage: bool = static(False, "whiten advantages over the whole batch")
-    learning_rate: Number = number(7e-4, "step size", within=POSITIVE)
+    learning_rate: Number = number(7e-4, "step size", within=POSITIVE, common=True)
     entropy_coefficient: Number = number(
-        0.01, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+        0.01, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE, common=True
     )
 
 

@@ -48,8 +48,10 @@ Policy = Callable[[ActorCritic, Any], Distribution]
 class Estimation:
     """Advantage estimation: fields of every method with a critic."""
 
-    gamma: Number = number(0.99, "discount γ", within=UNIT)
-    lambda_: Number = number(0.95, "λ of generalised advantage estimation", within=UNIT)
+    gamma: Number = number(0.99, "discount γ", within=UNIT, common=True)
+    lambda_: Number = number(
+        0.95, "λ of generalised advantage estimation", within=UNIT, common=True
+    )
     estimator: str = static(GAE, "estimator of the advantage", choices=ESTIMATORS)
     discount_per: str = static(
         STEP,
@@ -84,10 +86,10 @@ class JointLoss(Estimation, Optimization):
 
     value_coefficient: Number = number(0.5, "weight of ½(v − target)²", within=NON_NEGATIVE)
     entropy_coefficient: Number = number(
-        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE, common=True
     )
     num_microbatches: int = static(
-        1, "parts of a minibatch, accumulated to bound memory", within=COUNT
+        1, "parts of a minibatch, accumulated to bound memory", within=COUNT, common=True
     )
 
     def validate(self) -> None:
@@ -105,8 +107,8 @@ class JointLoss(Estimation, Optimization):
 class Epochs(JointLoss):
     """Epochs of minibatches on each batch: fields of both forms of PPO."""
 
-    num_epochs: int = static(10, "passes over each batch", within=COUNT)
-    num_minibatches: int = static(16, "gradient steps of one pass", within=COUNT)
+    num_epochs: int = static(10, "passes over each batch", within=COUNT, common=True)
+    num_minibatches: int = static(16, "gradient steps of one pass", within=COUNT, common=True)
 
     @property
     def num_parts(self) -> int:

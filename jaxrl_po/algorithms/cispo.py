@@ -20,10 +20,13 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of CISPO; nothing is clipped from below by default, as in the paper."""
 
     epsilon_low: Number = number(
-        1.0, "the weight is clipped from below at 1 − epsilon_low", within=Interval(0.0, 1.0, True)
+        1.0,
+        "the weight is clipped from below at 1 − epsilon_low",
+        within=Interval(0.0, 1.0, True),
+        common=True,
     )
     epsilon_high: Number = number(
-        4.0, "the weight is clipped from above at 1 + epsilon_high", within=POSITIVE
+        4.0, "the weight is clipped from above at 1 + epsilon_high", within=POSITIVE, common=True
     )
 
 

@@ -25,11 +25,13 @@ class CriticFit(Estimation):
     Fields of REINFORCE, NPG and TRPO.
     """
 
-    value_learning_rate: Number = number(1e-3, "Adam's step size for the critic", within=POSITIVE)
+    value_learning_rate: Number = number(
+        1e-3, "Adam's step size for the critic", within=POSITIVE, common=True
+    )
     value_epochs: int = static(10, "passes of the critic over each batch", within=COUNT)
     value_minibatches: int = static(16, "gradient steps of one pass of the critic", within=COUNT)
     num_microbatches: int = static(
-        1, "parts of the batch, accumulated to bound memory", within=COUNT
+        1, "parts of the batch, accumulated to bound memory", within=COUNT, common=True
     )
 
     @property

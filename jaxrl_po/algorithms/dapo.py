@@ -29,7 +29,10 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
         True, "clip from above at 1 + epsilon_high; if off, epsilon_low is used on both sides"
     )
     epsilon_high: Number = number(
-        0.28, "the ratio is clipped from above at 1 + epsilon_high", within=group_config.CLIP
+        0.28,
+        "the ratio is clipped from above at 1 + epsilon_high",
+        within=group_config.CLIP,
+        common=True,
     )
     dynamic_sampling: str = static(
         REFILL,
@@ -70,7 +73,7 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
         1.0, "largest penalty for length", unit="reward units", within=POSITIVE
     )
     use_reference: bool = static(
-        False, "KL penalty to a reference policy, at first the initial one"
+        False, "KL penalty to a reference policy, at first the initial one", common=True
     )
 
     @property

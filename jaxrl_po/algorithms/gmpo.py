@@ -20,10 +20,18 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of GMPO; the clip is of log-ratios, and wide, as in the paper."""
 
     epsilon_low: Number = number(
-        0.4, "the log-ratio is clipped from below at −epsilon_low", unit="nats", within=POSITIVE
+        0.4,
+        "the log-ratio is clipped from below at −epsilon_low",
+        unit="nats",
+        within=POSITIVE,
+        common=True,
     )
     epsilon_high: Number = number(
-        0.4, "the log-ratio is clipped from above at epsilon_high", unit="nats", within=POSITIVE
+        0.4,
+        "the log-ratio is clipped from above at epsilon_high",
+        unit="nats",
+        within=POSITIVE,
+        common=True,
     )
 
 

@@ -14,16 +14,16 @@ STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
 class Steps(Optimization):
     """Gradient steps on a batch."""
 
-    learning_rate: Number = number(1e-3, "step size", within=POSITIVE)
+    learning_rate: Number = number(1e-3, "step size", within=POSITIVE, common=True)
     max_grad_norm: Number = number(1.0, "clip of the gradient's global norm", within=POSITIVE)
     # Gradients of a mean over many tokens are small: 1e-5 would shorten the first steps.
     optimizer_epsilon: Number = number(
         1e-8, "ε of the optimizer, outside the square root", within=POSITIVE
     )
-    num_epochs: int = static(1, "passes over each batch", within=COUNT)
-    num_minibatches: int = static(1, "gradient steps of one pass", within=COUNT)
+    num_epochs: int = static(1, "passes over each batch", within=COUNT, common=True)
+    num_minibatches: int = static(1, "gradient steps of one pass", within=COUNT, common=True)
     num_microbatches: int = static(
-        1, "parts of a minibatch, accumulated to bound memory", within=COUNT
+        1, "parts of a minibatch, accumulated to bound memory", within=COUNT, common=True
     )
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
@@ -33,7 +33,7 @@ class GradientSteps(corrections.Corrections, Steps):
     """Fields of every method without a critic."""
 
     entropy_coefficient: Number = number(
-        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE, common=True
     )
 
     def validate(self) -> None:
@@ -46,9 +46,11 @@ class GradientSteps(corrections.Corrections, Steps):
 class Reference(GradientSteps):
     """KL penalty to a frozen reference policy."""
 
-    use_reference: bool = static(True, "KL penalty to a reference policy, at first the initial one")
+    use_reference: bool = static(
+        True, "KL penalty to a reference policy, at first the initial one", common=True
+    )
     kl_coefficient: Number = number(
-        0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE
+        0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE, common=True
     )
     reweight_kl: bool = static(
         False,
@@ -75,7 +77,7 @@ class OptionalReference(Reference):
     """The same, off by default."""
 
     use_reference: bool = static(
-        False, "KL penalty to a reference policy, at first the initial one"
+        False, "KL penalty to a reference policy, at first the initial one", common=True
     )
 
 
@@ -84,10 +86,10 @@ class Clip(GradientSteps):
     """Clip of the probability ratio."""
 
     epsilon_low: Number = number(
-        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
+        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP, common=True
     )
     epsilon_high: Number = number(
-        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP
+        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP, common=True
     )
     dual_clip: bool = static(
         False, "for negative advantages, also clip the ratio from above, at dual_clip_ratio"

@@ -19,10 +19,16 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.OptionalRe
     """Hyperparameters of GSPO; the ratio is a geometric mean over tokens, hence the narrow clip."""
 
     epsilon_low: Number = number(
-        3e-4, "the ratio is clipped from below at 1 − epsilon_low", within=group_config.CLIP
+        3e-4,
+        "the ratio is clipped from below at 1 − epsilon_low",
+        within=group_config.CLIP,
+        common=True,
     )
     epsilon_high: Number = number(
-        4e-4, "the ratio is clipped from above at 1 + epsilon_high", within=group_config.CLIP
+        4e-4,
+        "the ratio is clipped from above at 1 + epsilon_high",
+        within=group_config.CLIP,
+        common=True,
     )
 
 

@@ -25,7 +25,9 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
         "share of the tokens that are penalised, at least one token",
         within=Interval(0, 1, True),
     )
-    penalty: Number = number(1.0, "β, weight of |log r| at these tokens", within=NON_NEGATIVE)
+    penalty: Number = number(
+        1.0, "β, weight of |log r| at these tokens", within=NON_NEGATIVE, common=True
+    )
 
 
 def make(

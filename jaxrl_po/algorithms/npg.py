@@ -31,7 +31,11 @@ class Config(CriticFit):
     """Hyperparameters of the natural policy gradient."""
 
     max_kl: Number = number(
-        0.01, "δ, bound on the quadratic model of KL(old ‖ new)", unit="nats", within=POSITIVE
+        0.01,
+        "δ, bound on the quadratic model of KL(old ‖ new)",
+        unit="nats",
+        within=POSITIVE,
+        common=True,
     )
     damping: Number = number(
         0.1, "multiple of the identity added to the Fisher matrix", within=NON_NEGATIVE

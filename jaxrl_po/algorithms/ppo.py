@@ -34,10 +34,10 @@ class Config(Epochs):
     """
 
     epsilon_low: Number = number(
-        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
+        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP, common=True
     )
     epsilon_high: Number = number(
-        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP
+        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP, common=True
     )
     clip_value: bool = static(False, "clip the value's change by epsilon_high in the value loss")
     early_stop: bool = static(

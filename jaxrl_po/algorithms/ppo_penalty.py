@@ -44,8 +44,11 @@ class Config(Epochs):
         "β is fixed, adapted after each iteration, or adapted within an iteration until the KL is "
         "near target_kl",
         choices=PENALTIES,
+        common=True,
     )
-    kl_coefficient: Number = number(1.0, "β; its initial value if adapted", within=NON_NEGATIVE)
+    kl_coefficient: Number = number(
+        1.0, "β; its initial value if adapted", within=NON_NEGATIVE, common=True
+    )
     kl_direction: str = static(
         OLD_NEW, "the penalty is KL(old ‖ new) or KL(new ‖ old)", choices=DIRECTIONS
     )

@@ -23,7 +23,11 @@ class Settings:
 
     enabled: bool = static(False, "subtract β · (log π − log π_ref) from the reward of each step")
     kl_coefficient: Number = number(
-        0.05, "β; its initial value if adapted", unit="reward units per nat", within=NON_NEGATIVE
+        0.05,
+        "β; its initial value if adapted",
+        unit="reward units per nat",
+        within=NON_NEGATIVE,
+        common=True,
     )
     adapt: bool = static(False, "change β by up to 2 % per iteration, towards target_kl")
     target_kl: Number = number(

@@ -39,9 +39,9 @@ class Config(CriticFit, Optimization):
         MONTE_CARLO, "estimator of the return minus the baseline", choices=ESTIMATORS
     )
     baseline: str = static(VALUE, "what is subtracted from the return", choices=BASELINES)
-    learning_rate: Number = number(1e-2, "step size of the policy", within=POSITIVE)
+    learning_rate: Number = number(1e-2, "step size of the policy", within=POSITIVE, common=True)
     entropy_coefficient: Number = number(
-        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE, common=True
     )
 
     def validate(self) -> None:

@@ -27,9 +27,13 @@ PROMPT_NUMBER = "prompt_number"
 class GroupSettings:
     """Sizes of a control problem in groups."""
 
-    num_prompts: int = static(16, "initial states per iteration, over all devices", within=COUNT)
-    group_size: int = static(8, "episodes from each initial state", within=COUNT)
-    num_steps: int = static(500, "maximum steps of an episode", unit="steps", within=COUNT)
+    num_prompts: int = static(
+        16, "initial states per iteration, over all devices", within=COUNT, common=True
+    )
+    group_size: int = static(8, "episodes from each initial state", within=COUNT, common=True)
+    num_steps: int = static(
+        500, "maximum steps of an episode", unit="steps", within=COUNT, common=True
+    )
 
 
 def make_groups(

@@ -38,8 +38,8 @@ INDEPENDENT, DEPENDENT = STDS = ("independent", "dependent")
 class NetworkSettings:
     """Sizes and kinds of actor and critic."""
 
-    width: int = static(64, "width of each hidden layer", unit="units", within=COUNT)
-    depth: int = static(2, "hidden layers", unit="layers", within=COUNT)
+    width: int = static(64, "width of each hidden layer", unit="units", within=COUNT, common=True)
+    depth: int = static(2, "hidden layers", unit="layers", within=COUNT, common=True)
     critic_width: int = static(
         0,
         "width of the critic's hidden layers; 0 for that of the actor's",
@@ -72,6 +72,7 @@ class NetworkSettings:
         "memory over the episode, after the hidden layers: "
         + ", ".join(f"{name} for {kind.summary}" for name, kind in MEMORIES.items() if kind),
         choices=MEMORIES,
+        common=True,
     )
     memory_of: str = static(BOTH, "which network has a memory", choices=REMEMBERING)
     memory_window: int = static(

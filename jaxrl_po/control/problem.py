@@ -30,15 +30,17 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem,
 class Settings:
     """Sizes and switches of a control problem, as a record for command lines and logs."""
 
-    num_envs: int = static(64, "environments that run side by side, over all devices", within=COUNT)
+    num_envs: int = static(
+        64, "environments that run side by side, over all devices", within=COUNT, common=True
+    )
     num_steps: int = static(
-        128, "steps of each environment in one iteration", unit="steps", within=COUNT
+        128, "steps of each environment in one iteration", unit="steps", within=COUNT, common=True
     )
     normalize_observations: bool = static(
-        False, "normalise observations by running mean and std, clip ±10"
+        False, "normalise observations by running mean and std, clip ±10", common=True
     )
     scale_rewards: bool = static(
-        False, "divide rewards by the running std of the rolling discounted return"
+        False, "divide rewards by the running std of the rolling discounted return", common=True
     )
     reward_discount: float = static(
         0.99, "γ of the rolling return that scales rewards", within=UNIT

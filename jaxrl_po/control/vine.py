@@ -23,8 +23,12 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Problem
 class VineSettings:
     """Sizes of a vine."""
 
-    num_envs: int = static(16, "trunk rollouts in parallel, over all devices", within=COUNT)
-    num_steps: int = static(64, "steps of each trunk per iteration", unit="steps", within=COUNT)
+    num_envs: int = static(
+        16, "trunk rollouts in parallel, over all devices", within=COUNT, common=True
+    )
+    num_steps: int = static(
+        64, "steps of each trunk per iteration", unit="steps", within=COUNT, common=True
+    )
     num_states: int = static(
         4, "states of each trunk from which branches start", unit="states", within=COUNT
     )

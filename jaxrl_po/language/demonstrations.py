@@ -35,11 +35,14 @@ AT_A_TIME = 16  # rows of an evaluation, to bound memory
 class Settings:
     """Sizes of supervised training."""
 
-    num_prompts: int = static(64, "demonstrations per iteration, over all devices", within=COUNT)
+    num_prompts: int = static(
+        64, "demonstrations per iteration, over all devices", within=COUNT, common=True
+    )
     max_new_tokens: int = static(
         0,
         "token budget of completions that are shown or asked for later; 0 takes the longest answer",
         unit="tokens",
+        common=True,
     )
     group_size = 1  # demonstrations of a prompt
 

@@ -52,7 +52,7 @@ class Preferences:
     epochs: int = static(4, "passes over the comparisons", within=COUNT)
     batch_size: int = static(64, "comparisons per step, a divisor of comparisons", within=COUNT)
     learning_rate: float = static(
-        3e-3, "Adam's initial step size; it decays linearly to 0", within=POSITIVE
+        3e-3, "Adam's initial step size; it decays linearly to 0", within=POSITIVE, common=True
     )
 
     def validate(self) -> None:

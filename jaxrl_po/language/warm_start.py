@@ -37,6 +37,7 @@ class WarmStart:
         "supervised steps on demonstrations before training, at most; 0 for none",
         unit="steps",
         within=NON_NEGATIVE,
+        common=True,
     )
     accuracy: float = static(
         1.0,
@@ -45,7 +46,7 @@ class WarmStart:
         within=UNIT,
     )
     batch_size: int = static(128, "demonstrations per step", within=COUNT)
-    learning_rate: float = static(3e-3, "Adam's step size", within=POSITIVE)
+    learning_rate: float = static(3e-3, "Adam's step size", within=POSITIVE, common=True)
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""

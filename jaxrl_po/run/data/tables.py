@@ -19,6 +19,7 @@ class Prompts:
         "",
         "chat: a prompt is a user's message in the model's chat template; or a text with {prompt}; "
         "empty: a prompt as it is",
+        common=True,
     )
     system: str = static("", "system message before a user's message or the row's messages")
     template_arguments: str = static(
@@ -53,9 +54,12 @@ class File(Prompts):
         "",
         "JSONL file of prompts: each line has a prompt or messages, an answer and any further "
         "columns; for --algorithm=sft a prompt and a completion, messages, or a text",
+        common=True,
     )
     test: str = static(
-        "", "file of prompts for jaxrl-po evaluate; empty to hold out more of the train file"
+        "",
+        "file of prompts for jaxrl-po evaluate; empty to hold out more of the train file",
+        common=True,
     )
     characters: str = static(
         "",
@@ -75,7 +79,7 @@ class ReasoningGym(Prompts):
 
     dataset: str = static("chain_sum", "name of the data set in reasoning-gym")
     size: int = static(1000, "number of items, including held-out ones", within=COUNT)
-    seed: int = static(0, "seed of the data set", within=SEED)
+    seed: int = static(0, "seed of the data set", within=SEED, common=True)
     options: str = static("{}", 'further settings of the data set, as JSON, e.g. {"max_digits": 1}')
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config, control, losses
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, ConfigError, static
+from jaxrl_po.config import COUNT, ConfigError
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.control.memory import MEMORIES
 from jaxrl_po.masked import Mean
@@ -22,6 +22,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, earlier, methods, suites, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.options import option
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.host.rollouts import HostProblem
@@ -80,40 +81,44 @@ VINE_DOES_WITHOUT = {
 class Options(RunOptions):
     """The run as a whole."""
 
-    env: str = static(
+    env: str = option(
         "CartPole-v1",
         "a registered gymnax environment, a class of your own as file.py:Name, one of another "
         f"suite in JAX ({', '.join(f'{suite}:Name' for suite in suites.SUITES)}), or one that runs "
         "on the host: envpool:Name, gymnasium:Name",
+        common=True,
     )
-    env_params: str = static(
+    env_params: str = option(
         "",
         "arguments of the environment, a JSON object: fields of the default parameters of one of "
         "gymnax or of your own, or arguments of jaxrl_po.control.adapters, envpool.make or "
         "gymnasium.make_vec",
     )
-    policy: str = static(
-        "", "a Flax module of your own as file.py:Name, in place of the policy of --network"
+    policy: str = option(
+        "",
+        "a Flax module of your own as file.py:Name, in place of the policy of --network",
+        common=True,
     )
-    critic: str = static("", "likewise, in place of the critic")
-    init_from: str = static(
+    critic: str = option("", "likewise, in place of the critic")
+    init_from: str = option(
         "",
         "folder of an earlier run of this script (the latest parameters of its first seed), with "
         "which every seed begins; empty for none",
+        common=True,
     )
-    demonstrations: str = static(
+    demonstrations: str = option(
         "",
         "recorded episodes for --algorithm=sft, an .npz file of observation, action, terminated "
         "and truncated, as jaxrl-po evaluate --record writes it",
     )
-    sampling: str = static(
+    sampling: str = option(
         "auto",
         "rollouts that continue in the next iteration (path), groups of episodes from one "
         "initial state (groups), or branches from visited states (vine); auto is groups "
         "for the methods without a critic, else path",
         choices=("auto", *SAMPLINGS),
     )
-    eval_episodes: int = static(
+    eval_episodes: int = option(
         32, "greedy episodes per evaluation and seed", unit="episodes", within=COUNT
     )
 

@@ -178,7 +178,7 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
         for field in settable(record):
             name, default = join(prefix, field.name), field.default
             types[name] = _type(field)
-            _TYPES[types[name]][0](name, default, field.metadata["doc"], flag_values=values)
+            _TYPES[types[name]][0](name, default, config.setting_of(field).doc, flag_values=values)
             values[name].parser = _Named(name, types[name], values[name].parser)
     _absorb(values, argv, types, partial)
     return {name: values[name].value for name in types if values[name].present}
@@ -227,7 +227,7 @@ def _checked(record: type, fields: Values, assumed: Values) -> Any:
 
 def _type(field: dataclasses.Field[Any]) -> type:
     """The type of a flag's value; float if the field is not static, whatever its default."""
-    return type(field.default) if field.metadata["static"] else float
+    return type(field.default) if config.setting_of(field).static else float
 
 
 def settable(record: type) -> list[dataclasses.Field[Any]]:

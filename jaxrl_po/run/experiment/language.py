@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxrl_po import config, language
 from jaxrl_po.algorithms import reference
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, number
 from jaxrl_po.language import demonstrations
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.settings import Computation, Sampling
@@ -28,6 +28,7 @@ from jaxrl_po.run.experiment import (
 )
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.options import option
 from jaxrl_po.run.experiment.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
@@ -39,25 +40,29 @@ from jaxrl_po.run.store import sources
 class Options(RunOptions):
     """The run as a whole."""
 
-    task: str = static(
-        "addition", f"one of {', '.join(TASKS)}, or a function of your own as file.py:name"
+    task: str = option(
+        "addition",
+        f"one of {', '.join(TASKS)}, or a function of your own as file.py:name",
+        common=True,
     )
-    init_from: str = static(
+    init_from: str = option(
         "",
         "folder or GGUF file of a pretrained model, or folder of an earlier run of this script "
         "(the latest policy of its first seed), with which every seed begins; empty for none",
+        common=True,
     )
-    teacher: str = static(
+    teacher: str = option(
         "",
         "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
         f"the teacher of --algorithm={models.DISTILLATION}; empty for none",
     )
-    environment: str = static(
+    environment: str = option(
         "",
         "class with tools for a pretrained model, as file.py:Class; each dialogue has an instance; "
         "empty for none",
+        common=True,
     )
-    reward: str = static(
+    reward: str = option(
         VERIFIER,
         f"reward to optimise: `{VERIFIER}`, of the task; `{MODEL}`, a reward model fitted to "
         "comparisons by the verifier (--reward_model.*, --preferences.*); "
@@ -67,30 +72,37 @@ class Options(RunOptions):
         "answer; or Python functions that score completions, as in "
         "rewards.py:nearly,package.module:other, of which the first gives the accuracy and decides "
         "which groups are informative",
+        common=True,
     )
-    eval_prompts: int = static(
+    eval_prompts: int = option(
         0,
         "held-out prompts per evaluation and seed; 0 takes every row of a finite set, and "
         f"{DRAWN} of a task that makes them",
         unit="prompts",
         within=NON_NEGATIVE,
     )
-    eval_samples: int = static(
+    eval_samples: int = option(
         0,
         "samples per held-out prompt, for avg@n and pass@k; 0 evaluates greedily only",
         unit="samples",
         within=NON_NEGATIVE,
     )
-    reward_weights: str = static("", "weights of the functions, as in 1,0.2; empty is 1 for each")
+    reward_weights: str = option("", "weights of the functions, as in 1,0.2; empty is 1 for each")
     reward_timeout: float = number(
-        60.0, "time limit of one call of a function", unit="seconds", within=POSITIVE
+        60.0,
+        "time limit of one call of a function",
+        unit="seconds",
+        within=POSITIVE,
+        resume="any",
+        sweep="same",
     )
-    shard_params: bool = static(
+    shard_params: bool = option(
         False,
         "shard parameters, reference and optimizer state over the devices of the data axis "
         "instead of replicating them",
+        resume="any",
     )
-    show: int = static(
+    show: int = option(
         4,
         "held-out prompts whose completions by the first seed, greedy and sampled, are "
         "written to samples.jsonl at each evaluation",

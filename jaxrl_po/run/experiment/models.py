@@ -38,7 +38,10 @@ class Adapters:
     """Low-rank adapters of the policy, in place of training all of its parameters."""
 
     rank: int = static(
-        0, "rank of the adapters; left out, every parameter is trained", within=NON_NEGATIVE
+        0,
+        "rank of the adapters; left out, every parameter is trained",
+        within=NON_NEGATIVE,
+        common=True,
     )
     alpha: float = static(16.0, "adapters are scaled by alpha / rank", within=POSITIVE)
     targets: str = static(",".join(lora.EVERY), "the matrices of a block that have adapters")

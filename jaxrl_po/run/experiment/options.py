@@ -1,10 +1,13 @@
 """The flags that every training command shares."""
 
+import functools
+
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, static
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 
 AUTO = "auto"
+option = functools.partial(static, sweep="same")  # a sweep has one value of it
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
@@ -12,77 +15,136 @@ LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 class Options:
     """The run as a whole."""
 
-    algorithm: str = static("ppo", f"one of {', '.join(ALGORITHMS)}")
-    out: str = static("", "folder for the results; new or empty, or see --resume and --overwrite")
-    seeds: int = static(
-        16, "runs side by side, each with its own random numbers", unit="seeds", within=COUNT
+    algorithm: str = option("ppo", f"one of {', '.join(ALGORITHMS)}", common=True)
+    out: str = option(
+        "",
+        "folder for the results; new or empty, or see --resume and --overwrite",
+        common=True,
+        resume="any",
+        compared=False,
     )
-    seed: int = static(0, "base seed; the keys of all runs are derived from it", within=SEED)
-    total_steps: int = static(
+    seeds: int = option(
+        16,
+        "runs side by side, each with its own random numbers",
+        unit="seeds",
+        within=COUNT,
+        common=True,
+    )
+    seed: int = option(
+        0,
+        "base seed; the keys of all runs are derived from it",
+        within=SEED,
+        common=True,
+    )
+    total_steps: int = option(
         500_000,
         "length of each run, per seed: environment steps, or completions; 0 only makes and "
         "saves the initial policy",
         within=NON_NEGATIVE,
+        common=True,
+        resume="grows",
     )
-    devices: str = static(
-        "auto", "devices to shard seeds (or rows) over; on a CPU, auto makes one per core"
+    devices: str = option(
+        "auto",
+        "devices to shard seeds (or rows) over; on a CPU, auto makes one per core",
+        common=True,
+        resume="any",
     )
-    mesh: str = static(
+    mesh: str = option(
         "",
         "devices per axis, as in seed:2,data:4, which shards seeds over 2 and rows over 4; "
         "model:M shards a transformer's blocks",
+        resume="any",
     )
-    log_every: int = static(
+    log_every: int = option(
         0,
         f"iterations pooled into one line of metrics; 0 makes about {LINES} lines",
         unit="iterations",
         within=NON_NEGATIVE,
+        sweep="absent",
     )
-    eval_every: int = static(5, "lines between evaluations", unit="lines", within=COUNT)
-    checkpoint_every: int = static(1, "lines between checkpoints", unit="lines", within=COUNT)
-    deterministic: bool = static(
+    eval_every: int = option(
+        5, "lines between evaluations", unit="lines", within=COUNT, sweep="absent"
+    )
+    checkpoint_every: int = option(
+        1, "lines between checkpoints", unit="lines", within=COUNT, sweep="absent"
+    )
+    deterministic: bool = option(
         False,
         "use deterministic GPU kernels, and resume only where the run equals an uninterrupted "
         "one bit for bit: on the same machine and devices, with the same versions and code; "
         "on a CPU, kernels are always deterministic",
+        sweep="absent",
     )
-    compilation_cache: str = static(
+    compilation_cache: str = option(
         AUTO,
         "folder where compiled programs are kept for the next run; auto is one in the user's "
         "cache, empty keeps none",
+        resume="any",
     )
-    tensorboard: bool = static(
-        False, "also write event files for TensorBoard, to --out/tensorboard"
+    tensorboard: bool = option(
+        False,
+        "also write event files for TensorBoard, to --out/tensorboard",
+        common=True,
+        resume="any",
+        sweep="absent",
     )
-    wandb: str = static("", "project of Weights & Biases to also log to; empty for none")
-    resume: bool = static(
-        False, "resume the run in --out; flags that are not given keep their values"
+    wandb: str = option(
+        "",
+        "project of Weights & Biases to also log to; empty for none",
+        common=True,
+        resume="any",
+        sweep="absent",
     )
-    overwrite: bool = static(False, "replace the run in --out")
-    compile_for: str = static(
+    resume: bool = option(
+        False,
+        "resume the run in --out; flags that are not given keep their values",
+        common=True,
+        stored=False,
+    )
+    overwrite: bool = option(False, "replace the run in --out", common=True, stored=False)
+    compile_for: str = option(
         "",
         "compile the programs of an iteration for a machine that need not be attached, print the "
         "memory of each, train nothing: tpu:v5e:2x4 (also v5p, v6e), cpu:8, or gpu if attached",
+        stored=False,
     )
-    json: bool = static(False, "with --compile_for, one JSON object for each program")
-    distributed: bool = static(
-        False, "be one of several processes, all started with the same flags except --process_id"
+    json: bool = option(
+        False,
+        "with --compile_for, one JSON object for each program",
+        stored=False,
     )
-    coordinator: str = static(
+    distributed: bool = option(
+        False,
+        "be one of several processes, all started with the same flags except --process_id",
+        stored=False,
+        sweep="absent",
+    )
+    coordinator: str = option(
         "",
         "host:port where process 0 listens; empty to ask the cluster (SLURM, Kubernetes, TPU pod)",
+        stored=False,
+        compared=False,
     )
-    num_processes: int = static(
-        0, "processes of the run; 0 to ask the cluster", within=NON_NEGATIVE
+    num_processes: int = option(
+        0,
+        "processes of the run; 0 to ask the cluster",
+        within=NON_NEGATIVE,
+        stored=False,
     )
-    process_id: int = static(
-        -1, "number of this process, from 0; -1 to ask the cluster", within=Interval(-1)
+    process_id: int = option(
+        -1,
+        "number of this process, from 0; -1 to ask the cluster",
+        within=Interval(-1),
+        stored=False,
+        compared=False,
     )
-    coordinator_timeout: int = static(
+    coordinator_timeout: int = option(
         120,
         "time limit for all processes to join, and later for a heartbeat of each",
         unit="seconds",
         within=COUNT,
+        stored=False,
     )
 
     def validate(self) -> None:

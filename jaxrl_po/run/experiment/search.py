@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jaxrl_po import config
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
@@ -146,7 +147,7 @@ def static_part(records: Mapping[str, Any]) -> str:
     numbers = {
         f"config.{f.name}"
         for f in dataclasses.fields(records["config"])
-        if not f.metadata["static"]
+        if not config.setting_of(f).static
     }
     return json.dumps(
         {name: value for name, value in values.items() if name not in numbers},

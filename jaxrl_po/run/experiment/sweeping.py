@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
@@ -28,6 +28,7 @@ from jaxrl_po.run.experiment import (
     vmapped,
 )
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
+from jaxrl_po.run.experiment.options import option
 from jaxrl_po.run.experiment.search import OF_A_START, Asked, Combination
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
@@ -46,16 +47,18 @@ Group = Sequence[Mapping[str, Any]]  # records of the combinations that share on
 class Options(control.Options):
     """The sweep as a whole."""
 
-    evaluations: int = static(
+    evaluations: int = option(
         10,
         "greedy evaluations of each run, at most; the score is the mean of the last three",
         within=COUNT,
+        common=True,
     )
-    draws: int = static(
+    draws: int = option(
         0,
         "combinations that are drawn of the flags with a distribution, such as "
         "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(a,b) or choice(a,b,c)",
         within=NON_NEGATIVE,
+        common=True,
     )
 
 

@@ -17,7 +17,11 @@ class Addition:
     """Settings of `--task=addition`."""
 
     num_digits: int = static(
-        3, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_DIGITS)
+        3,
+        "digits of an operand",
+        unit="digits",
+        within=Interval(1, language.tasks.MAX_DIGITS),
+        common=True,
     )
     zero_pad: bool = static(
         True,
@@ -36,6 +40,7 @@ class Multiplication:
         "digits of an operand",
         unit="digits",
         within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
+        common=True,
     )
 
 
@@ -44,7 +49,11 @@ class Sorting:
     """Settings of `--task=sorting`."""
 
     length: int = static(
-        6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH)
+        6,
+        "digits of a list",
+        unit="digits",
+        within=Interval(2, language.tasks.MAX_LENGTH),
+        common=True,
     )
     symbols: int = static(10, "digits to choose from", within=Interval(2, 10))
 
@@ -66,7 +75,11 @@ class RunningSum:
     """Settings of `--task=running_sum`."""
 
     length: int = static(
-        6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH)
+        6,
+        "digits of a list",
+        unit="digits",
+        within=Interval(2, language.tasks.MAX_LENGTH),
+        common=True,
     )
     modulus: int = static(10, "modulus of the sums", within=Interval(2, 10))
     max_filler: int = static(
@@ -91,11 +104,13 @@ class RandomPrompts:
 class Mastermind:
     """Settings of `--task=mastermind`."""
 
-    length: int = static(3, "symbols of a code", within=Interval(1, 6))
+    length: int = static(3, "symbols of a code", within=Interval(1, 6), common=True)
     symbols: int = static(
         4, "symbols to choose from; symbols ** length at most 4096", within=Interval(2, 10)
     )
-    max_turns: int = static(8, "guesses; a lost game counts as one more", within=Interval(1, 64))
+    max_turns: int = static(
+        8, "guesses; a lost game counts as one more", within=Interval(1, 64), common=True
+    )
 
 
 @config.record
@@ -103,16 +118,20 @@ class HigherLower:
     """Settings of `--task=higher_lower`."""
 
     numbers: int = static(64, "numbers to choose from", within=Interval(2, 100))
-    max_turns: int = static(10, "guesses; a lost game counts as one more", within=Interval(1, 100))
+    max_turns: int = static(
+        10, "guesses; a lost game counts as one more", within=Interval(1, 100), common=True
+    )
 
 
 @config.record
 class Calculator:
     """Settings of `--task=calculator`."""
 
-    num_digits: int = static(6, "digits of a number", unit="digits", within=Interval(1, 8))
+    num_digits: int = static(
+        6, "digits of a number", unit="digits", within=Interval(1, 8), common=True
+    )
     tool: bool = static(True, "reply with the values of expressions; off, to see their worth")
-    max_turns: int = static(3, "messages, the answer included", within=Interval(1, 64))
+    max_turns: int = static(3, "messages, the answer included", within=Interval(1, 64), common=True)
 
 
 FILE, RANDOM = "file", "random"
