@@ -14,8 +14,7 @@ import inspect
 import math
 import numbers
 import operator
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, dataclass_transform
 
 import jax
@@ -108,7 +107,7 @@ class Setting:
       stored: Whether `config.json` keeps the value; False for a setting of one start.
       compared: Whether the processes of a run must agree on the value.
       was: Former names of the field, read from JSON only.
-      were: Former values of the field and the present ones, read from JSON only.
+      were: Pairs of a former value of the field and the present one, read from JSON only.
     """
 
     doc: str
@@ -123,7 +122,7 @@ class Setting:
     stored: bool = True
     compared: bool = True
     was: tuple[str, ...] = ()
-    were: Mapping[str, Any] = MappingProxyType({})
+    were: tuple[tuple[str, Any], ...] = ()
 
 
 class About(TypedDict, total=False):
@@ -137,7 +136,7 @@ class About(TypedDict, total=False):
     stored: bool
     compared: bool
     was: tuple[str, ...]
-    were: Mapping[str, Any]
+    were: tuple[tuple[str, Any], ...]
 
 
 def number(
