@@ -63,7 +63,7 @@ WRONG = [
         "a resumed sweep takes the tuned settings of today",
         "run.experiment.sweeping",
         'options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]',
-        "asked = asked._replace(tuned=control.defaults(control.Options()))\n"
+        "asked = asked._replace(tuned=control.defaults(control.ControlOptions()))\n"
         '    options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]',
         ("test_sweeps.py::test_a_sweep_that_is_resumed_is_the_one_that_was_begun",),
     ),
@@ -154,7 +154,7 @@ WRONG = [
     Wrong(
         "a warning of a large kl knows no method",
         "run.experiment.plan",
-        'method=records["config"],',
+        "method=config.method,",
         "method=None,",
         ("test_doubts.py::test_a_job_has_its_methods_advice",),
     ),

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -104,7 +105,9 @@ def sampling(options: ControlOptions) -> Sampling:
     return SAMPLINGS[chosen]
 
 
-def tuned(options: ControlOptions, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def tuned(
+    options: ControlOptions, values: Mapping[str, Any] = MappingProxyType({})
+) -> Mapping[str, Any]:
     """Returns flag name to value: settings by a sweep, and those that suit the given memory.
 
     With a memory that needs it, a method that can stop early does. The stop bounds no single step

@@ -98,8 +98,7 @@ class Experiment:
         show: int = UNSET,
         **unknown: Any,
     ):
-        inside = ("self", "over", "unknown")
-        found = {name: value for name, value in locals().items() if name not in inside}
+        found = {**locals(), "self": UNSET, "over": UNSET, "unknown": UNSET}
         given = {name: value for name, value in found.items() if value is not UNSET}
         if {"env", "task"} <= given.keys():
             raise ConfigError("env", "must be left out beside task: an experiment has one of them")

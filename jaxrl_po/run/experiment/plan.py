@@ -14,7 +14,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags
 from jaxrl_po.run.experiment.assembly import AnyScript, Setup
 from jaxrl_po.run.experiment.options import LINES, Options, RunConfig
-from jaxrl_po.run.experiment.settings import Settings, fields_of, sections_of, settle
+from jaxrl_po.run.experiment.settings import Settings, fields_of, sections_of, settle, stored_settings
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.microbatches import FLAG
 from jaxrl_po.run.store import exporters, folder, metrics, provenance, sources
@@ -87,6 +87,8 @@ def prepare(
     """
     config, before = settings.config, settings.stored
     options, sections = config.run, sections_of(script, config.run)
+    if not described:
+        stored_settings(script, options)
     keep_programs(options.compilation_cache)
     if options.deterministic:
         provenance.ask_for_determinism()
