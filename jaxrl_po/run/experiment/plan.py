@@ -14,7 +14,13 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags
 from jaxrl_po.run.experiment.assembly import AnyScript, Setup
 from jaxrl_po.run.experiment.options import LINES, Options, RunConfig
-from jaxrl_po.run.experiment.settings import Settings, fields_of, sections_of, settle, stored_settings
+from jaxrl_po.run.experiment.settings import (
+    Settings,
+    fields_of,
+    sections_of,
+    settle,
+    stored_settings,
+)
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.microbatches import FLAG
 from jaxrl_po.run.store import exporters, folder, metrics, provenance, sources
@@ -93,12 +99,7 @@ def prepare(
     if options.deterministic:
         provenance.ask_for_determinism()
     values, fields = flags.flatten(config.sections()), fields_of(sections)
-    # All processes must see the same folder, so whether it holds a run is compared too.
-    holds = f"{options.out} ({'with a run' if before else 'without a run'})"
-    require_same({"out": holds, **{x: y for x, y in values.items() if fields[x].compared}})
-    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
-        if getattr(options, flag):
-            errors.require(flag, package, flag)
+    _agree(options, {x: y for x, y in values.items() if fields[x].compared}, before, require_same)
     with flags.locating(sections):
         placement = _place(script, config, described)
         world = script.open_world(config)
@@ -130,13 +131,11 @@ def prepare(
             rebuild = functools.partial(_rebuild, config.method, setup, make_job)
             job = dataclasses.replace(job, rebuild=rebuild)
     earlier = before.get("resolved", {})
-    tuned = earlier.get("tuned", {}) if before else settings.tuned
-    origins = earlier.get("origin", {}) | {
-        name: origin
-        for name, origin in settings.origins.items()
-        if origin not in ("default", "stored") and fields[name].stored
-    }
     resolved, changes = _resolve(setup, job, placement, options, values, earlier)
+    chosen = {
+        "tuned": earlier.get("tuned", {}) if before else settings.tuned,
+        "origin": earlier.get("origin", {}) | settings.chosen(fields),
+    }
     values = flags.flatten(config.sections())
     lasting = {
         name: value
@@ -146,18 +145,29 @@ def prepare(
     return Plan(
         f"{script.title(config)}, {metrics.counted(options.seeds, 'seeds')}",
         options,
-        {
-            "script": script.name,
-            **lasting,
-            "resolved": {"tuned": tuned, "origin": origins, **resolved},
-        },
+        {"script": script.name, **lasting, "resolved": {**chosen, **resolved}},
         setup,
         placement,
         job,
         script.unit,
-        [*folder.removed(before), *_notes(setup, job, options, tuned, changes)],
+        [*folder.removed(before), *_notes(setup, job, options, chosen["tuned"], changes)],
         ("script", *values, "resolved"),
     )
+
+
+def _agree(
+    options: Options,
+    values: Mapping[str, Any],
+    before: Mapping[str, Any],
+    require_same: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Raises ConfigError where processes have other settings, or a package is missing."""
+    # All processes must see the same folder, so whether it holds a run is compared too.
+    holds = f"{options.out} ({'with a run' if before else 'without a run'})"
+    require_same({"out": holds, **values})
+    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
+        if getattr(options, flag):
+            errors.require(flag, package, flag)
 
 
 def _rebuild(

@@ -36,6 +36,14 @@ class Settings(NamedTuple, Generic[Config]):
     origins: dict[str, str]
     stored: dict[str, Any]
 
+    def chosen(self, fields: Mapping[str, Setting]) -> dict[str, str]:
+        """Returns the origins of stored settings that are neither defaults nor stored already."""
+        return {
+            name: origin
+            for name, origin in self.origins.items()
+            if origin not in ("default", "stored") and fields[name].stored
+        }
+
 
 def read(
     script: Script[Config, World],
