@@ -211,7 +211,8 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
         if first["memory/peak_bytes"] is None
         else first["memory/peak_bytes"] / seeds,
         "completions per iteration": problem.num_prompts * problem.group_size,
-        "samples per prompt": problem.group_size * line_mean(result, "generation_batches", 1.0),
+        "samples per prompt": problem.group_size
+        * (line_mean(result, "generation_batches", None) or 1.0),
         "dead groups": line_mean(result, "dead_groups", None),
         "tokens per useful step": generated / useful if useful else None,
         "length slope": length_slope(

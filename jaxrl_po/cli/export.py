@@ -79,7 +79,8 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(argv, "jaxrl-po export", summary, Options)
     if options is None:
         return 0
-    script, config = earlier.read_any([language.SCRIPT], "run", options.run)
+    script = language.SCRIPT
+    config = earlier.read(script, "run", options.run)
     folder.require_name(options.out)
     out = Path(options.out)
     if not options.out:

@@ -17,7 +17,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import assembly, flags, settings
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.experiment.options import Options, RunConfig
 from jaxrl_po.run.loop import programs
@@ -37,7 +37,7 @@ class NoCheckpoint(ConfigError):
     """The folder of a run holds no checkpoint of a kind."""
 
 
-def read(script: AnyScript, flag: str, run: str) -> Any:
+def read(script: Script[Config, World], flag: str, run: str) -> Config:
     """Returns the config of an earlier run of a command.
 
     Args:
@@ -49,7 +49,8 @@ def read(script: AnyScript, flag: str, run: str) -> Any:
       ConfigError: not a run of that script, or one of another version of the library; names the
         flag.
     """
-    return read_any([script], flag, run)[1]
+    config: Config = read_any([script], flag, run)[1]
+    return config
 
 
 def read_any(

@@ -466,23 +466,26 @@ def flatten(records: Mapping[str, Any]) -> Values:
     }
 
 
-def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
-    """The options of a script whose flags have no prefix; None after `--help` has printed them.
+def ask(
+    argv: Sequence[str], program: str, summary: str, record: type[config.Record]
+) -> config.Record | None:
+    """Returns the options of a script without prefixes; None after `--help` has printed them.
 
     Args:
-      argv: arguments.
-      program: the script's name.
-      summary: first line of `--help`.
-      record: the script's options.
+      argv: Arguments.
+      program: Name of the script.
+      summary: First line of `--help`.
+      record: Options of the script.
 
     Raises:
-      ConfigError, UsageError: see `parse`.
+      ConfigError, UsageError: See `parse`.
     """
     sections = {"": record}
     if help_of(argv)[0]:
         print(usage(program, summary, sections))
         return None
-    return parse(argv, sections)[""]
+    options: config.Record = parse(argv, sections)[""]
+    return options
 
 
 def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:

@@ -3,20 +3,18 @@
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 from jaxrl_po.config import ConfigError, Setting, setting_of
 from jaxrl_po.optimizers import AUTO, COSINE, LINEAR
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.assembly import AnyScript, Script
+from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
 from jaxrl_po.run.experiment.methods import ALGORITHMS
-from jaxrl_po.run.experiment.options import Options, RunConfig
+from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.store import folder, sources
 
 DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
-Config = TypeVar("Config", bound=RunConfig)
-World = TypeVar("World")
 
 
 class Settings(NamedTuple, Generic[Config]):
