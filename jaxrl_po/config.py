@@ -10,6 +10,7 @@ not a bool: each is refused by name. So is a traced size, switch or name.
 """
 
 import dataclasses
+import functools
 import inspect
 import math
 import numbers
@@ -173,6 +174,13 @@ def static(
     """
     setting = Setting(doc, within=within, choices=choices, **about)
     return dataclasses.field(default=default, metadata={SETTING: setting})
+
+
+class common:  # reads as a prefix of the functions
+    """Functions `number` and `static` for the fields that plain `--help` shows."""
+
+    number = functools.partial(number, common=True)
+    static = functools.partial(static, common=True)
 
 
 def setting_of(field: dataclasses.Field[Any]) -> Setting:

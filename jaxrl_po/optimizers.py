@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_po import config as config_lib
 from jaxrl_po.backend import Target
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, common, number, static
 from jaxrl_po.types import ActorCritic, Optimizer, Problem, PyTree
 
 FLAT_UP_TO = 2**20  # parameters: above it the optimizer state is kept per leaf, for sharding
@@ -23,7 +23,7 @@ DECAYED = ("adamw", "lion", "muon")  # with weight decay
 class Optimization:
     """Optimizer and step size: fields of every method with a learning_rate."""
 
-    learning_rate: Number = number(3e-4, "step size", within=POSITIVE, common=True)
+    learning_rate: Number = common.number(3e-4, "step size", within=POSITIVE)
     max_grad_norm: Number = number(0.5, "clip of the gradient's global norm", within=POSITIVE)
     optimizer_epsilon: Number = number(
         1e-5, "ε of the optimizer, outside the square root", within=POSITIVE

@@ -13,7 +13,7 @@ from jaxrl_po.algorithms import actor_critic, surrogates
 from jaxrl_po.algorithms.actor_critic import ESTIMATORS, N_STEP, Advantage, JointLoss
 from jaxrl_po.algorithms.surrogates import Surrogate
 from jaxrl_po.backend import Target
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, common, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Learner, Metrics, Optimizer, Problem, Samples, TrainState
 
@@ -24,9 +24,9 @@ class Config(JointLoss):
 
     estimator: str = static(N_STEP, "estimator of the advantage", choices=ESTIMATORS)
     normalize_advantage: bool = static(False, "whiten advantages over the whole batch")
-    learning_rate: Number = number(7e-4, "step size", within=POSITIVE, common=True)
-    entropy_coefficient: Number = number(
-        0.01, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE, common=True
+    learning_rate: Number = common.number(7e-4, "step size", within=POSITIVE)
+    entropy_coefficient: Number = common.number(
+        0.01, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
 
 

@@ -21,7 +21,7 @@ from jaxrl_po import (
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import surrogates
 from jaxrl_po.algorithms.surrogates import Checked
-from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, Number, number, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, Number, common, number, static
 from jaxrl_po.divergences import ratio
 from jaxrl_po.masked import Mean
 from jaxrl_po.optimizers import Optimization
@@ -48,10 +48,8 @@ Policy = Callable[[ActorCritic, Any], Distribution]
 class Estimation:
     """Advantage estimation: fields of every method with a critic."""
 
-    gamma: Number = number(0.99, "discount γ", within=UNIT, common=True)
-    lambda_: Number = number(
-        0.95, "λ of generalised advantage estimation", within=UNIT, common=True
-    )
+    gamma: Number = common.number(0.99, "discount γ", within=UNIT)
+    lambda_: Number = common.number(0.95, "λ of generalised advantage estimation", within=UNIT)
     estimator: str = static(GAE, "estimator of the advantage", choices=ESTIMATORS)
     discount_per: str = static(
         STEP,
@@ -85,11 +83,11 @@ class JointLoss(Estimation, Optimization):
     """One loss for actor and critic: fields of A2C and PPO."""
 
     value_coefficient: Number = number(0.5, "weight of ½(v − target)²", within=NON_NEGATIVE)
-    entropy_coefficient: Number = number(
-        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE, common=True
+    entropy_coefficient: Number = common.number(
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
-    num_microbatches: int = static(
-        1, "parts of a minibatch, accumulated to bound memory", within=COUNT, common=True
+    num_microbatches: int = common.static(
+        1, "parts of a minibatch, accumulated to bound memory", within=COUNT
     )
 
     def validate(self) -> None:
@@ -107,8 +105,8 @@ class JointLoss(Estimation, Optimization):
 class Epochs(JointLoss):
     """Epochs of minibatches on each batch: fields of both forms of PPO."""
 
-    num_epochs: int = static(10, "passes over each batch", within=COUNT, common=True)
-    num_minibatches: int = static(16, "gradient steps of one pass", within=COUNT, common=True)
+    num_epochs: int = common.static(10, "passes over each batch", within=COUNT)
+    num_minibatches: int = common.static(16, "gradient steps of one pass", within=COUNT)
 
     @property
     def num_parts(self) -> int:

@@ -10,7 +10,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.algorithms import group_config, group_policy
 from jaxrl_po.backend import Target
-from jaxrl_po.config import POSITIVE, Interval, Number, number
+from jaxrl_po.config import POSITIVE, Interval, Number, common
 from jaxrl_po.divergences import ratio
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
@@ -19,14 +19,11 @@ from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of CISPO; nothing is clipped from below by default, as in the paper."""
 
-    epsilon_low: Number = number(
-        1.0,
-        "the weight is clipped from below at 1 − epsilon_low",
-        within=Interval(0.0, 1.0, True),
-        common=True,
+    epsilon_low: Number = common.number(
+        1.0, "the weight is clipped from below at 1 − epsilon_low", within=Interval(0.0, 1.0, True)
     )
-    epsilon_high: Number = number(
-        4.0, "the weight is clipped from above at 1 + epsilon_high", within=POSITIVE, common=True
+    epsilon_high: Number = common.number(
+        4.0, "the weight is clipped from above at 1 + epsilon_high", within=POSITIVE
     )
 
 

@@ -9,7 +9,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxrl_po import config as config_lib
 from jaxrl_po import learner, losses, masked, optimizers, updates
 from jaxrl_po.algorithms.actor_critic import Estimation
-from jaxrl_po.config import COUNT, POSITIVE, ConfigError, Number, number, static
+from jaxrl_po.config import COUNT, POSITIVE, ConfigError, Number, common, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples, TrainState
 
@@ -25,13 +25,13 @@ class CriticFit(Estimation):
     Fields of REINFORCE, NPG and TRPO.
     """
 
-    value_learning_rate: Number = number(
-        1e-3, "Adam's step size for the critic", within=POSITIVE, common=True
+    value_learning_rate: Number = common.number(
+        1e-3, "Adam's step size for the critic", within=POSITIVE
     )
     value_epochs: int = static(10, "passes of the critic over each batch", within=COUNT)
     value_minibatches: int = static(16, "gradient steps of one pass of the critic", within=COUNT)
-    num_microbatches: int = static(
-        1, "parts of the batch, accumulated to bound memory", within=COUNT, common=True
+    num_microbatches: int = common.static(
+        1, "parts of the batch, accumulated to bound memory", within=COUNT
     )
 
     @property

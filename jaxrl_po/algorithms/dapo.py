@@ -13,7 +13,16 @@ from jaxrl_po import divergences, losses
 from jaxrl_po.advantages import informative
 from jaxrl_po.algorithms import group_config, group_policy
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    POSITIVE,
+    ConfigError,
+    Number,
+    common,
+    number,
+    static,
+)
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import rewards
 from jaxrl_po.types import Batch, Learner, Optimizer, Problem
@@ -28,11 +37,8 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
     clip_higher: bool = static(
         True, "clip from above at 1 + epsilon_high; if off, epsilon_low is used on both sides"
     )
-    epsilon_high: Number = number(
-        0.28,
-        "the ratio is clipped from above at 1 + epsilon_high",
-        within=group_config.CLIP,
-        common=True,
+    epsilon_high: Number = common.number(
+        0.28, "the ratio is clipped from above at 1 + epsilon_high", within=group_config.CLIP
     )
     dynamic_sampling: str = static(
         REFILL,
@@ -72,8 +78,8 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
     overlong_factor: Number = number(
         1.0, "largest penalty for length", unit="reward units", within=POSITIVE
     )
-    use_reference: bool = static(
-        False, "KL penalty to a reference policy, at first the initial one", common=True
+    use_reference: bool = common.static(
+        False, "KL penalty to a reference policy, at first the initial one"
     )
 
     @property

@@ -10,7 +10,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.algorithms import group_config, group_policy, surrogates
 from jaxrl_po.backend import Target
-from jaxrl_po.config import POSITIVE, Number, number
+from jaxrl_po.config import POSITIVE, Number, common
 from jaxrl_po.divergences import log_ratio
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
@@ -19,19 +19,11 @@ from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of GMPO; the clip is of log-ratios, and wide, as in the paper."""
 
-    epsilon_low: Number = number(
-        0.4,
-        "the log-ratio is clipped from below at −epsilon_low",
-        unit="nats",
-        within=POSITIVE,
-        common=True,
+    epsilon_low: Number = common.number(
+        0.4, "the log-ratio is clipped from below at −epsilon_low", unit="nats", within=POSITIVE
     )
-    epsilon_high: Number = number(
-        0.4,
-        "the log-ratio is clipped from above at epsilon_high",
-        unit="nats",
-        within=POSITIVE,
-        common=True,
+    epsilon_high: Number = common.number(
+        0.4, "the log-ratio is clipped from above at epsilon_high", unit="nats", within=POSITIVE
     )
 
 

@@ -3,7 +3,7 @@
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import corrections
 from jaxrl_po.algorithms.surrogates import CLIP
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Interval, Number, number, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Interval, Number, common, number, static
 from jaxrl_po.optimizers import Optimization
 
 ABOVE_ONE = Interval(1.0, open_low=True)
@@ -14,16 +14,16 @@ STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
 class Steps(Optimization):
     """Gradient steps on a batch."""
 
-    learning_rate: Number = number(1e-3, "step size", within=POSITIVE, common=True)
+    learning_rate: Number = common.number(1e-3, "step size", within=POSITIVE)
     max_grad_norm: Number = number(1.0, "clip of the gradient's global norm", within=POSITIVE)
     # Gradients of a mean over many tokens are small: 1e-5 would shorten the first steps.
     optimizer_epsilon: Number = number(
         1e-8, "ε of the optimizer, outside the square root", within=POSITIVE
     )
-    num_epochs: int = static(1, "passes over each batch", within=COUNT, common=True)
-    num_minibatches: int = static(1, "gradient steps of one pass", within=COUNT, common=True)
-    num_microbatches: int = static(
-        1, "parts of a minibatch, accumulated to bound memory", within=COUNT, common=True
+    num_epochs: int = common.static(1, "passes over each batch", within=COUNT)
+    num_minibatches: int = common.static(1, "gradient steps of one pass", within=COUNT)
+    num_microbatches: int = common.static(
+        1, "parts of a minibatch, accumulated to bound memory", within=COUNT
     )
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
@@ -32,8 +32,8 @@ class Steps(Optimization):
 class GradientSteps(corrections.Corrections, Steps):
     """Fields of every method without a critic."""
 
-    entropy_coefficient: Number = number(
-        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE, common=True
+    entropy_coefficient: Number = common.number(
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
 
     def validate(self) -> None:
@@ -46,11 +46,11 @@ class GradientSteps(corrections.Corrections, Steps):
 class Reference(GradientSteps):
     """KL penalty to a frozen reference policy."""
 
-    use_reference: bool = static(
-        True, "KL penalty to a reference policy, at first the initial one", common=True
+    use_reference: bool = common.static(
+        True, "KL penalty to a reference policy, at first the initial one"
     )
-    kl_coefficient: Number = number(
-        0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE, common=True
+    kl_coefficient: Number = common.number(
+        0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE
     )
     reweight_kl: bool = static(
         False,
@@ -76,8 +76,8 @@ class Reference(GradientSteps):
 class OptionalReference(Reference):
     """The same, off by default."""
 
-    use_reference: bool = static(
-        False, "KL penalty to a reference policy, at first the initial one", common=True
+    use_reference: bool = common.static(
+        False, "KL penalty to a reference policy, at first the initial one"
     )
 
 
@@ -85,11 +85,11 @@ class OptionalReference(Reference):
 class Clip(GradientSteps):
     """Clip of the probability ratio."""
 
-    epsilon_low: Number = number(
-        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP, common=True
+    epsilon_low: Number = common.number(
+        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
     )
-    epsilon_high: Number = number(
-        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP, common=True
+    epsilon_high: Number = common.number(
+        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP
     )
     dual_clip: bool = static(
         False, "for negative advantages, also clip the ratio from above, at dual_clip_ratio"

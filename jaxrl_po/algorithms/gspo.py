@@ -10,7 +10,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.algorithms import group_config, group_policy, surrogates
 from jaxrl_po.backend import Target
-from jaxrl_po.config import Number, number
+from jaxrl_po.config import Number, common
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 
@@ -18,17 +18,11 @@ from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 class Config(group_config.Clip, group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of GSPO; the ratio is a geometric mean over tokens, hence the narrow clip."""
 
-    epsilon_low: Number = number(
-        3e-4,
-        "the ratio is clipped from below at 1 − epsilon_low",
-        within=group_config.CLIP,
-        common=True,
+    epsilon_low: Number = common.number(
+        3e-4, "the ratio is clipped from below at 1 − epsilon_low", within=group_config.CLIP
     )
-    epsilon_high: Number = number(
-        4e-4,
-        "the ratio is clipped from above at 1 + epsilon_high",
-        within=group_config.CLIP,
-        common=True,
+    epsilon_high: Number = common.number(
+        4e-4, "the ratio is clipped from above at 1 + epsilon_high", within=group_config.CLIP
     )
 
 

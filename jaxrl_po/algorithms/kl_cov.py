@@ -11,7 +11,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses, token_weights
 from jaxrl_po.algorithms import group_config, group_policy
 from jaxrl_po.backend import Target
-from jaxrl_po.config import NON_NEGATIVE, Interval, Number, number
+from jaxrl_po.config import NON_NEGATIVE, Interval, Number, common, number
 from jaxrl_po.divergences import log_ratio
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
@@ -25,8 +25,8 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
         "share of the tokens that are penalised, at least one token",
         within=Interval(0, 1, True),
     )
-    penalty: Number = number(
-        1.0, "β, weight of |log r| at these tokens", within=NON_NEGATIVE, common=True
+    penalty: Number = common.number(
+        1.0, "β, weight of |log r| at these tokens", within=NON_NEGATIVE
     )
 
 

@@ -14,7 +14,16 @@ from jaxrl_po.algorithms import actor_critic, critic_fit, surrogates
 from jaxrl_po.algorithms.actor_critic import Advantage
 from jaxrl_po.algorithms.critic_fit import CriticFit, Improved
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    POSITIVE,
+    ConfigError,
+    Number,
+    common,
+    number,
+    static,
+)
 from jaxrl_po.masked import Mean
 from jaxrl_po.natural_updates import Search, Surrogate
 from jaxrl_po.types import (
@@ -30,12 +39,8 @@ from jaxrl_po.types import (
 class Config(CriticFit):
     """Hyperparameters of the natural policy gradient."""
 
-    max_kl: Number = number(
-        0.01,
-        "δ, bound on the quadratic model of KL(old ‖ new)",
-        unit="nats",
-        within=POSITIVE,
-        common=True,
+    max_kl: Number = common.number(
+        0.01, "δ, bound on the quadratic model of KL(old ‖ new)", unit="nats", within=POSITIVE
     )
     damping: Number = number(
         0.1, "multiple of the identity added to the Fisher matrix", within=NON_NEGATIVE

@@ -19,7 +19,7 @@ from jaxrl_po.algorithms import actor_critic, surrogates
 from jaxrl_po.algorithms.actor_critic import Advantage, Epochs
 from jaxrl_po.algorithms.surrogates import CLIP, Surrogate
 from jaxrl_po.backend import Target
-from jaxrl_po.config import POSITIVE, Number, number, static
+from jaxrl_po.config import POSITIVE, Number, common, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Learner, Metrics, Optimizer, Problem, Samples, TrainState
 
@@ -33,11 +33,11 @@ class Config(Epochs):
     minibatches (`Epochs`).
     """
 
-    epsilon_low: Number = number(
-        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP, common=True
+    epsilon_low: Number = common.number(
+        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
     )
-    epsilon_high: Number = number(
-        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP, common=True
+    epsilon_high: Number = common.number(
+        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP
     )
     clip_value: bool = static(False, "clip the value's change by epsilon_high in the value loss")
     early_stop: bool = static(

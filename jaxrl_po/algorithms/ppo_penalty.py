@@ -17,7 +17,16 @@ from jaxrl_po.algorithms import actor_critic, surrogates
 from jaxrl_po.algorithms.actor_critic import Advantage, Epochs
 from jaxrl_po.algorithms.surrogates import Checked, Surrogate
 from jaxrl_po.backend import Target
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
+from jaxrl_po.config import (
+    NON_NEGATIVE,
+    POSITIVE,
+    ConfigError,
+    Interval,
+    Number,
+    common,
+    number,
+    static,
+)
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,
@@ -39,15 +48,14 @@ Update = tuple[ActorCritic, Any, Metrics]
 class Config(Epochs):
     """Hyperparameters of PPO with a KL penalty; the defaults suit control tasks."""
 
-    penalty: str = static(
+    penalty: str = common.static(
         ADAPTIVE,
         "β is fixed, adapted after each iteration, or adapted within an iteration until the KL is "
         "near target_kl",
         choices=PENALTIES,
-        common=True,
     )
-    kl_coefficient: Number = number(
-        1.0, "β; its initial value if adapted", within=NON_NEGATIVE, common=True
+    kl_coefficient: Number = common.number(
+        1.0, "β; its initial value if adapted", within=NON_NEGATIVE
     )
     kl_direction: str = static(
         OLD_NEW, "the penalty is KL(old ‖ new) or KL(new ‖ old)", choices=DIRECTIONS

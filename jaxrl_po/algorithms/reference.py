@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, learner, masked
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, common, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import Batch, Learner, Metrics, Problem, Samples, TrainState
 
@@ -22,12 +22,8 @@ class Settings:
     """KL penalty to the initial policy, in the reward of each step."""
 
     enabled: bool = static(False, "subtract β · (log π − log π_ref) from the reward of each step")
-    kl_coefficient: Number = number(
-        0.05,
-        "β; its initial value if adapted",
-        unit="reward units per nat",
-        within=NON_NEGATIVE,
-        common=True,
+    kl_coefficient: Number = common.number(
+        0.05, "β; its initial value if adapted", unit="reward units per nat", within=NON_NEGATIVE
     )
     adapt: bool = static(False, "change β by up to 2 % per iteration, towards target_kl")
     target_kl: Number = number(

@@ -14,7 +14,7 @@ from jaxrl_po.algorithms.actor_critic import ESTIMATORS, MONTE_CARLO, Advantage
 from jaxrl_po.algorithms.critic_fit import CriticFit, Improved
 from jaxrl_po.algorithms.surrogates import Surrogate
 from jaxrl_po.backend import Target
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, common, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.optimizers import Optimization
 from jaxrl_po.types import (
@@ -39,9 +39,9 @@ class Config(CriticFit, Optimization):
         MONTE_CARLO, "estimator of the return minus the baseline", choices=ESTIMATORS
     )
     baseline: str = static(VALUE, "what is subtracted from the return", choices=BASELINES)
-    learning_rate: Number = number(1e-2, "step size of the policy", within=POSITIVE, common=True)
-    entropy_coefficient: Number = number(
-        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE, common=True
+    learning_rate: Number = common.number(1e-2, "step size of the policy", within=POSITIVE)
+    entropy_coefficient: Number = common.number(
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
 
     def validate(self) -> None:

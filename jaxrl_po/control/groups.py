@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_po import backend, masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, check, record, static
+from jaxrl_po.config import COUNT, check, common, record
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import Networks, Sequences, build_networks, problem_of, require_fit
 from jaxrl_po.control.environment import adapt
@@ -27,13 +27,11 @@ PROMPT_NUMBER = "prompt_number"
 class GroupSettings:
     """Sizes of a control problem in groups."""
 
-    num_prompts: int = static(
-        16, "initial states per iteration, over all devices", within=COUNT, common=True
+    num_prompts: int = common.static(
+        16, "initial states per iteration, over all devices", within=COUNT
     )
-    group_size: int = static(8, "episodes from each initial state", within=COUNT, common=True)
-    num_steps: int = static(
-        500, "maximum steps of an episode", unit="steps", within=COUNT, common=True
-    )
+    group_size: int = common.static(8, "episodes from each initial state", within=COUNT)
+    num_steps: int = common.static(500, "maximum steps of an episode", unit="steps", within=COUNT)
 
 
 def make_groups(

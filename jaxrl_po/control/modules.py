@@ -15,6 +15,7 @@ from jaxrl_po.config import (
     ConfigError,
     Interval,
     check,
+    common,
     record,
     require_effect,
     require_unset,
@@ -38,8 +39,8 @@ INDEPENDENT, DEPENDENT = STDS = ("independent", "dependent")
 class NetworkSettings:
     """Sizes and kinds of actor and critic."""
 
-    width: int = static(64, "width of each hidden layer", unit="units", within=COUNT, common=True)
-    depth: int = static(2, "hidden layers", unit="layers", within=COUNT, common=True)
+    width: int = common.static(64, "width of each hidden layer", unit="units", within=COUNT)
+    depth: int = common.static(2, "hidden layers", unit="layers", within=COUNT)
     critic_width: int = static(
         0,
         "width of the critic's hidden layers; 0 for that of the actor's",
@@ -67,12 +68,11 @@ class NetworkSettings:
         False,
         "actor and critic are heads on one body, which rules out a trust region on the policy",
     )
-    memory: str = static(
+    memory: str = common.static(
         "none",
         "memory over the episode, after the hidden layers: "
         + ", ".join(f"{name} for {kind.summary}" for name, kind in MEMORIES.items() if kind),
         choices=MEMORIES,
-        common=True,
     )
     memory_of: str = static(BOTH, "which network has a memory", choices=REMEMBERING)
     memory_window: int = static(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import backend, distributions, masked
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, UNIT, check, record, require_effect, static
+from jaxrl_po.config import COUNT, UNIT, check, common, record, require_effect, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import (
     Networks,
@@ -30,17 +30,17 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem,
 class Settings:
     """Sizes and switches of a control problem, as a record for command lines and logs."""
 
-    num_envs: int = static(
-        64, "environments that run side by side, over all devices", within=COUNT, common=True
+    num_envs: int = common.static(
+        64, "environments that run side by side, over all devices", within=COUNT
     )
-    num_steps: int = static(
-        128, "steps of each environment in one iteration", unit="steps", within=COUNT, common=True
+    num_steps: int = common.static(
+        128, "steps of each environment in one iteration", unit="steps", within=COUNT
     )
-    normalize_observations: bool = static(
-        False, "normalise observations by running mean and std, clip ±10", common=True
+    normalize_observations: bool = common.static(
+        False, "normalise observations by running mean and std, clip ±10"
     )
-    scale_rewards: bool = static(
-        False, "divide rewards by the running std of the rolling discounted return", common=True
+    scale_rewards: bool = common.static(
+        False, "divide rewards by the running std of the rolling discounted return"
     )
     reward_discount: float = static(
         0.99, "γ of the rolling return that scales rewards", within=UNIT

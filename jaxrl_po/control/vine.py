@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import backend, masked
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, common, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import build_networks, has_memory, play, problem_of, require_fit
 from jaxrl_po.control.environment import Environment, adapt
@@ -23,11 +23,9 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Problem
 class VineSettings:
     """Sizes of a vine."""
 
-    num_envs: int = static(
-        16, "trunk rollouts in parallel, over all devices", within=COUNT, common=True
-    )
-    num_steps: int = static(
-        64, "steps of each trunk per iteration", unit="steps", within=COUNT, common=True
+    num_envs: int = common.static(16, "trunk rollouts in parallel, over all devices", within=COUNT)
+    num_steps: int = common.static(
+        64, "steps of each trunk per iteration", unit="steps", within=COUNT
     )
     num_states: int = static(
         4, "states of each trunk from which branches start", unit="states", within=COUNT

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked, variables
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, ConfigError, record, static
+from jaxrl_po.config import COUNT, ConfigError, common, record
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.mismatch import SAMPLER, Sampler
@@ -35,14 +35,13 @@ AT_A_TIME = 16  # rows of an evaluation, to bound memory
 class Settings:
     """Sizes of supervised training."""
 
-    num_prompts: int = static(
-        64, "demonstrations per iteration, over all devices", within=COUNT, common=True
+    num_prompts: int = common.static(
+        64, "demonstrations per iteration, over all devices", within=COUNT
     )
-    max_new_tokens: int = static(
+    max_new_tokens: int = common.static(
         0,
         "token budget of completions that are shown or asked for later; 0 takes the longest answer",
         unit="tokens",
-        common=True,
     )
     group_size = 1  # demonstrations of a prompt
 

@@ -20,6 +20,7 @@ from jaxrl_po.config import (
     Interval,
     Number,
     check,
+    common,
     record,
     static,
 )
@@ -51,8 +52,8 @@ class Preferences:
     )
     epochs: int = static(4, "passes over the comparisons", within=COUNT)
     batch_size: int = static(64, "comparisons per step, a divisor of comparisons", within=COUNT)
-    learning_rate: float = static(
-        3e-3, "Adam's initial step size; it decays linearly to 0", within=POSITIVE, common=True
+    learning_rate: float = common.static(
+        3e-3, "Adam's initial step size; it decays linearly to 0", within=POSITIVE
     )
 
     def validate(self) -> None:

@@ -7,6 +7,7 @@ from jaxrl_po.config import (
     ConfigError,
     Interval,
     check,
+    common,
     record,
     static,
 )
@@ -23,19 +24,16 @@ NUCLEUS, PART = Interval(0.0, 1.0, open_low=True), Interval(0.0, 1.0, open_high=
 class Sampling:
     """Sizes of a language problem and how it is sampled: fields of tasks and dialogues."""
 
-    num_prompts: int = static(
-        64, "prompts per iteration, over all devices", within=COUNT, common=True
-    )
-    group_size: int = static(8, "completions per prompt", within=COUNT, common=True)
-    max_new_tokens: int = static(
+    num_prompts: int = common.static(64, "prompts per iteration, over all devices", within=COUNT)
+    group_size: int = common.static(8, "completions per prompt", within=COUNT)
+    max_new_tokens: int = common.static(
         0,
         "token budget of a completion, or of one message of a dialogue, EOS included; 0 takes the "
         "task's longest answer",
         unit="tokens",
-        common=True,
     )
-    temperature: float = static(
-        1.0, "temperature of the policy, in sampling and in the loss", within=POSITIVE, common=True
+    temperature: float = common.static(
+        1.0, "temperature of the policy, in sampling and in the loss", within=POSITIVE
     )
     top_k: int = static(
         0,
@@ -107,9 +105,9 @@ class Computation:
 class ModelSettings(Computation):
     """Sizes of the transformer, shared by policy and critic (two models of these sizes)."""
 
-    width: int = static(64, "width of the residual stream", within=COUNT, common=True)
-    layers: int = static(2, "transformer blocks", within=COUNT, common=True)
-    heads: int = static(4, "query heads; width / heads must be even", within=COUNT, common=True)
+    width: int = common.static(64, "width of the residual stream", within=COUNT)
+    layers: int = common.static(2, "transformer blocks", within=COUNT)
+    heads: int = common.static(4, "query heads; width / heads must be even", within=COUNT)
     kv_heads: int = static(4, "key and value heads, a divisor of heads", within=COUNT)
     mlp_width: int = static(256, "width of the hidden layer of each MLP", within=COUNT)
     gated: bool = static(True, "SwiGLU in place of GELU")

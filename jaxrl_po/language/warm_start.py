@@ -13,6 +13,7 @@ from jaxrl_po.config import (
     POSITIVE,
     UNIT,
     check,
+    common,
     record,
     require_effect,
     static,
@@ -32,12 +33,11 @@ BETWEEN = 20  # steps between measurements
 class WarmStart:
     """Settings of the supervised warm start."""
 
-    steps: int = static(
+    steps: int = common.static(
         0,
         "supervised steps on demonstrations before training, at most; 0 for none",
         unit="steps",
         within=NON_NEGATIVE,
-        common=True,
     )
     accuracy: float = static(
         1.0,
@@ -46,7 +46,7 @@ class WarmStart:
         within=UNIT,
     )
     batch_size: int = static(128, "demonstrations per step", within=COUNT)
-    learning_rate: float = static(3e-3, "Adam's step size", within=POSITIVE, common=True)
+    learning_rate: float = common.static(3e-3, "Adam's step size", within=POSITIVE)
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from jaxrl_po import config, language
-from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, number, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, common, number, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
 
@@ -15,11 +15,10 @@ FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
 class Prompts:
     """How prompts are written and held out."""
 
-    template: str = static(
+    template: str = common.static(
         "",
         "chat: a prompt is a user's message in the model's chat template; or a text with {prompt}; "
         "empty: a prompt as it is",
-        common=True,
     )
     system: str = static("", "system message before a user's message or the row's messages")
     template_arguments: str = static(
@@ -50,16 +49,13 @@ class Prompts:
 class File(Prompts):
     """Settings of `--task=file`."""
 
-    train: str = static(
+    train: str = common.static(
         "",
         "JSONL file of prompts: each line has a prompt or messages, an answer and any further "
         "columns; for --algorithm=sft a prompt and a completion, messages, or a text",
-        common=True,
     )
-    test: str = static(
-        "",
-        "file of prompts for jaxrl-po evaluate; empty to hold out more of the train file",
-        common=True,
+    test: str = common.static(
+        "", "file of prompts for jaxrl-po evaluate; empty to hold out more of the train file"
     )
     characters: str = static(
         "",
@@ -79,7 +75,7 @@ class ReasoningGym(Prompts):
 
     dataset: str = static("chain_sum", "name of the data set in reasoning-gym")
     size: int = static(1000, "number of items, including held-out ones", within=COUNT)
-    seed: int = static(0, "seed of the data set", within=SEED, common=True)
+    seed: int = common.static(0, "seed of the data set", within=SEED)
     options: str = static("{}", 'further settings of the data set, as JSON, e.g. {"max_digits": 1}')
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from jaxrl_po import config, control
 from jaxrl_po.config import COUNT, ConfigError
 from jaxrl_po.run.experiment import methods, suites
-from jaxrl_po.run.experiment.options import Options, RunConfig, option
+from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
 from jaxrl_po.run.host import vector_envs
 
 TRAJECTORIES, GROUPS, VINE = SAMPLINGS = ("path", "groups", "vine")
@@ -15,12 +15,11 @@ TRAJECTORIES, GROUPS, VINE = SAMPLINGS = ("path", "groups", "vine")
 class ControlOptions(Options):
     """The run as a whole."""
 
-    env: str = option(
+    env: str = common_option(
         "CartPole-v1",
         "a registered gymnax environment, a class of your own as file.py:Name, one of another "
         f"suite in JAX ({', '.join(f'{suite}:Name' for suite in suites.SUITES)}), or one that runs "
         "on the host: envpool:Name, gymnasium:Name",
-        common=True,
     )
     env_params: str = option(
         "",
@@ -28,17 +27,14 @@ class ControlOptions(Options):
         "gymnax or of your own, or arguments of jaxrl_po.control.adapters, envpool.make or "
         "gymnasium.make_vec",
     )
-    policy: str = option(
-        "",
-        "a Flax module of your own as file.py:Name, in place of the policy of --network",
-        common=True,
+    policy: str = common_option(
+        "", "a Flax module of your own as file.py:Name, in place of the policy of --network"
     )
     critic: str = option("", "likewise, in place of the critic")
-    init_from: str = option(
+    init_from: str = common_option(
         "",
         "folder of an earlier run of this script (the latest parameters of its first seed), with "
         "which every seed begins; empty for none",
-        common=True,
     )
     demonstrations: str = option(
         "",

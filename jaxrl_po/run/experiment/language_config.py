@@ -10,7 +10,7 @@ from jaxrl_po.language import demonstrations, lora
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.types import DRAWN
 from jaxrl_po.run.experiment import methods
-from jaxrl_po.run.experiment.options import Options, RunConfig, option
+from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
 from jaxrl_po.run.experiment.tasks import TASKS
 
 DISTILLATION = "distillation"
@@ -21,29 +21,25 @@ VERIFIER, MODEL = "verifier", "model"
 class LanguageOptions(Options):
     """The run as a whole."""
 
-    task: str = option(
-        "addition",
-        f"one of {', '.join(TASKS)}, or a function of your own as file.py:name",
-        common=True,
+    task: str = common_option(
+        "addition", f"one of {', '.join(TASKS)}, or a function of your own as file.py:name"
     )
-    init_from: str = option(
+    init_from: str = common_option(
         "",
         "folder or GGUF file of a pretrained model, or folder of an earlier run of this script "
         "(the latest policy of its first seed), with which every seed begins; empty for none",
-        common=True,
     )
     teacher: str = option(
         "",
         "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
         f"the teacher of --algorithm={DISTILLATION}; empty for none",
     )
-    environment: str = option(
+    environment: str = common_option(
         "",
         "class with tools for a pretrained model, as file.py:Class; each dialogue has an instance; "
         "empty for none",
-        common=True,
     )
-    reward: str = option(
+    reward: str = common_option(
         VERIFIER,
         f"reward to optimise: `{VERIFIER}`, of the task; `{MODEL}`, a reward model fitted to "
         "comparisons by the verifier (--reward_model.*, --preferences.*); "
@@ -53,7 +49,6 @@ class LanguageOptions(Options):
         "answer; or Python functions that score completions, as in "
         "rewards.py:nearly,package.module:other, of which the first gives the accuracy and decides "
         "which groups are informative",
-        common=True,
     )
     eval_prompts: int = option(
         0,

@@ -10,7 +10,10 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, st
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 
 AUTO = "auto"
-option = functools.partial(static, sweep="same")  # a sweep has one value of it
+# Options of a run are the same in a whole sweep; those of a start are not stored.
+option = functools.partial(static, sweep="same")
+common_option = functools.partial(option, common=True)
+start_option = functools.partial(option, stored=False)
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
@@ -18,39 +21,27 @@ LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 class Options:
     """The run as a whole."""
 
-    algorithm: str = option("ppo", f"one of {', '.join(ALGORITHMS)}", common=True)
-    out: str = option(
+    algorithm: str = common_option("ppo", f"one of {', '.join(ALGORITHMS)}")
+    out: str = common_option(
         "",
         "folder for the results; new or empty, or see --resume and --overwrite",
-        common=True,
         resume="any",
         compared=False,
     )
-    seeds: int = option(
-        16,
-        "runs side by side, each with its own random numbers",
-        unit="seeds",
-        within=COUNT,
-        common=True,
+    seeds: int = common_option(
+        16, "runs side by side, each with its own random numbers", unit="seeds", within=COUNT
     )
-    seed: int = option(
-        0,
-        "base seed; the keys of all runs are derived from it",
-        within=SEED,
-        common=True,
-    )
-    total_steps: int = option(
+    seed: int = common_option(0, "base seed; the keys of all runs are derived from it", within=SEED)
+    total_steps: int = common_option(
         500_000,
         "length of each run, per seed: environment steps, or completions; 0 only makes and "
         "saves the initial policy",
         within=NON_NEGATIVE,
-        common=True,
         resume="grows",
     )
-    devices: str = option(
+    devices: str = common_option(
         "auto",
         "devices to shard seeds (or rows) over; on a CPU, auto makes one per core",
-        common=True,
         resume="any",
     )
     mesh: str = option(
@@ -85,69 +76,52 @@ class Options:
         "cache, empty keeps none",
         resume="any",
     )
-    tensorboard: bool = option(
+    tensorboard: bool = common_option(
         False,
         "also write event files for TensorBoard, to --out/tensorboard",
-        common=True,
         resume="any",
         sweep="absent",
     )
-    wandb: str = option(
+    wandb: str = common_option(
         "",
         "project of Weights & Biases to also log to; empty for none",
-        common=True,
         resume="any",
         sweep="absent",
     )
-    resume: bool = option(
-        False,
-        "resume the run in --out; flags that are not given keep their values",
-        common=True,
-        stored=False,
+    resume: bool = start_option(
+        False, "resume the run in --out; flags that are not given keep their values"
     )
-    overwrite: bool = option(False, "replace the run in --out", common=True, stored=False)
-    compile_for: str = option(
+    overwrite: bool = start_option(False, "replace the run in --out", common=True)
+    compile_for: str = start_option(
         "",
         "compile the programs of an iteration for a machine that need not be attached, print the "
         "memory of each, train nothing: tpu:v5e:2x4 (also v5p, v6e), cpu:8, or gpu if attached",
-        stored=False,
     )
-    json: bool = option(
-        False,
-        "with --compile_for, one JSON object for each program",
-        stored=False,
-    )
-    distributed: bool = option(
+    json: bool = start_option(False, "with --compile_for, one JSON object for each program")
+    distributed: bool = start_option(
         False,
         "be one of several processes, all started with the same flags except --process_id",
-        stored=False,
         sweep="absent",
     )
-    coordinator: str = option(
+    coordinator: str = start_option(
         "",
         "host:port where process 0 listens; empty to ask the cluster (SLURM, Kubernetes, TPU pod)",
-        stored=False,
         compared=False,
     )
-    num_processes: int = option(
-        0,
-        "processes of the run; 0 to ask the cluster",
-        within=NON_NEGATIVE,
-        stored=False,
+    num_processes: int = start_option(
+        0, "processes of the run; 0 to ask the cluster", within=NON_NEGATIVE
     )
-    process_id: int = option(
+    process_id: int = start_option(
         -1,
         "number of this process, from 0; -1 to ask the cluster",
         within=Interval(-1),
-        stored=False,
         compared=False,
     )
-    coordinator_timeout: int = option(
+    coordinator_timeout: int = start_option(
         120,
         "time limit for all processes to join, and later for a heartbeat of each",
         unit="seconds",
         within=COUNT,
-        stored=False,
     )
 
     def validate(self) -> None:

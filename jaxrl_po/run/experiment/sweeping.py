@@ -27,7 +27,7 @@ from jaxrl_po.run.experiment import (
 )
 from jaxrl_po.run.experiment.control_config import ControlConfig, ControlOptions
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
-from jaxrl_po.run.experiment.options import option
+from jaxrl_po.run.experiment.options import common_option
 from jaxrl_po.run.experiment.search import Asked, Combination
 from jaxrl_po.run.experiment.settings import Settings, fields_of
 from jaxrl_po.run.experiment.settings import sections_of as sections_of_run
@@ -46,18 +46,16 @@ Group = Sequence[Settings[ControlConfig]]  # of the combinations that share one 
 class Options(ControlOptions):
     """The sweep as a whole."""
 
-    evaluations: int = option(
+    evaluations: int = common_option(
         10,
         "greedy evaluations of each run, at most; the score is the mean of the last three",
         within=COUNT,
-        common=True,
     )
-    draws: int = option(
+    draws: int = common_option(
         0,
         "combinations that are drawn of the flags with a distribution, such as "
         "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(a,b) or choice(a,b,c)",
         within=NON_NEGATIVE,
-        common=True,
     )
 
 

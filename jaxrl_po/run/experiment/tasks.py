@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from jaxrl_po import config, language
-from jaxrl_po.config import COUNT, ConfigError, Interval, static
+from jaxrl_po.config import COUNT, ConfigError, Interval, common, static
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
@@ -16,12 +16,8 @@ from jaxrl_po.run.store import sources
 class Addition:
     """Settings of `--task=addition`."""
 
-    num_digits: int = static(
-        3,
-        "digits of an operand",
-        unit="digits",
-        within=Interval(1, language.tasks.MAX_DIGITS),
-        common=True,
+    num_digits: int = common.static(
+        3, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_DIGITS)
     )
     zero_pad: bool = static(
         True,
@@ -35,12 +31,11 @@ class Addition:
 class Multiplication:
     """Settings of `--task=multiplication`."""
 
-    num_digits: int = static(
+    num_digits: int = common.static(
         2,
         "digits of an operand",
         unit="digits",
         within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
-        common=True,
     )
 
 
@@ -48,12 +43,8 @@ class Multiplication:
 class Sorting:
     """Settings of `--task=sorting`."""
 
-    length: int = static(
-        6,
-        "digits of a list",
-        unit="digits",
-        within=Interval(2, language.tasks.MAX_LENGTH),
-        common=True,
+    length: int = common.static(
+        6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH)
     )
     symbols: int = static(10, "digits to choose from", within=Interval(2, 10))
 
@@ -74,12 +65,8 @@ class Countdown:
 class RunningSum:
     """Settings of `--task=running_sum`."""
 
-    length: int = static(
-        6,
-        "digits of a list",
-        unit="digits",
-        within=Interval(2, language.tasks.MAX_LENGTH),
-        common=True,
+    length: int = common.static(
+        6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH)
     )
     modulus: int = static(10, "modulus of the sums", within=Interval(2, 10))
     max_filler: int = static(
@@ -104,12 +91,12 @@ class RandomPrompts:
 class Mastermind:
     """Settings of `--task=mastermind`."""
 
-    length: int = static(3, "symbols of a code", within=Interval(1, 6), common=True)
+    length: int = common.static(3, "symbols of a code", within=Interval(1, 6))
     symbols: int = static(
         4, "symbols to choose from; symbols ** length at most 4096", within=Interval(2, 10)
     )
-    max_turns: int = static(
-        8, "guesses; a lost game counts as one more", within=Interval(1, 64), common=True
+    max_turns: int = common.static(
+        8, "guesses; a lost game counts as one more", within=Interval(1, 64)
     )
 
 
@@ -118,8 +105,8 @@ class HigherLower:
     """Settings of `--task=higher_lower`."""
 
     numbers: int = static(64, "numbers to choose from", within=Interval(2, 100))
-    max_turns: int = static(
-        10, "guesses; a lost game counts as one more", within=Interval(1, 100), common=True
+    max_turns: int = common.static(
+        10, "guesses; a lost game counts as one more", within=Interval(1, 100)
     )
 
 
@@ -127,11 +114,9 @@ class HigherLower:
 class Calculator:
     """Settings of `--task=calculator`."""
 
-    num_digits: int = static(
-        6, "digits of a number", unit="digits", within=Interval(1, 8), common=True
-    )
+    num_digits: int = common.static(6, "digits of a number", unit="digits", within=Interval(1, 8))
     tool: bool = static(True, "reply with the values of expressions; off, to see their worth")
-    max_turns: int = static(3, "messages, the answer included", within=Interval(1, 64), common=True)
+    max_turns: int = common.static(3, "messages, the answer included", within=Interval(1, 64))
 
 
 FILE, RANDOM = "file", "random"
