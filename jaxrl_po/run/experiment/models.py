@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po import config, language
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, static
 from jaxrl_po.language import Transformer, lora
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import DTYPES
@@ -43,13 +43,15 @@ class Adapters:
         within=NON_NEGATIVE,
         common=True,
     )
-    alpha: float = static(16.0, "adapters are scaled by alpha / rank", within=POSITIVE)
-    targets: str = static(",".join(lora.EVERY), "the matrices of a block that have adapters")
+    alpha: float = static(
+        16.0, "adapters are scaled by alpha / rank", within=POSITIVE, when=("rank", COUNT)
+    )
+    targets: str = static(
+        ",".join(lora.EVERY), "the matrices of a block that have adapters", when=("rank", COUNT)
+    )
 
     def validate(self) -> None:
-        """Refuses settings without effect."""
-        for name in ("alpha", "targets"):
-            config.require_effect(self, name, self.rank > 0, "rank is given")
+        """Raises ConfigError for targets that a block does not have."""
         if self.rank:
             self.lora.validate()
 

@@ -3,11 +3,12 @@
 import functools
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, static
+from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 
 AUTO = "auto"
 option = functools.partial(static, sweep="same")  # a sweep has one value of it
+_of_process = functools.partial(option, when=("distributed", True), stored=False)
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
@@ -112,6 +113,7 @@ class Options:
     json: bool = option(
         False,
         "with --compile_for, one JSON object for each program",
+        when=("compile_for", GIVEN),
         stored=False,
     )
     distributed: bool = option(
@@ -120,38 +122,29 @@ class Options:
         stored=False,
         sweep="absent",
     )
-    coordinator: str = option(
+    coordinator: str = _of_process(
         "",
         "host:port where process 0 listens; empty to ask the cluster (SLURM, Kubernetes, TPU pod)",
-        stored=False,
         compared=False,
     )
-    num_processes: int = option(
-        0,
-        "processes of the run; 0 to ask the cluster",
-        within=NON_NEGATIVE,
-        stored=False,
+    num_processes: int = _of_process(
+        0, "processes of the run; 0 to ask the cluster", within=NON_NEGATIVE
     )
-    process_id: int = option(
+    process_id: int = _of_process(
         -1,
         "number of this process, from 0; -1 to ask the cluster",
         within=Interval(-1),
-        stored=False,
         compared=False,
     )
-    coordinator_timeout: int = option(
+    coordinator_timeout: int = _of_process(
         120,
         "time limit for all processes to join, and later for a heartbeat of each",
         unit="seconds",
         within=COUNT,
-        stored=False,
     )
 
     def validate(self) -> None:
-        """Refuses settings without effect."""
-        for name in ("coordinator", "num_processes", "process_id", "coordinator_timeout"):
-            config.require_effect(self, name, self.distributed, "distributed is given")
-        config.require_effect(self, "json", bool(self.compile_for), "compile_for is given")
+        """Raises ConfigError for a choice of devices beside compile_for."""
         if self.compile_for and (self.distributed or self.devices != AUTO):
             raise ConfigError(
                 "distributed" if self.distributed else "devices",
