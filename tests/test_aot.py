@@ -12,7 +12,6 @@ import pytest
 
 from jaxrl_po import __main__ as command_line
 from jaxrl_po import run
-from jaxrl_po.algorithms import sft
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer
@@ -22,6 +21,7 @@ from jaxrl_po.run import aot
 from jaxrl_po.run.devices import topology
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError
+from jaxrl_po.run.experiment import language, settings
 from jaxrl_po.run.experiment.composition import Composition
 from jaxrl_po.run.experiment.models import Start
 
@@ -174,8 +174,7 @@ def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
     model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
     placement = Placement(1, 1, 1, described=(SimpleNamespace(platform="tpu"),))
     composed = Composition(
-        records={"": SimpleNamespace(algorithm="sft")},
-        algorithm=sft,
+        config=settings.parse(language.SCRIPT, ["--algorithm=sft"]).config,
         placement=placement,
         start=Start(task, model, None, None, ""),
         settings=Settings(num_prompts=2),

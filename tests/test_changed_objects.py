@@ -87,7 +87,7 @@ def trained(tmp_path_factory):
 
 
 def told(resumed):
-    found = plan.prepare(SCRIPTS[resumed.script], resumed.settings).notes
+    found = plan.prepare(SCRIPTS[resumed.script], resumed.read()).notes
     return [line for line in found if "in a changed environment" in line]
 
 

@@ -12,7 +12,7 @@ from benchmarks import suites
 from jaxrl_po import control as control_lib
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.experiment import control, methods, plan
+from jaxrl_po.run.experiment import control, methods, settings
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment.suites import SUITES, is_suite, make
 
@@ -109,14 +109,15 @@ def test_tuned_settings_are_valid(path):
     saved = json.loads(path.read_text())
     env = env_of(path.stem)
     options = flags_lib.parse(
-        [f"--algorithm={path.parent.name}", f"--env={env}"], {"": control.Options}
+        [f"--algorithm={path.parent.name}", f"--env={env}"], {"": control.ControlOptions}
     )[""]
     assert control.tuned_file(options) == path
-    sections = {**plan.sections_of(control.SCRIPT, options)}
+    sections = settings.sections_of(control.SCRIPT, options)
+    tuned = flags_lib.current(saved["flags"], sections)
     records = flags_lib.parse(
-        [f"--{name}={flags_lib.shown(value)}" for name, value in saved["flags"].items()], sections
+        [f"--{name}={flags_lib.shown(value)}" for name, value in tuned.items()], sections
     )
-    assert {name: flags_lib.flatten(records)[name] for name in saved["flags"]} == saved["flags"]
+    assert {name: flags_lib.flatten(records)[name] for name in tuned} == tuned
     if path.stem in FAMILIES:
         return
     assert saved["score"]["seeds"] >= 2

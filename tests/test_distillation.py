@@ -16,7 +16,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment import models, plan
+from jaxrl_po.run.experiment import models, settings
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
@@ -106,8 +106,8 @@ def earlier(finished, tmp_path_factory):
 def test_a_run_is_taught_by_an_earlier_one(earlier, tmp_path):
     argv = [*SMALL, "--algorithm=distillation", "--total_steps=16", "--model.width=16"]
     argv += [f"--teacher={earlier}", f"--out={tmp_path / 'run'}"]
-    records = plan.parse(script.SCRIPT, argv, {})
-    teacher = models.teacher(script.SCRIPT, records, models.make_task(records, None))
+    config = settings.parse(script.SCRIPT, argv).config
+    teacher = models.teacher(script.SCRIPT, config, models.make_task(config, None))
     store = Store(earlier / "checkpoints" / "latest")
     saved = store.read(max(store.iterations()))
     for path, leaf in jax.tree_util.tree_leaves_with_path(teacher.params):

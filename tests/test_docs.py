@@ -23,7 +23,7 @@ from jaxrl_po import __main__ as command_line
 from jaxrl_po import language as words
 from jaxrl_po.cli import evaluate, export, plot, render, report
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping, tasks
+from jaxrl_po.run.experiment import control, flags, language, methods, settings, sweeping, tasks
 from jaxrl_po.run.store import metrics
 
 ROOT = Path(__file__).parent.parent
@@ -96,7 +96,9 @@ def training_flags(script):
     return {
         flags.join(prefix, field.name)
         for variant in variants
-        for prefix, record in plan.sections_of(script.SCRIPT, script.Options(**variant)).items()
+        for prefix, record in settings.sections_of(
+            script.SCRIPT, script.SCRIPT.options(**variant)
+        ).items()
         for field in flags.settable(record)
     }
 

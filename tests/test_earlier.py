@@ -54,10 +54,11 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
     assert "latest checkpoint (iteration 10), 3 episodes, " in told
     assert "greedy_return" in told
 
-    records = earlier.read(control.SCRIPT, "run", str(runs["control"]))
-    _, _, state = earlier.state(control.SCRIPT, records, "run", str(runs["control"]), "latest")
-    built = control.build_problem(records, None)
-    play = jax.jit(control.control.make_evaluate(built.env, built.problem, num_episodes=3))
+    config = earlier.read(control.SCRIPT, "run", str(runs["control"]))
+    _, _, state = earlier.state(control.SCRIPT, config, "run", str(runs["control"]), "latest")
+    world = control.open_world(config)
+    problem = control.build_problem(config, world)
+    play = jax.jit(control.control.make_evaluate(world.env, problem, num_episodes=3))
     one = jax.tree.map(lambda x: x[1], state)
     np.testing.assert_allclose(
         found["greedy_return"][1],
@@ -69,10 +70,12 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
 def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
     """The key of the run gives the score of its last line, where its kernels are not to be had."""
     out = tmp_path / "new" / "again.json"
-    _, records = earlier.read_any(evaluate.SCRIPTS.values(), "run", str(runs["language"]))
-    records = {**records, "model": dataclasses.replace(records["model"], fused_attention=True)}
+    _, config = earlier.read_any(evaluate.SCRIPTS.values(), "run", str(runs["language"]))
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, fused_attention=True)
+    )
     experiment, iteration, state = earlier.state(
-        language.SCRIPT, records, "run", str(runs["language"]), "latest"
+        language.SCRIPT, config, "run", str(runs["language"]), "latest"
     )
     key = jax.random.split(jax.random.key(0))[1]
 

@@ -31,7 +31,7 @@ CONDITIONS = {
         "kl_coefficient reweight_kl reset_iterations": "use_reference is on"
     },
     "grpo.Config": {"running_decay": "running_statistics is on"},
-    "models.Adapters": {"alpha targets": "rank is above 0"},
+    "language_config.Adapters": {"alpha targets": "rank is above 0"},
     "optimizers.Optimization": {
         "weight_decay": "optimizer is adamw or lion or muon",
         "decay_iterations": "schedule is auto or linear or cosine",

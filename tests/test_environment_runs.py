@@ -19,7 +19,7 @@ from scripts import everything
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, methods, plan
+from jaxrl_po.run.experiment import assembly, settings
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic
@@ -106,11 +106,11 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, tmp_path):
 def begun(place, seeds):
     """What the first evaluation finds, and what is recorded in the first iteration."""
     flags = arguments(place, place / "none", "--total_steps=12", f"--seeds={seeds}")
-    records = plan.parse(script.SCRIPT, flags, {})
+    config = settings.parse(script.SCRIPT, flags).config
     on_one = Placement(seeds, 1, 1)
     job = assembly.make_job(
-        script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], on_one),
-        *(records[""], on_one),
+        script.SCRIPT.build(config, on_one),
+        *(config.run, on_one),
         iterations=3,
         steps_per_iteration=4,
         log_every=1,
@@ -128,10 +128,10 @@ def test_a_seed_does_not_depend_on_the_others(place):
 
 def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
     """The test rows by a later evaluation alone."""
-    records = plan.parse(
-        script.SCRIPT, arguments(place, place / "none", "--eval_prompts=0", "--eval_samples=0"), {}
-    )
-    built = script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], Placement(1, 1, 1))
+    config = settings.parse(
+        script.SCRIPT, arguments(place, place / "none", "--eval_prompts=0", "--eval_samples=0")
+    ).config
+    built = script.SCRIPT.build(config, Placement(1, 1, 1))
     rollouts, asked = built.host.open(0, [0]), []
 
     def hold(params, episodes, *_, **__):
@@ -177,8 +177,8 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     plain = [each for each in flags if not each.startswith("--environment")]
     batches = []
     for argv in (flags, plain):
-        records = plan.parse(script.SCRIPT, argv, {})
-        built = script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], Placement(1, 1, 1))
+        config = settings.parse(script.SCRIPT, argv).config
+        built = script.SCRIPT.build(config, Placement(1, 1, 1))
         state = built.learner.init((jax.random.key(3), built.given))
         if built.host is not None:
             rollouts = built.host.open(0, [0])

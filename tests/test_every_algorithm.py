@@ -20,7 +20,7 @@ from jaxrl_po.cli import evaluate, launch, render
 from jaxrl_po.config import record
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.actor import actor_of
-from jaxrl_po.run.experiment import control, earlier, language, methods, plan, presets
+from jaxrl_po.run.experiment import control, earlier, language, methods, presets, settings
 from jaxrl_po.run.store.checkpoint import Store
 
 # Distillation needs a teacher, see test_distillation; sft demonstrations, see test_sft.
@@ -121,7 +121,7 @@ def test_another_method_with_a_critic_is_one_entry(tmp_path, monkeypatch):
     assert stored["reference.enabled"] is False
     assert [stored[f"config.{name}"] for name in ("gamma", "lambda_")] == [1.0, 1.0]
     assert [stored[f"config.{name}"] for name in ("value_epochs", "num_epochs")] == [4, 1]
-    judged = plan.parse(language.SCRIPT, ["--algorithm=own", "--reward=model"], {})
+    judged = settings.parse(language.SCRIPT, ["--algorithm=own", "--reward=model"]).config
     assert judged["reference"].enabled
     assert judged["problem"].num_prompts == presets.WITH_CRITIC["problem.num_prompts"]
     assert judged["config"].num_epochs == 2
@@ -141,8 +141,8 @@ def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
     if script == "language":
         assert render.main([f"--run={out}"]) == 0
         return
-    records = earlier.read(control.SCRIPT, "run", str(out))
-    player = render.restore(render.Options(run=str(out), checkpoint="latest"), records)
+    config = earlier.read(control.SCRIPT, "run", str(out))
+    player = render.restore(render.Options(run=str(out), checkpoint="latest"), config)
     environment, actor = adapt(player.built.env), actor_of(player.built.problem)
 
     def play(params, collector):

@@ -38,6 +38,7 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.run.experiment import assembly, flags
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.options import RunConfig
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint
@@ -69,16 +70,20 @@ SCRIPT = Script(
     name="walk",
     summary="Walks at random.",
     options=RunOptions,
-    defaults=lambda *_: {},
+    config=RunConfig,
+    every=lambda: [("", RunOptions), ("config", ppo.Config)],
+    require_known=lambda *_: None,
+    presets=lambda *_: {},
     tuned=lambda *_: {},
     sections=lambda options: {},
-    rows=lambda records: 16,
-    steps=lambda records: 10,
+    open_world=lambda config: None,
+    rows=lambda config: 16,
+    steps=lambda config, world: 10,
     shards_params=lambda options: False,
-    build=lambda records, algorithm, placement: assembly.Setup(
+    build=lambda config, placement, world: assembly.Setup(
         walk(), lambda params, collector, key: {"greedy_return": params.policy[1]}, "greedy_return"
     ),
-    title=lambda records: "a walk",
+    title=lambda config: "a walk",
     unit="steps",
     curves=(),
     y_label="",

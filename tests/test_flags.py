@@ -163,8 +163,6 @@ def test_a_default_of_a_script_without_effect_does_not_apply():
     )
     off = ["--config.early_stop=false"]
     assert flags.parse(off, SECTIONS, defaults=defaults)["config"] == Config()
-    stored = {"config.early_stop": True, "config.target_kl": 0.25}
-    assert flags.parse(off, SECTIONS, stored=stored, defaults=defaults)["config"] == Config()
     with pytest.raises(
         ConfigError, match=r"^config\.target_kl: has no effect unless early_stop is on"
     ):

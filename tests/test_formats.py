@@ -71,7 +71,7 @@ def test_a_removed_setting_is_one_line_unless_at_its_default(kept):
     def told(reproducible):
         (kept / "config.json").write_text(json.dumps(stored | {"reproducible": reproducible}))
         asked = Experiment.parse(command.SCRIPT, ["--resume", f"--out={kept}"])
-        return [x for x in plan.prepare(command.SCRIPT, asked.settings).notes if "former" in x]
+        return [x for x in plan.prepare(command.SCRIPT, asked.read()).notes if "former" in x]
 
     assert told(False) == []
     assert told(True) == [

@@ -12,7 +12,7 @@ import rows
 
 from experiments.benchmarks import control as benchmark_control
 from experiments.benchmarks import language as benchmark_language
-from jaxrl_po.run.experiment import control, flags, language, plan
+from jaxrl_po.run.experiment import control, flags, language, settings
 
 GPU = libraries.BENCHMARKS / "gpu.sh"
 PARTS = [str(part) for part in range(1, 20)]
@@ -86,7 +86,7 @@ def test_every_part_for_a_gpu_gives_flags_that_exist(gpu, tiny, monkeypatch):
             if argv[0] == "-m":
                 assert argv[1] == "jaxrl_po"
                 script = {"control": control, "language": language}[argv[2]].SCRIPT
-                plan.parse(script, argv[3:], {})
+                settings.parse(script, argv[3:])
             elif argv[0].endswith("bench.py"):
                 options = flags.parse(argv[1:], {"": bench.Options})[""]
                 assert options.tiny == bool(tiny)

@@ -126,13 +126,13 @@ def test_the_commands_work_on_a_run_unchanged(cart_pole, capsys, tmp_path, monke
 
 
 def test_an_evaluation_of_the_run_is_that_of_the_checkpoint(cart_pole):
-    records = earlier.read(command.SCRIPT, "run", str(cart_pole))
+    config = earlier.read(command.SCRIPT, "run", str(cart_pole))
     experiment, iteration, state = earlier.state(
-        command.SCRIPT, records, "run", str(cart_pole), "latest"
+        command.SCRIPT, config, "run", str(cart_pole), "latest"
     )
     rows = [json.loads(line) for line in (cart_pole / "metrics.jsonl").read_text().splitlines()]
     assert iteration == rows[-1]["iteration"]
-    again = rollouts.Rollouts(experiment.host, records[""].seed, range(2)).evaluate(state)
+    again = rollouts.Rollouts(experiment.host, config.run.seed, range(2)).evaluate(state)
     np.testing.assert_allclose(again["greedy_return"].mean(axis=1), rows[-1]["greedy_return"])
 
 

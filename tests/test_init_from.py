@@ -12,7 +12,7 @@ from jaxrl_po import language, run
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, control, methods, plan
+from jaxrl_po.run.experiment import assembly, control, settings
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.store.checkpoint import Store
 
@@ -25,11 +25,11 @@ def earlier(finished, tmp_path_factory):
 
 
 def test_every_seed_starts_where_the_first_of_the_earlier_run_stopped(earlier):
-    records = plan.parse(script.SCRIPT, [*SMALL, f"--init_from={earlier}"], {})
-    one = Placement(records[""].seeds, 1, 1)
-    experiment = script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], one)
+    config = settings.parse(script.SCRIPT, [*SMALL, f"--init_from={earlier}"]).config
+    one = Placement(config.run.seeds, 1, 1)
+    experiment = script.SCRIPT.build(config, one)
     job = assembly.make_job(
-        experiment, records[""], one, iterations=1, steps_per_iteration=8, log_every=1
+        experiment, config.run, one, iterations=1, steps_per_iteration=8, log_every=1
     )
     begun = job.learner.init(job.start).params.policy
     store = Store(earlier / "checkpoints" / "latest")
@@ -121,9 +121,9 @@ def test_every_seed_of_a_control_run_starts_where_the_first_of_the_earlier_one_s
     kept = run.load(walked, checkpoint="latest")
     flags = [*WALKS, f"--init_from={walked}"]
     normal = f"--problem.normalize_observations={kept.settings['problem.normalize_observations']}"
-    records = plan.parse(control.SCRIPT, [*flags, normal], {})
+    config = settings.parse(control.SCRIPT, [*flags, normal]).config
     one = Placement(2, 1, 1)
-    setup = control.SCRIPT.build(records, methods.ALGORITHMS["ppo"], one)
+    setup = control.build(config, one, control.open_world(config))
     state = jax.jit(setup.learner.init)(jax.random.key(7))
     jax.tree.map(np.testing.assert_array_equal, state.params, kept.params)
     statistics = state.collector.replicated.get("observation_statistics")

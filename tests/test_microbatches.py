@@ -189,7 +189,7 @@ TINY = ["--problem.num_prompts=6", "--problem.group_size=2", "--model.width=8", 
 
 def plan_of(out, *flags):
     argv = [f"--out={out}", *TINY, "--seeds=1", "--devices=1", "--warm_start.steps=0", *flags]
-    return prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, argv).settings)
+    return prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, argv).read())
 
 
 @pytest.mark.parametrize(

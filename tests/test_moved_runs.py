@@ -62,7 +62,7 @@ def project(kept):
 
 
 def resumed(script, out, **given):
-    return plan.prepare(SCRIPTS[script], of_folder(str(out / "runs" / script), **given).settings)
+    return plan.prepare(SCRIPTS[script], of_folder(str(out / "runs" / script), **given).read())
 
 
 @pytest.mark.usefixtures("trace_only")

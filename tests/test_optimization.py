@@ -25,7 +25,7 @@ from jaxrl_po.control.memory import transformer
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.lora import Lora
 from jaxrl_po.run.experiment import control as script
-from jaxrl_po.run.experiment import flags, plan
+from jaxrl_po.run.experiment import settings
 from jaxrl_po.types import ActorCritic, Facts, Problem
 
 # The norm is 5 · 10³, clipped to 1/2.
@@ -141,9 +141,8 @@ def test_optimizer_fields_without_effect_are_refused(module):
 
 
 def settled(*arguments):
-    sections = plan.sections_of(script.SCRIPT, script.Options())
-    given = flags.given([*tiny.CONTROL, *arguments], sections)
-    return plan.settle(script.SCRIPT, plan.fill(script.SCRIPT, given, {}), given)[0]["config"]
+    read = settings.parse(script.SCRIPT, [*tiny.CONTROL, *arguments])
+    return settings.settle(script.SCRIPT, read, script.open_world(read.config))[0].method
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,9 @@ def test_settings_for_which_a_module_stands_are_refused(given, settings, message
 
 
 def test_networks_of_ones_own_leave_out_what_was_tuned_for_others(tmp_path):
-    options = command.Options(env="Breakout-MinAtar")
+    options = command.ControlOptions(env="Breakout-MinAtar")
     assert any(name.startswith("network.") for name in command.tuned(options))
-    own = command.Options(env="Breakout-MinAtar", policy="own.py:actor")
+    own = command.ControlOptions(env="Breakout-MinAtar", policy="own.py:actor")
     assert command.tuned(own)
     assert not any(name.startswith("network.") for name in command.tuned(own))
     shared = command.tuned(options, {"network.shared_torso": True})

@@ -14,9 +14,10 @@ from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.memory import Memory
-from jaxrl_po.run.experiment import composition, models, plan, policies
+from jaxrl_po.run.experiment import composition, models, policies
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import settings as settings_lib
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store.metrics import read
 
@@ -80,9 +81,9 @@ def test_arguments_reach_the_template(place, tmp_path):
     flags = arguments(
         place, tmp_path / "run", train, '--task.template_arguments={"tools": [" w9 "]}'
     )
-    records = plan.parse(script.SCRIPT, flags, {})
-    base = models.read_base(str(place / "model"), records["model"])
-    task = models.make_task(records, base)
+    config = settings_lib.parse(script.SCRIPT, flags).config
+    base = models.read_base(str(place / "model"), config.model)
+    task = models.make_task(config, base)
     prompt = task.sample(jax.random.key(0), False)
     kept = prompt.tokens[int(prompt.pad) :].tolist()
     assert 9 in kept
@@ -96,11 +97,13 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     )
 
     def asked(*flags):
-        records = plan.parse(script.SCRIPT, arguments(place, tmp_path / "run", train, *flags), {})
-        base = models.read_base(str(place / "model"), records["model"])
-        task = models.make_task(records, base)
+        config = settings_lib.parse(
+            script.SCRIPT, arguments(place, tmp_path / "run", train, *flags)
+        ).config
+        base = models.read_base(str(place / "model"), config.model)
+        task = models.make_task(config, base)
         prompt = task.row(0)
-        return base.text, prompt.tokens[int(prompt.pad) :].tolist(), task.answer_length, records
+        return base.text, prompt.tokens[int(prompt.pad) :].tolist(), task.answer_length, config
 
     text, plain, *_ = asked()
     read = lambda *messages: list(text.encode(row_of({"messages": list(messages)})))  # noqa: E731
@@ -110,9 +113,9 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     assert asked("--task.system=w9")[1] == read(system, user) != read(user)
     assert asked("--task.template=w20 {prompt} w21")[1] == [20, *plain, 21]
     # A sentence fits, and the answer of one word does not set the budget.
-    *_, records = asked("--problem.max_new_tokens=0")
-    base = models.read_base(str(place / "model"), records["model"])
-    settings = composition.problem_settings(records, models.make_task(records, base), base)
+    *_, config = asked("--problem.max_new_tokens=0")
+    base = models.read_base(str(place / "model"), config.model)
+    settings = composition.problem_settings(config, models.make_task(config, base), base)
     assert settings.max_new_tokens == 64
     for flag, message in (
         (
@@ -134,8 +137,9 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
 def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, tmp_path):
     def config(*flags):
         given = arguments(place, tmp_path / "run", *flags)
-        records = plan.parse(script.SCRIPT, given, {})
-        return plan.settle(script.SCRIPT, records, given)[0]["config"]
+        return settings_lib.settle(script.SCRIPT, settings_lib.parse(script.SCRIPT, given), None)[
+            0
+        ].method
 
     whole, adapted = config("--total_steps=1600"), config("--total_steps=1600", "--lora.rank=2")
     assert adapted.learning_rate > 10 * whole.learning_rate
@@ -144,10 +148,10 @@ def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, t
     assert not adapted.use_reference
     assert config("--total_steps=80000").warm_up_iterations == 30
     given = {"config.warm_up_iterations": 50}
-    records = plan.parse(
-        script.SCRIPT, arguments(place, tmp_path / "run", *flags_lib.written(given)), {}
+    read = settings_lib.parse(
+        script.SCRIPT, arguments(place, tmp_path / "run", *flags_lib.written(given))
     )
-    assert plan.settle(script.SCRIPT, records, given)[0]["config"].warm_up_iterations == 50
+    assert settings_lib.settle(script.SCRIPT, read, None)[0].method.warm_up_iterations == 50
 
 
 def test_paths_of_prompts_are_kept_for_use_from_elsewhere(place, tmp_path, monkeypatch):
@@ -158,7 +162,7 @@ def test_paths_of_prompts_are_kept_for_use_from_elsewhere(place, tmp_path, monke
         "--task.train=chat.jsonl",
         "--task.test=more.jsonl",
     ]
-    task = plan.parse(script.SCRIPT, flags, {})["task"]
+    task = settings_lib.parse(script.SCRIPT, flags).config.task
     assert (task.train, task.test) == (f"{tmp_path}/chat.jsonl", f"{tmp_path}/more.jsonl")
 
 

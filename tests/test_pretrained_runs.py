@@ -20,8 +20,9 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, methods, models, plan
+from jaxrl_po.run.experiment import assembly, methods, models
 from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import settings as settings_lib
 from jaxrl_po.run.loop import programs, supervised
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
@@ -236,19 +237,17 @@ def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
     (share,) = re.findall(r"([\d.]+)% of the changed numbers round back", capsys.readouterr().out)
     assert 0.0 <= float(share) < 100.0
-    settings = plan.parse(script.SCRIPT, over(tmp_path / "a", *flags), {})
+    settings = settings_lib.parse(script.SCRIPT, over(tmp_path / "a", *flags)).config
     found = models.start(script.SCRIPT, settings)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(found.params)} == {"float32"}
 
 
 def job_of(flags):
-    records = plan.parse(script.SCRIPT, flags, {})
-    seeds = records[""].seeds
-    algorithm = methods.ALGORITHMS[records[""].algorithm]
-    one = Placement(seeds, 1, 1)
-    experiment = script.SCRIPT.build(records, algorithm, one)
+    config = settings_lib.parse(script.SCRIPT, flags).config
+    one = Placement(config.run.seeds, 1, 1)
+    experiment = script.SCRIPT.build(config, one)
     return assembly.make_job(
-        experiment, records[""], one, iterations=1, steps_per_iteration=8, log_every=1
+        experiment, config.run, one, iterations=1, steps_per_iteration=8, log_every=1
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.rewards import budget_with_room
 from jaxrl_po.run.errors import RunError
@@ -252,17 +251,17 @@ def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tm
     """DAPO leaves room around the longest answer for its penalty."""
     from jaxrl_po.run.devices.parallel import choose
     from jaxrl_po.run.experiment import language as script
-    from jaxrl_po.run.experiment import plan, rewarding
+    from jaxrl_po.run.experiment import rewarding, settings
 
     budgets = []
 
-    def fitted(problem, records, task, policy):
-        budgets.append((records["problem"].max_new_tokens, task.answer_length))
+    def fitted(problem, config, task, policy):
+        budgets.append((config.problem.max_new_tokens, task.answer_length))
         return problem
 
     monkeypatch.setattr(rewarding, "with_reward_model", fitted)
     flags = ["--algorithm=dapo", "--reward=model", "--task=addition", f"--out={tmp_path}/run"]
-    records = plan.parse(script.SCRIPT, [*flags, *SMALL], {})
-    script.build(records, dapo, choose("1", num_seeds=1, num_rows=2))
+    config = settings.parse(script.SCRIPT, [*flags, *SMALL]).config
+    script.build(config, choose("1", num_seeds=1, num_rows=2))
     [(budget, longest)] = budgets
     assert budget == budget_with_room(longest) > longest

@@ -12,7 +12,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping
+from jaxrl_po.run.experiment import control, flags, language, methods, plan, settings, sweeping
 from jaxrl_po.run.experiment.experiment import Experiment
 
 
@@ -252,19 +252,19 @@ def test_a_word_that_is_no_flag_is_named():
 def test_what_other_libraries_call_a_field_leads_to_ours(argument, meant):
     message = f"^{argument}: is not a setting; did you mean {meant}\\?$"
     with pytest.raises(ConfigError, match=message):
-        plan.parse(control.SCRIPT, [f"--{argument}=1"], {})
+        settings.parse(control.SCRIPT, [f"--{argument}=1"])
 
 
 def test_every_other_name_is_of_a_field():
     ppo, grpo = (
         {
             field.name
-            for record in plan.sections_of(script, options(algorithm=algorithm)).values()
+            for record in settings.sections_of(script, options(algorithm=algorithm)).values()
             for field in flags.settable(record)
         }
         for script, options, algorithm in (
-            (control.SCRIPT, control.Options, "ppo"),
-            (language.SCRIPT, language.Options, "grpo"),
+            (control.SCRIPT, control.ControlOptions, "ppo"),
+            (language.SCRIPT, language.LanguageOptions, "grpo"),
         )
     )
     assert set(flags.ALIASES.values()) <= ppo | grpo
@@ -295,7 +295,7 @@ def test_help_lists_every_field_with_its_default(monkeypatch, capsys):
     assert all(len(line) <= 80 for line in text.splitlines())
     for flag in (
         "--total_steps=500000",
-        "--config.learning_rate=0.001",
+        "--config.learning_rate=0.0003  (tuned: 0.001)",
         "--config.target_kl=0.02",
         "--problem.num_envs=16",
     ):
@@ -340,7 +340,7 @@ def test_a_decay_that_ends_before_the_run_is_refused(tmp_path):
 def test_what_was_tuned_for_paths_is_not_for_groups():
     def tuned(**changes):
         given = [f"--{name}={value}" for name, value in changes.items()]
-        options = flags.parse(given, {"": control.Options}, partial=True)[""]
+        options = flags.parse(given, {"": control.ControlOptions}, partial=True)[""]
         return control.tuned(options)
 
     assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="path") != {}
@@ -360,13 +360,13 @@ def test_what_was_tuned_for_paths_is_not_for_groups():
     ],
 )
 def test_transformer_memory_stops_early_unless_told(given, stored, stops):
-    config = plan.fill(control.SCRIPT, given, stored)["config"]
-    assert getattr(config, "early_stop", None) == stops
+    method = settings.read(control.SCRIPT, given, stored=stored).config.method
+    assert getattr(method, "early_stop", None) == stops
 
 
 def test_a_sweep_has_the_defaults_of_its_memory():
-    argv = ["--network.memory=transformer", "--config.learning_rate=1e-3,3e-4"]
-    assert sweeping.read(argv, sweeping.Options()).tuned["config.early_stop"]
+    given = {"network.memory": "transformer", "config.learning_rate": "1e-3,3e-4"}
+    assert sweeping.read(given, [], sweeping.Options()).tuned["config.early_stop"]
 
 
 def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_down):
@@ -375,22 +375,22 @@ def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_dow
     written_down(launch.control, decays)
     for arguments in ([], decays):
         longer = [*arguments, "--total_steps=6400", f"--out={out}", "--resume"]
-        given = Experiment.parse(control.SCRIPT, longer).settings
+        asked = Experiment.parse(control.SCRIPT, longer)
         with pytest.raises(
             ConfigError,
             match=r"^total_steps: must stay as it was, got 6400: .* Begin another one, with more",
         ):
-            plan.prepare(control.SCRIPT, given)
+            plan.prepare(control.SCRIPT, asked.read())
 
 
 def test_a_tuned_decay_ends_with_the_run(tmp_path, written_down):
     built, build = [], control.SCRIPT.build
 
-    def spy(records, *arguments):
-        built.append(records["config"].decay_iterations)
-        return build(records, *arguments)
+    def spy(config, *arguments):
+        built.append(config.method.decay_iterations)
+        return build(config, *arguments)
 
-    script = control.SCRIPT._replace(build=spy, defaults=lambda *_: {"config.decay_iterations": 7})
+    script = control.SCRIPT._replace(build=spy, tuned=lambda *_: {"config.decay_iterations": 7})
     main = functools.partial(launch.main, script)
     for arguments, want in (
         ([], 100),
@@ -474,15 +474,14 @@ def other_values(field):
 )
 def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
     """A default that loses its effect must not be an error."""
-    options = flags.parse(run, {"": script.options})[""]
-    plan.parse(script, run, {})
+    options = settings.parse(script, run).config.run
     refused = {}
-    for prefix, record in plan.sections_of(script, options).items():
+    for prefix, record in settings.sections_of(script, options).items():
         for field in flags.settable(record) if prefix else ():
             name = flags.join(prefix, field.name)
             for value in other_values(field):
                 try:
-                    plan.parse(script, [*run, f"--{name}={errors.shown(value)}"], {})
+                    settings.parse(script, [*run, f"--{name}={errors.shown(value)}"])
                 except ConfigError as error:
                     refused[name] = str(error)
     assert not {

@@ -18,7 +18,7 @@ from jaxrl_po.language import Transformer, demonstrations, tasks, warm_start
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment import models, plan
+from jaxrl_po.run.experiment import models, settings
 
 TASK = addition(2, zero_pad=False)  # answers differ in length
 MODEL = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2)
@@ -111,8 +111,8 @@ def read_task(tmp_path, rows, *flags):
     given = arguments(tmp_path, tmp_path / "run", train, *flags, "--algorithm=sft")
     gone = ("--problem.", "--eval_samples", "--config.num_ep", "--init_from")
     given = [flag for flag in given if not flag.startswith(gone)]
-    records = plan.parse(script.SCRIPT, given, {})
-    return models.make_task(records, None), given
+    config = settings.parse(script.SCRIPT, given).config
+    return models.make_task(config, None), given
 
 
 def test_a_text_is_demonstrated_after_an_end(tmp_path):

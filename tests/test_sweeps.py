@@ -17,7 +17,7 @@ from jaxrl_po.cli import sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.errors import RunError, UsageError
-from jaxrl_po.run.experiment import assembly, control, plan, search, sweeping, vmapped
+from jaxrl_po.run.experiment import assembly, control, search, settings, sweeping, vmapped
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
@@ -125,9 +125,9 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
     )
     assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
     (group,) = programs_run
-    assert {records["network"].width for records in group} == {8}
-    assert all(records["config"].num_epochs == 1 for records in group)
-    assert {float(records["config"].gamma) for records in group} == {0.99}
+    assert {each.config.network.width for each in group} == {8}
+    assert all(each.config.method.num_epochs == 1 for each in group)
+    assert {float(each.config.method.gamma) for each in group} == {0.99}
     assert json.loads((out / "sweep.json").read_text()) == rows
 
 
@@ -200,11 +200,11 @@ def test_what_is_best_can_be_given(tmp_path, programs_run, monkeypatch, capsys):
     best = next(
         line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")
     ).split()[1:]
-    sections = plan.sections_of(control.SCRIPT, control.Options())
-    records = flags_lib.parse(best, sections)
-    assert records["config"].early_stop
-    assert records["config"].target_kl in (0.5, 0.25)
-    assert records["config"].estimator == "monte_carlo"
+    sections = settings.sections_of(control.SCRIPT, control.ControlOptions())
+    method = flags_lib.parse(best, sections)["config"]
+    assert method.early_stop
+    assert method.target_kl in (0.5, 0.25)
+    assert method.estimator == "monte_carlo"
 
 
 def test_sweep_help_names_the_flags(capsys):
@@ -228,8 +228,8 @@ def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypat
     """The tuned one was found for another number of steps."""
     seen = []
 
-    def build(records, *others):
-        seen.append(records["config"].decay_iterations)
+    def build(config, *others):
+        seen.append(config.method.decay_iterations)
         raise UsageError("enough")
 
     monkeypatch.setattr(control, "build", build)
@@ -358,7 +358,7 @@ def test_runs_are_trained_from_one_evaluation_to_the_next(tmp_path):
     rows, _ = vmapped.train(
         setup,
         [Stride(stride=float(stride)) for stride in range(4)],
-        control.Options(seeds=2, devices="2"),
+        control.ControlOptions(seeds=2, devices="2"),
         tmp_path / "run",
         "walks",
         iterations=7,

@@ -19,9 +19,8 @@ from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
-from jaxrl_po.run.experiment import assembly, plan, tasks
+from jaxrl_po.run.experiment import assembly, settings, tasks
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.store import provenance
 
 HERE = Path(__file__).parent / "reward_functions.py"
@@ -141,8 +140,8 @@ def test_rows_of_the_test_set_select_no_checkpoint(tmp_path):
             *(f"--reward={HERE}:digits", "--problem.max_new_tokens=2", *tiny.MODEL),
             *("--warm_start.steps=0", "--problem.num_prompts=2", "--problem.group_size=2"),
         ]
-        records = plan.parse(script.SCRIPT, flags, {})
-        built = script.SCRIPT.build(records, ALGORITHMS["grpo"], Placement(1, 1, 1))
+        config = settings.parse(script.SCRIPT, flags).config
+        built = script.SCRIPT.build(config, Placement(1, 1, 1))
         own, shown, later = asked(built)
         assert own + later == list(range(own[0], last))
         assert (len(later), own[:2]) == (count, shown)
@@ -171,11 +170,11 @@ def test_no_program_of_a_run_holds_the_file(tmp_path):
         *("--warm_start.steps=2", "--warm_start.batch_size=2"),
         *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2"),
     ]
-    records = plan.parse(script.SCRIPT, flags, {})
+    config = settings.parse(script.SCRIPT, flags).config
     one = Placement(2, 1, 1)
-    experiment = script.SCRIPT.build(records, ALGORITHMS["grpo"], one)
+    experiment = script.SCRIPT.build(config, one)
     job = assembly.make_job(
-        experiment, records[""], one, iterations=1, steps_per_iteration=4, log_every=1
+        experiment, config.run, one, iterations=1, steps_per_iteration=4, log_every=1
     )
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(job.given))
     assert held > 80_000

@@ -237,9 +237,9 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
         if terminated or truncated:
             break
     # The same initial states, by the run's own evaluation of the same parameters.
-    built = control_command.build_problem({**records(out)}, None)
-    problem = built.problem
-    evaluated = control.make_evaluate(built.env, problem, num_episodes=64)
+    world = control_command.open_world(config_of(out))
+    problem = control_command.build_problem(config_of(out), world)
+    evaluated = control.make_evaluate(world.env, problem, num_episodes=64)
     stacked = stacked_state(out)
     one = jax.tree.map(lambda x: x[1], stacked)
     spread = evaluated(one.params, one.collector, jax.random.key(0))["return"]
@@ -274,7 +274,7 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
         run.load(tmp_path)
 
 
-def records(out):
+def config_of(out):
     from jaxrl_po.run.experiment import earlier
 
     return earlier.read(control_command.SCRIPT, "run", str(out))
@@ -283,7 +283,7 @@ def records(out):
 def stacked_state(out):
     from jaxrl_po.run.experiment import earlier
 
-    return earlier.state(control_command.SCRIPT, records(out), "run", str(out), "latest")[2]
+    return earlier.state(control_command.SCRIPT, config_of(out), "run", str(out), "latest")[2]
 
 
 def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):

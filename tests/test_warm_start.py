@@ -46,7 +46,7 @@ STEPS = 2 * BETWEEN + 5
 
 def job(out, *arguments):
     given = [*SMALL, *arguments, f"--out={out}"]
-    return plan.prepare(script.SCRIPT, Experiment.parse(script.SCRIPT, given).settings).job
+    return plan.prepare(script.SCRIPT, Experiment.parse(script.SCRIPT, given).read()).job
 
 
 def wait_for(function, *arguments):

@@ -349,7 +349,7 @@ WRONG = [
     Wrong(
         "the page of --help holds every flag",
         "run.experiment.flags",
-        "if everything or field.name in COMMON]",
+        "if everything or config.setting_of(field).common]",
         "]",
         ("test_script_flags.py::test_help_is_of_the_flags_that_most_runs_need",),
     ),

@@ -19,9 +19,9 @@ WRONG = [
     ),
     Wrong(
         "a run whose step size has decayed is told to change its decay",
-        "run.experiment.plan",
-        "if resumed:",
-        "if resumed and DECAY not in given:",
+        "run.experiment.settings",
+        "        if resumed:\n",
+        '        if resumed and origins[DECAY] == "stored":\n',
         ("test_script_flags.py::test_a_run_whose_step_size_has_decayed_is_not_extended",),
     ),
     Wrong(
@@ -193,7 +193,7 @@ WRONG = [
     Wrong(
         "a control run is read by way of the one that it began from",
         "run.experiment.earlier",
-        "        records = script.continued(records)\n",
+        "        config = script.continued(config)\n",
         "",
         ("test_init_from.py::test_a_control_run_needs_the_run_that_it_began_from_no_more",),
     ),

@@ -62,9 +62,9 @@ WRONG = [
     Wrong(
         "a resumed sweep takes the tuned settings of today",
         "run.experiment.sweeping",
-        'options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]',
-        "asked = asked._replace(tuned=control.defaults(control.Options()))\n"
-        '    options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]',
+        "asked = asked._replace(flags=asked.flags | found)",
+        "tuned = control.tuned(control.ControlOptions())\n"
+        "    asked = asked._replace(flags=asked.flags | found, tuned=tuned)",
         ("test_sweeps.py::test_a_sweep_that_is_resumed_is_the_one_that_was_begun",),
     ),
     Wrong(
@@ -112,8 +112,8 @@ WRONG = [
     Wrong(
         "a resumed run chooses its microbatches anew",
         "run.experiment.plan",
-        "FLAG not in {**before, **given}",
-        "FLAG not in given",
+        "FLAG not in {**before, **settings.given}",
+        "FLAG not in settings.given",
         ("test_microbatches.py::test_resumed_run_keeps_its_number",),
     ),
     Wrong(
@@ -154,7 +154,7 @@ WRONG = [
     Wrong(
         "a warning of a large kl knows no method",
         "run.experiment.plan",
-        'method=records["config"],',
+        "method=config.method,",
         "method=None,",
         ("test_doubts.py::test_a_job_has_its_methods_advice",),
     ),
@@ -168,7 +168,7 @@ WRONG = [
     Wrong(
         "transformer memory trains without an early stop",
         "run.experiment.control",
-        'given.get("network.memory") in unstable',
+        'values.get("network.memory") in unstable',
         "False",
         ("test_script_flags.py::test_transformer_memory_stops_early_unless_told",),
     ),
@@ -203,8 +203,8 @@ WRONG = [
     Wrong(
         "a sweep has the defaults of another memory",
         "run.experiment.sweeping",
-        "control.defaults(options, fixed)",
-        "control.defaults(options)",
+        "control.tuned(options, fixed)",
+        "control.tuned(options)",
         ("test_script_flags.py::test_a_sweep_has_the_defaults_of_its_memory",),
     ),
     Wrong(
@@ -618,9 +618,9 @@ WRONG = [
     ),
     Wrong(
         "a short run is all warm-up",
-        "run.experiment.plan",
-        "min(defaults[WARM_UP], iterations // 10)",
-        "defaults[WARM_UP]",
+        "run.experiment.settings",
+        "min(method.warm_up_iterations, iterations // 10)",
+        "method.warm_up_iterations",
         (
             "test_pretrained_input.py::"
             "test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth",

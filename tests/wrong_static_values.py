@@ -58,9 +58,9 @@ WRONG = [
     ),
     Wrong(
         "an experiment takes text for numbers",
-        "run.experiment.experiment",
-        "flags.require_kinds(given, settings)",
-        "",
+        "run.experiment.flags",
+        "if isinstance(value, str | tuple | list) or isinstance",
+        "if isinstance(value, tuple | list) or isinstance",
         (f"{TESTS}test_an_experiment_follows_the_rule_of_records",),
     ),
     Wrong(
@@ -80,7 +80,7 @@ WRONG = [
     Wrong(
         "a sweep takes lists of text for numbers",
         "run.experiment.sweeping",
-        "flags.require_kinds(each, flags.given(flags.written(each), sections))",
+        "flags.convert({name: value}, sections)",
         "pass",
         (f"{TESTS}test_a_sweep_takes_arrays_and_lists_of_scalars",),
     ),

@@ -117,7 +117,7 @@ WRONG = [
     Wrong(
         "a policy is loaded with other code than its run had",
         "run.experiment.earlier",
-        "folder.require_same(anew, stored, run)",
+        "folder.require_same(anew, stored, {}, run)",
         "pass",
         ("test_moved_runs.py::test_new_path_needs_the_same_content",),
     ),

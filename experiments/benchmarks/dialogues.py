@@ -29,7 +29,7 @@ from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.language import pretrained
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, flags, methods, plan
+from jaxrl_po.run.experiment import assembly, flags, settings
 from jaxrl_po.run.experiment import language as command
 from jaxrl_po.run.loop import programs
 
@@ -113,10 +113,10 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
         f"--problem.max_new_tokens={BUDGET}",
         *arguments,
     ]
-    records, place = plan.parse(command.SCRIPT, argv, {}), Placement(1, 1, 1)
-    experiment = command.SCRIPT.build(records, methods.ALGORITHMS["grpo"], place)
+    config, place = settings.parse(command.SCRIPT, argv).config, Placement(1, 1, 1)
+    experiment = command.build(config, place)
     job = assembly.make_job(
-        experiment, records[""], place, iterations=2**30, steps_per_iteration=1, log_every=1
+        experiment, config.run, place, iterations=2**30, steps_per_iteration=1, log_every=1
     )
     compiled = programs.compile_programs(job)
     state, rows = compiled.init(job.start), list[Any]()

@@ -1,7 +1,6 @@
 """The cells of the lecture's comparison table, each measured on a finished run of `language.py`."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from jaxrl_po.algorithms import dapo, npg
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import earlier, language, methods, tasks
+from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.store import metrics, statistics
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, SpeedUps
 
@@ -177,10 +177,9 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
       result: of the run.
       out: folder of its folder.
     """
-    records = earlier.read(language.SCRIPT, "out", str(out / result.name))
-    options, problem, config = records[""], records["problem"], records["config"]
-    algorithm = methods.ALGORITHMS[options.algorithm]
-    experiment = language.build(records, algorithm, Placement(1, 1, 1))
+    settings = earlier.read(language.SCRIPT, "out", str(out / result.name))
+    options, problem, config = settings.run, settings.problem, settings.method
+    experiment = language.build(settings, Placement(1, 1, 1))
     key = jax.random.key(0)
     start = key if experiment.given is None else (key, experiment.given)
     state = jax.eval_shape(experiment.learner.init, start)
@@ -212,11 +211,17 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
         if first["memory/peak_bytes"] is None
         else first["memory/peak_bytes"] / seeds,
         "completions per iteration": problem.num_prompts * problem.group_size,
-        "samples per prompt": problem.group_size * line_mean(result, "generation_batches", 1.0),
+        "samples per prompt": problem.group_size
+        * (line_mean(result, "generation_batches", None) or 1.0),
         "dead groups": line_mean(result, "dead_groups", None),
         "tokens per useful step": generated / useful if useful else None,
         "length slope": length_slope(
-            *token_weights(algorithm, config, untrained(records), jax.random.key(options.seed))
+            *token_weights(
+                methods.ALGORITHMS[options.algorithm],
+                config,
+                untrained(settings),
+                jax.random.key(options.seed),
+            )
         ),
         "seconds per iteration": sum(row.get("time/seconds", 0.0) for row in result.rows)
         / last["iteration"],
@@ -227,14 +232,15 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
     }
 
 
-def untrained(records: Mapping[str, Any]) -> Problem:
-    """The run's task with an untrained policy, whose responses have all lengths."""
-    task = tasks.entry(records[""].task).make(**vars(records["task"]))
+def untrained(config: LanguageConfig) -> Problem:
+    """Returns the run's task with an untrained policy, whose responses have all lengths."""
+    task = tasks.entry(config.run.task).make(**vars(config.task))
     assert isinstance(task, language_lib.Task)
+    assert isinstance(config.model, language_lib.ModelSettings)
     policy, critic = (
-        records["model"].build(task.tokenizer.size, outputs=outputs) for outputs in (0, 1)
+        config.model.build(task.tokenizer.size, outputs=outputs) for outputs in (0, 1)
     )
-    size = records["problem"].group_size
+    size = config.problem.group_size
     return language_lib.make_problem(
         task, policy, critic=critic, num_prompts=max(64 // size, 1), group_size=size
     )

@@ -16,14 +16,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_po import config
+from jaxrl_po import config as config_lib
 from jaxrl_po.config import SEED, ConfigError, Interval, static
 from jaxrl_po.control import adapt, make_record
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
 from jaxrl_po.run.experiment import control, earlier, flags
-from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import SCRIPTS
+from jaxrl_po.run.experiment.options import RunConfig
 from jaxrl_po.run.store import folder, statistics
 
 # The flag that sets the size of an evaluation, by script.
@@ -33,7 +35,7 @@ Scores = dict[str, np.ndarray[Any, Any]]
 """Name to the mean of each seed, `[S]`."""
 
 
-@config.record
+@config_lib.record
 class Options:
     """The evaluation."""
 
@@ -56,21 +58,22 @@ class Options:
     )
 
 
-def evaluate(options: Options, script: Script, records: dict[str, Any]) -> tuple[int, str, Scores]:
-    """Evaluates every seed of the run; `--size` replaces the size in `records`.
+def evaluate(options: Options, script: AnyScript, config: RunConfig) -> tuple[int, str, Scores]:
+    """Evaluates every seed of the run; `--size` replaces the size of its config.
 
     Returns:
       The iteration of the checkpoint; episodes or prompts of each seed, in words; the scores.
     """
     if options.size:
-        records[""] = dataclasses.replace(records[""], **{SIZES[script.name]: options.size})
+        sizes: Any = {SIZES[script.name]: options.size}
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, **sizes))
     experiment, iteration, state = earlier.state(
-        script, records, "run", options.run, options.checkpoint
+        script, config, "run", options.run, options.checkpoint
     )
-    seeds = records[""].seeds
+    seeds = config.run.seeds
     scorer = experiment.rewarded or contextlib.nullcontext()
     if experiment.host is not None:
-        rollouts = experiment.host.open(records[""].seed, range(seeds))
+        rollouts = experiment.host.open(config.run.seed, range(seeds))
         with contextlib.closing(rollouts), scorer:
             values = rollouts.evaluate(state, options.seed)
     else:
@@ -91,25 +94,26 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> tuple
     return iteration, size, scores
 
 
-def record(options: Options, script: Script, records: dict[str, Any]) -> None:
+def record(options: Options, script: AnyScript, config: RunConfig) -> None:
     """Writes greedy episodes of the first seed to `--record`.
 
     Raises:
       ConfigError: the run is not one in control, or in an environment that cannot be recorded.
     """
-    if script.name != control.SCRIPT.name:
+    if not isinstance(config, ControlConfig):
         raise ConfigError("record", "is for a run of jaxrl-po control")
     path = folder.require_file(options.record, ".npz", "record")
-    state = earlier.state(script, records, "run", options.run, options.checkpoint)[2]
-    problem, spaces, env, _ = control.build_problem(records, None)
+    state = earlier.state(script, config, "run", options.run, options.checkpoint)[2]
+    spaces, env, _ = world = control.open_world(config)
+    problem = control.build_problem(config, world)
     bound = None if env is None else adapt(env).max_steps
     if bound is None or not hasattr(spaces.observation, "shape"):
         raise ConfigError(
             "record",
-            f"{records[''].env} must be in JAX, with bounded episodes and one array as observation",
+            f"{config.run.env} must be in JAX, with bounded episodes and one array as observation",
         )
     made = make_record(
-        env, problem, num_episodes=options.size or records[""].eval_episodes, max_steps=bound
+        env, problem, num_episodes=options.size or config.run.eval_episodes, max_steps=bound
     )
     one = of_seed(state)
     steps, mask = jax.jit(made)(one.params, one.collector, jax.random.key(options.seed))
@@ -134,12 +138,12 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(argv, "jaxrl-po evaluate", summary, Options)
     if options is None:
         return 0
-    script, records = earlier.read_any(SCRIPTS.values(), "run", options.run)
+    script, config = earlier.read_any(SCRIPTS.values(), "run", options.run)
     if options.record:
-        record(options, script, records)
+        record(options, script, config)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
-    iteration, size, scores = evaluate(options, script, records)
-    asked, title = flags.flatten({"": options}), script.title(records)
+    iteration, size, scores = evaluate(options, script, config)
+    asked, title = flags.flatten({"": options}), script.title(config)
     lists = {name: values.tolist() for name, values in scores.items()}
     with folder.writing(path):
         content = {"options": asked, "run": title, "iteration": iteration}

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import config
+from jaxrl_po import config as config_lib
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, static
 from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import weights
@@ -23,7 +23,7 @@ from jaxrl_po.run.store import folder
 from jaxrl_po.types import PyTree
 
 
-@config.record
+@config_lib.record
 class Options:
     """The export."""
 
@@ -79,16 +79,17 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(argv, "jaxrl-po export", summary, Options)
     if options is None:
         return 0
-    script, records = earlier.read_any([language.SCRIPT], "run", options.run)
+    script = language.SCRIPT
+    config = earlier.read(script, "run", options.run)
     folder.require_name(options.out)
     out = Path(options.out)
     if not options.out:
         raise ConfigError("out", "must name a folder, e.g. trained")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError("out", f"must be a folder that is new or empty, got {options.out}")
-    earlier.require_seed("seed", options.seed, records[""].seeds, "run", options.run)
+    earlier.require_seed("seed", options.seed, config.run.seeds, "run", options.run)
     try:
-        base = models.read_base(records[""].init_from, records["model"])
+        base = models.read_base(config.run.init_from, config.model)
         before = base and weights.read(base.folder, base.model, dtype=None, place=on_host)
     except ConfigError as error:
         raise earlier.unsuitable("run", options.run, error) from None
@@ -98,8 +99,8 @@ def main(argv: Sequence[str]) -> int:
             f"{options.run} has a tokenizer that transformers cannot read: load it "
             "by jaxrl_po.run.load, or start another run from it by init_from",
         )
-    _, iteration, state = earlier.state(script, records, "run", options.run, options.checkpoint)
-    model = base.model.clone(lora=records["lora"].lora) if records["lora"].rank else base.model
+    _, iteration, state = earlier.state(script, config, "run", options.run, options.checkpoint)
+    model = base.model.clone(lora=config.lora.lora) if config.lora.rank else base.model
     params = models.trained(model, of_seed(state, options.seed).params)
     text, context, dtype = base.text, base.text.context, options.dtype or None
     if dtype is None:
@@ -120,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         raise ConfigError("run", f"{options.run}: {error.message}") from None
     which = f"{options.checkpoint} checkpoint (iteration {iteration})"
-    print(f"{script.title(records)}, seed {options.seed}, {which}")
+    print(f"{script.title(config)}, seed {options.seed}, {which}")
     if dtype is not None and changed and jnp.dtype(dtype).itemsize < 4:
         print(f"{lost / changed:.1%} of the changed numbers round back to the base's in {dtype}")
     print(f"see {out}")

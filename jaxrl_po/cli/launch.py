@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import jax
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.experiment import flags, training
-from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment import flags, settings, training
+from jaxrl_po.run.experiment.assembly import AnyScript
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
 from jaxrl_po.run.experiment.options import Options
-from jaxrl_po.run.experiment.plan import prepare, sections_of
+from jaxrl_po.run.experiment.plan import prepare
 
 
-def main(script: Script, argv: Sequence[str]) -> int:
+def main(script: AnyScript, argv: Sequence[str]) -> int:
     """Runs a script from its arguments; returns its exit status.
 
     It is 0 if the run is done, or was interrupted and saved; 1 if it diverged, a reward function
@@ -26,18 +26,16 @@ def main(script: Script, argv: Sequence[str]) -> int:
         resumed run none of whose checkpoints can be used.
     """
     asks, words = flags.help_of(argv)
-    options = flags.parse(words, {"": script.options}, partial=True)[""]
+    given, rest = flags.tokenize(words, script.every())
     if asks:
-        sections, name = sections_of(script, options), f"jaxrl-po {script.name}"
-        defaults = script.defaults(options, flags.given(words, sections))
-        everything = flags.EVERYTHING in argv
-        print(flags.usage(name, script.summary, sections, defaults, everything=everything))
+        print(settings.usage(script, given, rest, everything=flags.EVERYTHING in argv))
         return 0
+    options = settings.options_of(script, given)
     if options.compile_for:
-        return _compile(Experiment.parse(script, argv), options)
+        return _compile(Experiment.parse(script, words), options)
     training.join(options)
     with processes.together() as require_same:
-        plan = prepare(script, Experiment.parse(script, argv).settings, require_same)
+        plan = prepare(script, settings.read(script, given, rest), require_same)
     try:
         training.carry_out(plan, leave_early=True)
     except training.FAILURES as error:

@@ -8,7 +8,7 @@ the last evaluation, as text.
 import contextlib
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import config
+from jaxrl_po import config as config_lib
 from jaxrl_po.config import NON_NEGATIVE, SEED, ConfigError, Interval, static
 from jaxrl_po.control import Observation, adapt, recorded, unroll
 from jaxrl_po.control.actor import actor_of
@@ -24,11 +24,12 @@ from jaxrl_po.run.data import transcripts
 from jaxrl_po.run.devices.compilation import compiled, is_light
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.experiment import control, earlier, flags, language
+from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.figures import rendering
 from jaxrl_po.run.figures.rendering import Draw, Episode, Floats, Frame
 from jaxrl_po.run.host.vector_envs import Array, Source, Stepped, playable, quiet
 from jaxrl_po.run.store import folder, metrics
-from jaxrl_po.types import ActorCritic, CollectorState, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Problem, TrainState
 
 
 class Scene(NamedTuple):
@@ -54,7 +55,7 @@ SCENES = {
 OTHER = Scene(rendering.components, 10)
 
 
-@config.record
+@config_lib.record
 class Options:
     """The episode and its rendering."""
 
@@ -91,27 +92,30 @@ class Player(NamedTuple):
     """One seed at one checkpoint.
 
     Attributes:
-      built: its environment, and the problem whose policy acts.
+      world: Environment of the run.
+      problem: Problem whose policy acts.
       state: of the seed; its observation statistics are not updated.
       iteration: of the checkpoint.
       title: algorithm, environment and seed.
     """
 
-    built: control.Built
+    world: control.World
+    problem: Problem
     state: TrainState
     iteration: int
     title: str
 
 
-def restore(options: Options, records: Mapping[str, Any]) -> Player:
+def restore(options: Options, config: ControlConfig) -> Player:
     """Rebuilds the problem of the run and reads the checkpoint."""
-    run = records[""]
+    run = config.run
     earlier.require_seed("seed_index", options.seed_index, run.seeds, "run", options.run)
     which = options.run, options.checkpoint
-    _, iteration, state = earlier.state(control.SCRIPT, records, "run", *which)
-    title = f"{control.SCRIPT.title(records)}, seed {options.seed_index}"
+    _, iteration, state = earlier.state(control.SCRIPT, config, "run", *which)
+    title = f"{control.SCRIPT.title(config)}, seed {options.seed_index}"
     state = of_seed(state, options.seed_index)
-    return Player(control.build_problem(records, None), state, iteration, title)
+    world = control.open_world(config)
+    return Player(world, control.build_problem(config, world), state, iteration, title)
 
 
 def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
@@ -120,8 +124,8 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
     It is the first of the episodes that `control.make_evaluate` plays with this key.
     """
     # One episode needs one starting state.
-    environment = adapt(player.built.env)._replace(refresh=None)
-    actor = actor_of(player.built.problem)
+    environment = adapt(player.world.env)._replace(refresh=None)
+    actor = actor_of(player.problem)
     reset_key, step_key = jax.random.split(key)
     num_steps = min(max_steps, STEPS)
 
@@ -210,7 +214,7 @@ def film(player: Player, source: Source, options: Options, max_steps: int) -> tu
     Raises:
       PoolError: the environment failed.
     """
-    problem, greedy = player.built.problem, options.greedy
+    problem, greedy = player.problem, options.greedy
     act = jax.jit(functools.partial(recorded.act, problem, source.spaces, greedy=greedy))
     state = player.state._replace(key=jax.random.key(options.seed))
     memory, begins = actor_of(problem).start(1), np.zeros(1, bool)
@@ -268,7 +272,7 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
 def transcribe(options: Options) -> int:
     """Prints what a run of language wrote last, or writes it to a file."""
     for name in vars(options):
-        if name not in ("run", "out") and config.changed(options, name):
+        if name not in ("run", "out") and config_lib.changed(options, name):
             raise ConfigError(name, "must be left out with a run of jaxrl-po language")
     out = folder.require_file(options.out, ".txt") if options.out else None
     text = transcripts.latest(Path(options.run) / "samples.jsonl")
@@ -291,11 +295,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if earlier.maker([control.SCRIPT, language.SCRIPT], "run", options.run)[0] == language.SCRIPT:
         return transcribe(options)
-    records = earlier.read(control.SCRIPT, "run", options.run)
+    config = earlier.read(control.SCRIPT, "run", options.run)
     out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
-    player = restore(options, records)
-    source = player.built.source
-    own = adapt(player.built.env) if source is None else source
+    player = restore(options, config)
+    source = player.world.source
+    own = adapt(player.world.env) if source is None else source
     limit = options.max_steps or own.max_steps
     if not limit:
         raise ConfigError("max_steps", "must be at least 1: the environment has no limit")
@@ -303,7 +307,7 @@ def main(argv: Sequence[str]) -> int:
         key = jax.random.key(options.seed)
         episode = play(player, key, max_steps=int(limit), greedy=options.greedy)
         plain = Scene(rendering.grid, 10) if episode.observation.ndim == 4 else OTHER
-        scene = SCENES.get(records[""].env, plain)
+        scene = SCENES.get(config.run.env, plain)
     else:
         episode, scene = film(player, source, options, int(limit))
     with folder.writing(out):

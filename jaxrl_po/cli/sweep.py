@@ -25,13 +25,14 @@ SUMMARY = (
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status, 1 where an environment failed."""
     asks, words = flags.help_of(argv)
+    given, rest = flags.tokenize(words, sweeping.every())
     if asks:
-        options = flags.parse(words, {"": sweeping.Options}, partial=True)[""]
-        sections, everything = sweeping.sections_of(options), flags.EVERYTHING in argv
+        sections = sweeping.sections_of(sweeping.options_of(given))
+        everything = flags.EVERYTHING in argv
         print(flags.usage("jaxrl-po sweep", SUMMARY, sections, everything=everything))
         return 0
     try:
-        swept = sweeping.carry_out(argv, leave_early=True)
+        swept = sweeping.carry_out(given, rest, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -98,8 +98,12 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgra
         errors.require("compile_for", "libtpu", "tpu-compile")
     described = topology.describe(machine)
     # A cache would keep programs that this computer cannot run.
-    settings = {**experiment.settings, "compilation_cache": ""}
-    plan = prepare(SCRIPTS[experiment.script], settings, described=described.devices)
+    settings = experiment.read()
+    options = dataclasses.replace(settings.config.run, compilation_cache="")
+    settings = settings._replace(config=dataclasses.replace(settings.config, run=options))
+    plan = prepare(
+        SCRIPTS[experiment.script], settings._replace(stored={}), described=described.devices
+    )
     if plan.placement.num_devices != len(described.devices):
         number = len(described.devices)
         raise ConfigError("mesh", f"must use all {number} devices of compile_for = {machine}")

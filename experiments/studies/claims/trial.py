@@ -29,13 +29,14 @@ from jaxrl_po.run.experiment import (
     control,
     flags,
     language,
-    methods,
-    plan,
     search,
     user_code,
     vmapped,
 )
-from jaxrl_po.run.experiment.rewarding import VERIFIER
+from jaxrl_po.run.experiment import (
+    settings as run_settings,
+)
+from jaxrl_po.run.experiment.language_config import VERIFIER
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
@@ -102,14 +103,14 @@ def check(claim: Claim) -> None:
         for setting in claim.settings_of(name):
             require_learner(claim, setting, arm)
             if claim.warm_start:
-                plan.parse(language.SCRIPT, first(claim, setting), {})
+                run_settings.parse(language.SCRIPT, first(claim, setting))
 
 
 def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
     """Raises ConfigError for flags that do not parse, or that a study cannot train."""
     each = [settled(claim, setting, arm, value, []) for value in arm.values]
-    for records, iterations in each:
-        options = records[""]
+    for made, iterations in each:
+        options = made.run
         if not iterations or iterations % claim.evaluations:
             raise ConfigError(
                 "claim",
@@ -119,19 +120,18 @@ def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
         reward = getattr(options, "reward", VERIFIER)
         if getattr(options, "environment", "") or reward != VERIFIER:
             raise ConfigError("claim", "reward and environment of a study must be in its program")
-    if len({search.static_part(records) for records, _ in each}) > 1:
+    if len({search.static_part(config) for config, _ in each}) > 1:
         raise ConfigError("claim", f"{arm.tuned} cannot be tuned: only a number of config.* can")
 
 
 def settled(
     claim: Claim, setting: str, arm: Arm, value: float, start: Sequence[str]
-) -> tuple[dict[str, Any], int]:
-    """All records of an arm in a setting, and the iterations of a run."""
+) -> tuple[Any, int]:
+    """Returns the config of an arm in a setting, and the iterations of a run."""
     asked = {**claim.flags, **claim.settings[setting], **arm.flags, arm.tuned: value}
     given = [*flags.written(asked), *start]
-    records = plan.parse(claim.script, given, {})
-    names = flags.given(given, plan.sections_of(claim.script, records[""]))
-    return plan.settle(claim.script, records, names)
+    read = run_settings.parse(claim.script, given)
+    return run_settings.settle(claim.script, read, claim.script.open_world(read.config))
 
 
 class Runs(NamedTuple):
@@ -172,15 +172,15 @@ class Runs(NamedTuple):
     def train(self, values: Sequence[float], seeds: int, base_seed: int) -> list[Curves]:
         """Curves for each value, `[S, E]`."""
         asked = [settled(self.claim, self.setting, self.arm, each, self.start) for each in values]
-        records, iterations = [each for each, _ in asked], asked[0][1]
-        algorithm = methods.ALGORITHMS[records[0][""].algorithm]
+        configs, iterations = [each for each, _ in asked], asked[0][1]
+        script, first = self.claim.script, configs[0]
         options = dataclasses.replace(
-            records[0][""], seeds=seeds, seed=base_seed, devices=self.devices, mesh=""
+            first.run, seeds=seeds, seed=base_seed, devices=self.devices, mesh=""
         )
         with tempfile.TemporaryDirectory() as scratch:
             rows, _ = vmapped.train(
-                self.claim.script.build(records[0], algorithm, vmapped.ALONE),
-                [each["config"] for each in records],
+                script.build(first, vmapped.ALONE, script.open_world(first)),
+                [each.method for each in configs],
                 options,
                 Path(scratch),
                 f"{self.setting}, {self.name}",

@@ -1,8 +1,8 @@
 """What a training command builds of its flags, and the job over all seeds and devices."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
 from jaxrl_po.run.devices.sharding import LogicalAxes
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.options import Options, RunConfig
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.supervised import Warm
@@ -81,44 +81,59 @@ class Setup(NamedTuple):
     learned: tuple[int, int] | None = None
 
 
-class Script(NamedTuple):
+Config = TypeVar("Config", bound=RunConfig)
+World = TypeVar("World")
+
+
+class Script(NamedTuple, Generic[Config, World]):
     """What distinguishes one training command from another.
 
     Attributes:
-      name: of the script.
-      summary: first line of `--help`.
-      options: record of the flags without a prefix, an extension of `Options`.
-      defaults: options, and what is given of the other flags, to flags and their defaults, where
-        those of the records do not suit.
-      tuned: likewise to those of the defaults that are named before the run.
-      sections: options to prefix and record, beside `config`, which is the algorithm's.
-      rows: records to the rows (environments or prompts) of one seed.
-      steps: records to the environment steps (or completions) of one iteration of one seed.
-      shards_params: options to whether parameters are sharded over the data devices.
-      build: `(records, algorithm, placement) -> Setup`; raises ConfigError.
-      title: records to a title: algorithm and environment or task.
-      unit: name of a step, plural.
-      curves: metrics to draw, with their labels.
-      y_label: of the curves.
-      continued: records of a run to those with which it is resumed or loaded: without the run that
-        it began from, if its checkpoints hold all of that.
+      name: Name of the command.
+      summary: First line of `--help`.
+      options: Record of the flags without a prefix, an extension of `Options`.
+      config: Class of the config.
+      every: `() -> [(prefix, record)]`, all sections that the flags of a run may have.
+      require_known: `(options, given)`, raises ConfigError for given flags of sections that this
+        run lacks.
+      presets: `(options, values) -> {flag: default}`, defaults that replace those of the records.
+      tuned: `(options, values) -> {flag: default}`, defaults that are reported before the run.
+      sections: `(options) -> {prefix: record}`, sections beside `config`, which is the method's.
+      open_world: `(config) -> world`, makes what the run acts in once, such as an environment.
+      rows: `(config) -> int`, environments or prompts of one seed.
+      steps: `(config, world) -> int`, environment steps or completions of one iteration of a seed.
+      shards_params: `(options) -> bool`, whether parameters are sharded over the data devices.
+      build: `(config, placement, world) -> Setup`, raises ConfigError.
+      title: `(config) -> str`, method and environment or task.
+      unit: Name of a step, plural.
+      curves: Metrics to draw, with their labels.
+      y_label: Label of the curves' axis.
+      continued: `(config) -> config`, settings with which a run is resumed or loaded: without the
+        run that it began from, if its checkpoints hold all of that.
     """
 
     name: str
     summary: str
-    options: type
-    defaults: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+    options: type[Options]
+    config: type[Config]
+    every: Callable[[], Iterable[tuple[str, type]]]
+    require_known: Callable[[Any, Mapping[str, Any]], None]
+    presets: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
     tuned: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
     sections: Callable[[Any], Mapping[str, type]]
-    rows: Callable[[Mapping[str, Any]], int]
-    steps: Callable[[Mapping[str, Any]], int]
+    open_world: Callable[[Config], World]
+    rows: Callable[[Config], int]
+    steps: Callable[[Config, World], int]
     shards_params: Callable[[Any], bool]
-    build: Callable[[Mapping[str, Any], Any, Placement], Setup]
-    title: Callable[[Mapping[str, Any]], str]
+    build: Callable[[Config, Placement, World], Setup]
+    title: Callable[[Config], str]
     unit: str
     curves: tuple[plotting.Series, ...]
     y_label: str
-    continued: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda records: records
+    continued: Callable[[Config], Config] = lambda config: config
+
+
+AnyScript = Script[Any, Any]
 
 
 def make_job(

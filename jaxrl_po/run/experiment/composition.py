@@ -1,7 +1,6 @@
 """The learner of a language run: its models, its problem and its method."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_po import language
@@ -15,20 +14,19 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags, methods, models, rewarding
+from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
 
-def problem_settings(
-    records: Mapping[str, Any], task: AnyTask, base: models.Base | None = None
-) -> Any:
+def problem_settings(config: LanguageConfig, task: AnyTask, base: models.Base | None = None) -> Any:
     """`--problem.*`, with a token budget for the longest answer.
 
     A pretrained model answers in sentences, and soft overlong punishment needs room.
     """
-    settings, method = records["problem"], records["config"]
-    if settings.max_new_tokens or isinstance(task, Dialogue) or records[""].environment:
+    settings, method = config.problem, config.method
+    if settings.max_new_tokens or isinstance(task, Dialogue) or config.run.environment:
         return settings
     budget = task.answer_length
     if base is not None:
@@ -54,8 +52,7 @@ class Composition(NamedTuple):
     """What the learner of a language run is made of.
 
     Attributes:
-      records: prefix to record.
-      algorithm: the module of the method.
+      config: Settings of the run.
       placement: on devices.
       start: task, policy and initial parameters.
       settings: `--problem.*`, with its token budget.
@@ -66,8 +63,7 @@ class Composition(NamedTuple):
       critic: likewise, or None.
     """
 
-    records: Mapping[str, Any]
-    algorithm: Any
+    config: LanguageConfig
     placement: Placement
     start: models.Start
     settings: Any
@@ -91,8 +87,8 @@ class Composition(NamedTuple):
     @property
     def learned(self) -> tuple[int, int]:
         """See `Setup.learned`; rows that are shuffled, or lack some members, share no prompt."""
-        method, group = vars(self.records["config"]), self.settings.group_size
-        group = 1 if self.records[""].algorithm in methods.SUPERVISED else group
+        method, group = vars(self.config.method), self.settings.group_size
+        group = 1 if self.config.run.algorithm in methods.SUPERVISED else group
         parts, unused = method.get("num_minibatches", 1), method.get("extra_samples", 0)
         rows = (method.get("train_prompts") or self.settings.num_prompts) * (group - unused)
         return rows // (self.placement.data_devices * parts), 1 if parts > 1 or unused else group
@@ -102,7 +98,7 @@ class Composition(NamedTuple):
 
         Where there is something `given`, its `init` takes `(key, given)`.
         """
-        method = self.records["config"] if method is None else method
+        method = self.config.method if method is None else method
         given = self.given
         learner = self._compose(method, warm_start, given)
         if not given:
@@ -125,8 +121,8 @@ class Composition(NamedTuple):
             problem = problem._replace(speedups=SpeedUps())
         axis = self.placement.axis_name
         placed = dataclasses.replace(method, axis_name=axis)
-        learner: Learner = self.algorithm.make(placed, problem)
-        of_reference = self.records.get("reference")
+        learner: Learner = methods.ALGORITHMS[self.config.run.algorithm].make(placed, problem)
+        of_reference = self.config.reference
         if of_reference is not None and of_reference.enabled:
             learner = reference.with_reference_kl(
                 learner, problem, of_reference, num_parts=method.num_parts, axis_name=axis
@@ -134,10 +130,10 @@ class Composition(NamedTuple):
         return learner
 
     def _problem(self, warm_start: Any, given: PyTree) -> Problem:
-        records, task, policy, settings = self.records, self.start.task, self.policy, self.settings
+        config, task, policy, settings = self.config, self.start.task, self.policy, self.settings
         initial = {lora.BASE: given[lora.BASE]} if self.start.params else None
         shared: dict[str, Any] = {"initial": initial, "target": self.placement.target}
-        own = {"critic": self.critic, "warm": warm_start, "sampler": records.get("sampler")}
+        own = {"critic": self.critic, "warm": warm_start, "sampler": config.sampler}
         own |= shared | vars(settings)
         if self.columns is not None:
             assert isinstance(task, language.Task)
@@ -152,26 +148,27 @@ class Composition(NamedTuple):
         if isinstance(task, Dialogue):
             return language.dialogues.make_problem(task, policy, **own)
         source = reading(task, given)
-        if records[""].algorithm in methods.SUPERVISED:
+        if config.run.algorithm in methods.SUPERVISED:
             return demonstrations.make_problem(
                 source, policy, num_prompts=settings.num_prompts, **shared
             )
         problem = language.make_problem(source, policy, **own, verify=self.verify)
-        if records[""].reward == rewarding.MODEL:
-            settled = {**records, "problem": settings}
+        if config.run.reward == rewarding.MODEL:
+            settled = dataclasses.replace(config, problem=settings)
             problem = rewarding.with_reward_model(problem, settled, source, policy)
         return problem
 
 
 def sharded(
-    records: Mapping[str, Any], start: models.Start, placement: Placement
+    config: LanguageConfig, start: models.Start, placement: Placement
 ) -> tuple[Transformer, Transformer | None]:
     """The policy and, for the methods that have one, the critic; raises ConfigError."""
     policy, critic = start.policy, None
-    if records[""].algorithm in methods.WITH_CRITIC:
-        section = "critic" if start.base else "model"
-        with flags.locating({section: type(records[section])}):
-            critic = records[section].build(start.task.tokenizer.size, outputs=1)
+    if config.run.algorithm in methods.WITH_CRITIC:
+        section, sizes = ("critic", config.critic) if start.base else ("model", config.model)
+        assert isinstance(sizes, language.ModelSettings)
+        with flags.locating({section: type(sizes)}):
+            critic = sizes.build(start.task.tokenizer.size, outputs=1)
     if placement.cuts_params:
         models.require_shares(start, placement)
         mesh = parallel.make_mesh(placement)

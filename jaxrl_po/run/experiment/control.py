@@ -6,14 +6,16 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import config, control, losses
+from jaxrl_po import config as config_lib
+from jaxrl_po import control, losses
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, ConfigError
+from jaxrl_po.config import ConfigError
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.control.memory import MEMORIES
 from jaxrl_po.masked import Mean
@@ -21,8 +23,14 @@ from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, earlier, methods, suites, user_code
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.options import Options as RunOptions
-from jaxrl_po.run.experiment.options import option
+from jaxrl_po.run.experiment.control_config import (
+    GROUPS,
+    TRAJECTORIES,
+    VINE,
+    ControlConfig,
+    ControlOptions,
+)
+from jaxrl_po.run.experiment.options import AUTO
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.host.rollouts import HostProblem
@@ -36,12 +44,12 @@ class Sampling(NamedTuple):
     """A way to collect rollouts.
 
     Attributes:
-      settings: record of `--problem.*`.
-      build: `(env, **settings, network=…, axis_name=…, policy=…, critic=…) -> Problem`; only a path
-        pools statistics over devices and has a critic.
-      rows: settings to the number of rows that are sharded over devices.
-      steps: settings and the number of discrete actions to the environment steps of one iteration,
-        counting every simulated step.
+      settings: Record of `--problem.*`.
+      build: `(env, **settings, network=…, axis_name=…, policy=…, critic=…) -> Problem`; only
+        trajectories pool statistics over devices and have a critic.
+      rows: `(settings) -> int`, rows that are sharded over devices.
+      steps: `(settings, num_actions) -> int`, environment steps of one iteration, counting every
+        simulated step.
     """
 
     settings: type
@@ -51,19 +59,19 @@ class Sampling(NamedTuple):
 
 
 SAMPLINGS = {
-    "path": Sampling(
+    TRAJECTORIES: Sampling(
         control.Settings,
         control.make_problem,
         lambda s: s.num_envs,
         lambda s, _: s.num_envs * s.num_steps,
     ),
-    "groups": Sampling(
+    GROUPS: Sampling(
         control.GroupSettings,
         lambda env, *, axis_name, critic, **own: control.make_groups(env, **own),
         lambda s: s.num_prompts,
         lambda s, _: s.num_prompts * s.group_size * s.num_steps,
     ),
-    "vine": Sampling(
+    VINE: Sampling(
         control.VineSettings,
         lambda env, *, axis_name, critic, **own: control.make_vine(env, **own),
         lambda s: s.num_envs,
@@ -77,134 +85,78 @@ VINE_DOES_WITHOUT = {
 }
 
 
-@config.record
-class Options(RunOptions):
-    """The run as a whole."""
-
-    env: str = option(
-        "CartPole-v1",
-        "a registered gymnax environment, a class of your own as file.py:Name, one of another "
-        f"suite in JAX ({', '.join(f'{suite}:Name' for suite in suites.SUITES)}), or one that runs "
-        "on the host: envpool:Name, gymnasium:Name",
-        common=True,
-    )
-    env_params: str = option(
-        "",
-        "arguments of the environment, a JSON object: fields of the default parameters of one of "
-        "gymnax or of your own, or arguments of jaxrl_po.control.adapters, envpool.make or "
-        "gymnasium.make_vec",
-    )
-    policy: str = option(
-        "",
-        "a Flax module of your own as file.py:Name, in place of the policy of --network",
-        common=True,
-    )
-    critic: str = option("", "likewise, in place of the critic")
-    init_from: str = option(
-        "",
-        "folder of an earlier run of this script (the latest parameters of its first seed), with "
-        "which every seed begins; empty for none",
-        common=True,
-    )
-    demonstrations: str = option(
-        "",
-        "recorded episodes for --algorithm=sft, an .npz file of observation, action, terminated "
-        "and truncated, as jaxrl-po evaluate --record writes it",
-    )
-    sampling: str = option(
-        "auto",
-        "rollouts that continue in the next iteration (path), groups of episodes from one "
-        "initial state (groups), or branches from visited states (vine); auto is groups "
-        "for the methods without a critic, else path",
-        choices=("auto", *SAMPLINGS),
-    )
-    eval_episodes: int = option(
-        32, "greedy episodes per evaluation and seed", unit="episodes", within=COUNT
-    )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
-        super().validate()
-        if bool(self.demonstrations) != (self.algorithm in methods.SUPERVISED):
-            raise ConfigError(
-                "demonstrations",
-                "must name an .npz file with algorithm = sft and be left out with any other, got "
-                f"{self.demonstrations!r}",
-            )
-        if self.demonstrations and vector_envs.is_host(self.env):
-            raise ConfigError(
-                "demonstrations", f"must be left out with env = {self.env}, which is not in JAX"
-            )
-        for name in ("distributed", "deterministic"):
-            if getattr(self, name) and vector_envs.is_host(self.env):
-                raise ConfigError(
-                    name, f"must be off with env = {self.env}: its states cannot be saved"
-                )
+def default_sampling(options: ControlOptions) -> str:
+    """Returns the name of the way in which the method collects rollouts by default."""
+    return GROUPS if options.algorithm in methods.IN_GROUPS else TRAJECTORIES
 
 
-def default_sampling(options: Options) -> str:
-    """How the method collects rollouts unless told otherwise."""
-    return "groups" if options.algorithm in methods.IN_GROUPS else "path"
-
-
-def sampling(options: Options) -> Sampling:
-    """The way to collect rollouts that the options ask for."""
-    chosen = default_sampling(options) if options.sampling == "auto" else options.sampling
-    if options.critic and chosen != "path":
+def sampling(options: ControlOptions) -> Sampling:
+    """Returns the way to collect rollouts that the options ask for."""
+    chosen = default_sampling(options) if options.sampling == AUTO else options.sampling
+    if options.critic and chosen != TRAJECTORIES:
         raise ConfigError("critic", f"must be left out: sampling = {chosen} has no critic")
-    if vector_envs.is_host(options.env) and chosen in ("groups", "vine"):
+    if vector_envs.is_host(options.env) and chosen != TRAJECTORIES:
         raise ConfigError(
             "env",
             f"{options.env} cannot return to a state, as sampling = {chosen} does: choose "
-            f"sampling = path and one of {', '.join(methods.WITH_CRITIC)}, or an environment of "
-            "gymnax",
+            f"sampling = {TRAJECTORIES} and one of {', '.join(methods.WITH_CRITIC)}, or an "
+            "environment of gymnax",
         )
     return SAMPLINGS[chosen]
 
 
-def tuned(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
+def tuned(
+    options: ControlOptions, values: Mapping[str, Any] = MappingProxyType({})
+) -> Mapping[str, Any]:
     """Returns flag name to value: settings by a sweep, and those that suit the given memory.
 
     With a memory that needs it, a method that can stop early does. The stop bounds no single step
     of the optimizer: step sizes of 1e-3 and more can still lose half the return, and then mostly
     recover.
+
+    Args:
+      options: Settings of the run as a whole; `tuned` off returns nothing.
+      values: Flag name to value, of the flags given or stored.
     """
+    if not options.tuned:
+        return {}
     fields = methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
     unstable = [name for name, kind in MEMORIES.items() if kind and kind.needs_early_stop]
-    stops = given.get("network.memory") in unstable and "early_stop" in fields
-    return {**found_by_sweep(options, given), **({"config.early_stop": True} if stops else {})}
+    stops = values.get("network.memory") in unstable and "early_stop" in fields
+    return {**found_by_sweep(options, values), **({"config.early_stop": True} if stops else {})}
 
 
-def found_by_sweep(options: Options, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def found_by_sweep(options: ControlOptions, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns flag name to the value that a sweep found for method and environment; or empty."""
     path = tuned_file(options)
     # What was found for one way to sample does not apply to another.
     if (
         sources.is_source(options.env)
-        or options.sampling not in ("auto", default_sampling(options))
+        or options.sampling not in (AUTO, default_sampling(options))
         or not os.path.exists(path)  # `Path.exists` raises where a name is too long
     ):
         return {}
     flags_of_sweep: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["flags"]
     # What was found for other networks does not apply.
-    if options.policy or options.critic or given.get("network.shared_torso"):
+    if options.policy or options.critic or values.get("network.shared_torso"):
         return {k: v for k, v in flags_of_sweep.items() if not k.startswith("network.")}
     return flags_of_sweep
 
 
-def tuned_file(options: Options) -> Path:
-    """Where those are kept; the environments of MuJoCo share one file."""
+def tuned_file(options: ControlOptions) -> Path:
+    """Returns the file of those settings; the environments of MuJoCo share one."""
     name = vector_envs.family(options.env) if vector_envs.is_host(options.env) else options.env
     return CONFIGS / options.algorithm / f"{name.replace(':', '-')}.json"
 
 
-def defaults(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
-    """The flags that a sweep found; for DAPO, also without its treatment of overlong answers.
+def presets(options: ControlOptions, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns flag name to default: DAPO without its treatment of overlong answers.
 
     An episode that lasts to its time limit is not too long.
     """
+    del values
     overlong = {"config.overlong_filtering": False, "config.soft_overlong": False}
-    return {**(overlong if options.algorithm == "dapo" else {}), **tuned(options, given)}
+    return overlong if options.algorithm == "dapo" else {}
 
 
 def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:
@@ -214,65 +166,63 @@ def self_normalized(branches: int, distribution: Distribution, samples: Samples)
     return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
 
 
-class Built(NamedTuple):
-    """The problem of a run.
+class World(NamedTuple):
+    """Environment of a run.
 
     Attributes:
-      problem: see `Problem`.
-      spaces: what its policy sees and may do.
-      env: its environment, or None where it runs on the host.
-      source: of its environments on the host, or None.
+      spaces: Observations and actions of a policy.
+      env: Environment in JAX; None if it runs on the host.
+      source: Source of environments on the host; None if it is in JAX.
     """
 
-    problem: Problem
     spaces: control.Spaces
     env: Any
     source: vector_envs.Source | None
 
 
+def open_world(config: ControlConfig) -> World:
+    """Makes the environment of a run."""
+    options = config.run
+    if not vector_envs.is_host(options.env):
+        env = control.adapt(suites.make_env(options.env, options.env_params))
+        return World(env.spaces, env, None)
+    source = vector_envs.find(options.env, options.env_params)
+    if source.max_steps is None:
+        raise ConfigError(
+            "env",
+            f"{options.env} must bound its episodes for an evaluation: give env_params = "
+            '{"max_episode_steps": 1000}, say',
+        )
+    return World(source.spaces, None, source)
+
+
 def build_problem(
-    records: Mapping[str, Any], axis_name: str | None, target: Target | None = None
-) -> Built:
-    """The environment, and the problem made of it."""
-    options, settings, way = records[""], records["problem"], sampling(records[""])
-    network = records["network"]
+    config: ControlConfig, world: World, axis_name: str | None = None, target: Target | None = None
+) -> Problem:
+    """Builds the problem that is made of the environment."""
+    options, settings = config.run, config.problem
     own = {
         name: user_code.network(name, source) if source else None
         for name, source in (("policy", options.policy), ("critic", options.critic))
     }
-    if vector_envs.is_host(options.env):
-        source = vector_envs.find(options.env, options.env_params)
-        if source.max_steps is None:
-            raise ConfigError(
-                "env",
-                f"{options.env} must bound its episodes for an evaluation: give env_params = "
-                '{"max_episode_steps": 1000}, say',
-            )
-        problem = control.recorded_from_settings(
-            source.spaces, settings, network, axis_name=axis_name, target=target, **own
-        )
-        return Built(problem, source.spaces, None, source)
-    env = suites.make_env(options.env, options.env_params)
-    problem = way.build(
-        env, **vars(settings), network=network, axis_name=axis_name, target=target, **own
-    )
-    if options.demonstrations:
-        steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
-        if options.sampling not in ("auto", "path"):
-            raise ConfigError("sampling", "must be path with demonstrations")
-        if settings.normalize_observations:
-            raise ConfigError("problem.normalize_observations", "must be off with demonstrations")
-        problem = control.demonstrated(problem, *steps, num_steps=settings.num_steps)
-    return Built(problem, control.adapt(env).spaces, env, None)
+    of_run: dict[str, Any] = {"axis_name": axis_name, "target": target, **own}
+    if world.source is not None:
+        assert isinstance(settings, control.Settings)
+        return control.recorded_from_settings(world.spaces, settings, config.network, **of_run)
+    problem = sampling(options).build(world.env, **vars(settings), network=config.network, **of_run)
+    if not options.demonstrations:
+        return problem
+    steps = recordings.read(options.demonstrations, world.spaces)
+    if not isinstance(settings, control.Settings):
+        raise ConfigError("sampling", f"must be {TRAJECTORIES} with demonstrations")
+    if settings.normalize_observations:
+        raise ConfigError("problem.normalize_observations", "must be off with demonstrations")
+    return control.demonstrated(problem, *steps, num_steps=settings.num_steps)
 
 
-def steps(records: Mapping[str, Any]) -> int:
-    """Environment steps of one iteration of one seed."""
-    options, num_actions = records[""], 0
-    if not vector_envs.is_host(options.env):
-        env = suites.make_env(options.env, options.env_params)
-        num_actions = control.adapt(env).spaces.num_actions
-    return sampling(options).steps(records["problem"], num_actions)
+def steps(config: ControlConfig, world: World) -> int:
+    """Returns the environment steps of one iteration of one seed."""
+    return sampling(config.run).steps(config.problem, world.spaces.num_actions)
 
 
 def greedy(evaluate: Evaluate) -> Evaluate:
@@ -282,16 +232,16 @@ def greedy(evaluate: Evaluate) -> Evaluate:
     }
 
 
-def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
-    """The experiment: the method on the environment."""
-    options, settings = records[""], records["problem"]
+def build(config: ControlConfig, placement: Placement, world: World) -> assembly.Setup:
+    """Builds the method on the environment."""
+    options, settings, method = config.run, config.problem, config.method
     for name in ("overlong_filtering", "soft_overlong"):
-        if vars(records["config"]).get(name):
+        if vars(method).get(name):
             raise ConfigError(f"config.{name}", "must be false in control: no episode is too long")
-    make = algorithm.make
-    if options.sampling == "vine":
-        for name in sorted(VINE_DOES_WITHOUT & vars(records["config"]).keys()):
-            if config.changed(records["config"], name):
+    make = methods.ALGORITHMS[options.algorithm].make
+    if isinstance(settings, control.VineSettings):
+        for name in sorted(VINE_DOES_WITHOUT & vars(method).keys()):
+            if config_lib.changed(method, name):
                 raise ConfigError(
                     f"config.{name}",
                     "has no effect with sampling = vine, which has no critic and discounts by "
@@ -300,29 +250,28 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         if options.algorithm in ("npg", "trpo") and settings.num_branches:
             surrogate = functools.partial(self_normalized, settings.num_branches)
             make = functools.partial(make, surrogate=surrogate)
-    built = build_problem(records, placement.axis_name, placement.target)
+    problem = build_problem(config, world, placement.axis_name, placement.target)
     if options.init_from:
-        begun = earlier.begun(SCRIPT, built.problem, options.init_from)
-        built = built._replace(problem=begun)
+        problem = earlier.begun(SCRIPT, problem, options.init_from)
 
     def learner_of(method: Any) -> Learner:
-        learner: Learner = make(
-            dataclasses.replace(method, axis_name=placement.axis_name), built.problem
-        )
+        placed = dataclasses.replace(method, axis_name=placement.axis_name)
+        learner: Learner = make(placed, problem)
         return learner
 
-    learner = learner_of(records["config"])
-    if built.source is not None:
+    learner = learner_of(method)
+    if world.source is not None:
+        assert isinstance(settings, control.Settings)
         sizes = settings.num_envs, settings.num_steps, options.eval_episodes
-        host = HostProblem(built.source, built.problem, *sizes)
+        host = HostProblem(world.source, problem, *sizes)
         return assembly.Setup(
             learner, evaluate=None, score="greedy_return", host=host, learner_of=learner_of
         )
-    evaluate = control.make_evaluate(built.env, built.problem, num_episodes=options.eval_episodes)
-    environment, notes = control.adapt(built.env), tuple[str, ...]()
-    if environment.refresh is not None:
+    evaluate = control.make_evaluate(world.env, problem, num_episodes=options.eval_episodes)
+    notes = tuple[str, ...]()
+    if world.env.refresh is not None:
         notes = (
-            f"starting states are drawn every {environment.reset_interval} steps where they were "
+            f"starting states are drawn every {world.env.reset_interval} steps where they were "
             'used, and where needed, not in each step (--env_params={"reset_interval": 1})',
         )
     return assembly.Setup(
@@ -335,23 +284,39 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     )
 
 
+def every() -> list[tuple[str, type]]:
+    """Returns prefix and record of all sections that a run in control may have."""
+    return [
+        ("", ControlOptions),
+        *(("config", module.Config) for module in methods.ALGORITHMS.values()),
+        *(("problem", way.settings) for way in SAMPLINGS.values()),
+        ("network", control.NetworkSettings),
+    ]
+
+
 SCRIPT = Script(
     name="control",
     summary="Trains a method of policy optimisation on a control environment.",
-    options=Options,
-    defaults=defaults,
+    options=ControlOptions,
+    config=ControlConfig,
+    every=every,
+    require_known=lambda options, given: None,
+    presets=presets,
     tuned=tuned,
     sections=lambda options: {
         "problem": sampling(options).settings,
         "network": control.NetworkSettings,
     },
-    rows=lambda records: sampling(records[""]).rows(records["problem"]),
+    open_world=open_world,
+    rows=lambda config: sampling(config.run).rows(config.problem),
     steps=steps,
     shards_params=lambda options: False,
     build=build,
-    title=lambda records: f"{records[''].algorithm} on {sources.short(records[''].env)}",
+    title=lambda config: f"{config.run.algorithm} on {sources.short(config.run.env)}",
     unit="environment steps",
     curves=(Series("episode_return", "training"), Series("greedy_return", "greedy")),
     y_label="return (reward units)",
-    continued=lambda records: {**records, "": dataclasses.replace(records[""], init_from="")},
+    continued=lambda config: dataclasses.replace(
+        config, run=dataclasses.replace(config.run, init_from="")
+    ),
 )

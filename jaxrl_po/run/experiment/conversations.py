@@ -1,46 +1,28 @@
 """`--environment`: from flags to dialogues on the host, checked before anything compiles."""
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_po import config, language
+from jaxrl_po import language
 from jaxrl_po.algorithms import dapo
-from jaxrl_po.config import COUNT, POSITIVE, ConfigError, number, static
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import tools as tools_lib
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import models, rewarding
+from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner
 from jaxrl_po.run.store import sources
 
 
-@config.record
-class Settings:
-    """Dialogues with an environment in Python."""
-
-    turns: int = static(
-        8, "messages of a dialogue; one that still calls tools then is cut", within=COUNT
-    )
-    reply_length: int = static(
-        256,
-        "tokens of the longest reply of tools, and of what a reset adds to a prompt; longer ones "
-        "are cut",
-        unit="tokens",
-        within=COUNT,
-    )
-    timeout: float = number(
-        10.0, "time limit of one call of a method", unit="seconds", within=POSITIVE
-    )
-
-
 def make(
-    records: Mapping[str, Any],
+    config: LanguageConfig,
     start: models.Start,
     rewarded: HostScore | None,
     placement: Placement,
@@ -48,7 +30,7 @@ def make(
     """The dialogues of a run; its environments are started.
 
     Args:
-      records: prefix to record.
+      config: Settings of the run.
       start: what the run trains.
       rewarded: functions of `--reward`, or None.
       placement: on devices.
@@ -57,13 +39,15 @@ def make(
       UsageError: flags that do not fit, a class that cannot be used, or a chat template that does
         not write what is needed; names the flag.
     """
-    options, settings, sizes = records[""], records["environment"], records["problem"]
-    require_fit(records, start, placement)
+    options, settings, sizes = config.run, config.environment, config.problem
+    assert isinstance(sizes, Sampling)
+    assert settings is not None
+    require_fit(config, start, placement)
     assert start.base is not None
     assert isinstance(start.task, language.Task)
     template = start.base.text.template
     assert template is not None
-    rows = read_rows(records)
+    rows = read_rows(config)
     environments = Environments(options.environment, float(settings.timeout))
     offer = environments.start(list(rows[0]))
     try:
@@ -71,7 +55,7 @@ def make(
             raise ConfigError(
                 "environment", "must have a method get_reward, or reward must name functions"
             )
-        written = records["task"].template_arguments
+        written = config.task.template_arguments
         arguments = errors.json_object("task.template_arguments", written)
         try:
             found = tools_lib.read(template, start.base.text.tokenizer, offer.tools, arguments)
@@ -98,9 +82,9 @@ def make(
     return HostDialogues(scene, options.eval_prompts, options.eval_samples, options.show)
 
 
-def require_fit(records: Mapping[str, Any], start: models.Start, placement: Placement) -> None:
+def require_fit(config: LanguageConfig, start: models.Start, placement: Placement) -> None:
     """Raises ConfigError for flags that do not go together with `--environment`."""
-    options = records[""]
+    options = config.run
     if not sources.is_source(options.environment):
         raise ConfigError("environment", "must be a file and a class, file.py:Class")
     if not options.init_from:
@@ -118,28 +102,28 @@ def require_fit(records: Mapping[str, Any], start: models.Start, placement: Plac
         )
     if options.reward == rewarding.MODEL:
         raise ConfigError("reward", f"must be left out with environment, got {options.reward}")
-    if records["warm_start"].steps:
+    if config.warm_start is not None and config.warm_start.steps:
         raise ConfigError("warm_start.steps", "must be 0 with environment")
-    if vars(records["config"]).get("dynamic_sampling") == dapo.REFILL:
+    if vars(config.method).get("dynamic_sampling") == dapo.REFILL:
         raise ConfigError(
             "config.dynamic_sampling",
             f"must be {dapo.REWEIGHT} or off with environment: a refill needs JAX",
         )
-    if not records["problem"].max_new_tokens:
+    if not config.problem.max_new_tokens:
         raise ConfigError(
             "problem.max_new_tokens",
             "must be given with environment: the token budget of a message",
         )
 
 
-def read_rows(records: Mapping[str, Any]) -> list[dict[str, Any]]:
+def read_rows(config: LanguageConfig) -> list[dict[str, Any]]:
     """The columns of each prompt of the task, in its order; the messages are `prompt`, as in TRL.
 
     Raises:
       ConfigError: messages without one of the user, to which a reset could add, or that end with
         the assistant's.
     """
-    task = records["task"]
+    task = config.task
     parts = tables.read_rows(
         task.train, task.test, float(task.test_fraction), answers=False, whole=True
     )

@@ -16,9 +16,10 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.experiment import assembly, flags, methods, plan
-from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment import assembly, flags, settings
+from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
+from jaxrl_po.run.experiment.language_config import LanguageConfig
+from jaxrl_po.run.experiment.options import Options, RunConfig
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import checkpoint, folder, provenance, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
@@ -36,11 +37,11 @@ class NoCheckpoint(ConfigError):
     """The folder of a run holds no checkpoint of a kind."""
 
 
-def read(script: Script, flag: str, run: str) -> dict[str, Any]:
-    """The settings of an earlier run of a script, prefix to record.
+def read(script: Script[Config, World], flag: str, run: str) -> Config:
+    """Returns the config of an earlier run of a command.
 
     Args:
-      script: the script that made the run.
+      script: Command that made the run.
       flag: name of the flag that names its folder, for messages.
       run: the folder.
 
@@ -48,13 +49,14 @@ def read(script: Script, flag: str, run: str) -> dict[str, Any]:
       ConfigError: not a run of that script, or one of another version of the library; names the
         flag.
     """
-    return read_any([script], flag, run)[1]
+    config: Config = read_any([script], flag, run)[1]
+    return config
 
 
 def read_any(
-    scripts: Collection[Script], flag: str, run: str, own: Mapping[str, Any] = {}
-) -> tuple[Script, dict[str, Any]]:
-    """The script among several that made an earlier run, and the run's settings; see `read`.
+    scripts: Collection[AnyScript], flag: str, run: str, own: Mapping[str, Any] = {}
+) -> tuple[AnyScript, Any]:
+    """Returns the command among several that made an earlier run, and its config; see `read`.
 
     `own` are objects of Python that are given again, and new paths of files and folders, by flag.
     """
@@ -62,14 +64,14 @@ def read_any(
     code = stored.get("resolved", {}).get(sources.DIGESTS, {})
     of_files = {x for x in code if sources.in_file(stored.get(x, ""))}
     anew = {x: path for x, path in sources.absolute(own).items() if x in of_files}
-    folder.require_same(anew, stored, run)
+    folder.require_same(anew, stored, {}, run)
     try:
-        return script, plan.parse(script, [], {**stored, **own})
+        return script, settings.read(script, {}, stored={**stored, **own}).config
     except ConfigError as error:
         raise unsuitable(flag, run, error) from None
 
 
-def maker(scripts: Collection[Script], flag: str, run: str) -> tuple[Script, dict[str, Any]]:
+def maker(scripts: Collection[AnyScript], flag: str, run: str) -> tuple[AnyScript, dict[str, Any]]:
     """The script among several that made an earlier run, and its settings as stored; see `read`."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
@@ -106,15 +108,15 @@ def settings_of(flag: str, run: str, makers: str) -> dict[str, Any]:
 
 
 def state(
-    script: Script, records: Mapping[str, Any], flag: str, run: str, kind: str
+    script: AnyScript, config: RunConfig, flag: str, run: str, kind: str
 ) -> tuple[assembly.Setup, int, TrainState]:
     """The experiment of a run and its newest intact checkpoint of a kind, on one device.
 
     The optimizer state, which only training needs, is not restored.
 
     Args:
-      script: the script that made the run.
-      records: its settings, see `read`.
+      script: Command that made the run.
+      config: Settings of the run, see `read`.
       flag: name of the flag that names its folder, for messages.
       run: the folder.
       kind: see `CHECKPOINTS`.
@@ -126,9 +128,9 @@ def state(
       ConfigError: no such checkpoint, one of another version of the library, a file of the user
         that is gone, or another base or, at a new path, other prompts than the run had.
     """
-    options = records[""]
-    settings = flags.flatten(records)
-    for file in sources.files(settings):
+    options = config.run
+    values = flags.flatten(config.sections())
+    for file in sources.files(values):
         if not os.path.isfile(file):
             raise ConfigError(
                 flag,
@@ -138,16 +140,15 @@ def state(
     parallel.device_count()
     try:
         placement = Placement(options.seeds, 1, 1)
-        algorithm = methods.ALGORITHMS[options.algorithm]
-        records = script.continued(records)
-        if "model" in records:  # its kernels are for training, and may not be here
-            model = dataclasses.replace(records["model"], fused_attention=False)
-            records = {**records, "model": model}
-        experiment = script.build(records, algorithm, placement)
+        config = script.continued(config)
+        if isinstance(config, LanguageConfig):  # kernels are for training, and may not be here
+            model = dataclasses.replace(config.model, fused_attention=False)
+            config = dataclasses.replace(config, model=model)
+        experiment = script.build(config, placement, script.open_world(config))
         require_base(experiment.base, flag, run)
         stored = folder.read_settings(Path(run), flag)
         # Elsewhere a file may change, and the text of a chat template with today's date does.
-        if any(settings.get(name, "") != stored.get(name, "") for name in sources.DATA):
+        if any(values.get(name, "") != stored.get(name, "") for name in sources.DATA):
             before = stored.get("resolved", {})
             provenance.require_data(provenance.PROMPTS, experiment.prompts, before, flag, run)
         of_run = dataclasses.replace(options, out=run)
@@ -213,7 +214,7 @@ def unsuitable(flag: str, run: str, error: Exception) -> ConfigError:
     return ConfigError(flag, f"{run}{why}: {error}")
 
 
-def begun(script: Script, problem: Problem, run: str) -> Problem:
+def begun(script: AnyScript, problem: Problem, run: str) -> Problem:
     """The problem whose parameters, and statistics of observations, are those a run ended with.
 
     A critic of other shapes, or where that run has none, begins afresh.
@@ -227,9 +228,9 @@ def begun(script: Script, problem: Problem, run: str) -> Problem:
       ConfigError: the policy has other shapes, only one of them normalises observations, or the
         run has no intact checkpoint.
     """
-    records = read(script, "init_from", run)
+    config = read(script, "init_from", run)
     try:
-        saved = of_seed(state(script, records, "init_from", run, "latest")[2])
+        saved = of_seed(state(script, config, "init_from", run, "latest")[2])
     except NoCheckpoint:
         raise ConfigError(
             "init_from", f"{run} holds no intact checkpoint; wait for one, or choose another run"

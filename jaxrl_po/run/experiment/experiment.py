@@ -10,12 +10,19 @@ from jaxrl_po import config
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import control, flags, language, models, plan
-from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment import control, flags, language, settings
+from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.control_config import ControlOptions
+from jaxrl_po.run.experiment.language_config import LanguageOptions
+from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.store import folder, sources
-from jaxrl_po.run.store.sources import Given
 
-SCRIPTS = {script.name: script for script in (control.SCRIPT, language.SCRIPT)}
+UNSET: Any = object()  # of a keyword that is left out
+SCRIPTS: dict[str, AnyScript] = {x.name: x for x in (control.SCRIPT, language.SCRIPT)}
+CONTROL, LANGUAGE = (
+    {field.name for field in dataclasses.fields(record)}
+    for record in (ControlOptions, LanguageOptions)
+)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -43,38 +50,80 @@ class Experiment:
     script: str
     settings: Mapping[str, Any]
 
-    def __init__(self, *, over: Mapping[str, Any] = MappingProxyType({}), **flags_: Any):
-        if {"env", "task"} <= flags_.keys():
+    def __init__(
+        self,
+        *,
+        over: Mapping[str, Any] = MappingProxyType({}),
+        algorithm: str = UNSET,
+        out: str | os.PathLike[str] = UNSET,
+        seeds: int = UNSET,
+        seed: int = UNSET,
+        total_steps: int = UNSET,
+        devices: int | str = UNSET,
+        mesh: str = UNSET,
+        log_every: int = UNSET,
+        eval_every: int = UNSET,
+        checkpoint_every: int = UNSET,
+        deterministic: bool = UNSET,
+        compilation_cache: str = UNSET,
+        tensorboard: bool = UNSET,
+        wandb: str = UNSET,
+        resume: bool = UNSET,
+        overwrite: bool = UNSET,
+        compile_for: str = UNSET,
+        json: bool = UNSET,
+        distributed: bool = UNSET,
+        coordinator: str = UNSET,
+        num_processes: int = UNSET,
+        process_id: int = UNSET,
+        coordinator_timeout: int = UNSET,
+        env: Any = UNSET,
+        env_params: str = UNSET,
+        policy: Any = UNSET,
+        critic: Any = UNSET,
+        init_from: str | os.PathLike[str] = UNSET,
+        demonstrations: str | os.PathLike[str] = UNSET,
+        sampling: str = UNSET,
+        tuned: bool = UNSET,
+        eval_episodes: int = UNSET,
+        task: Any = UNSET,
+        teacher: str | os.PathLike[str] = UNSET,
+        environment: Any = UNSET,
+        reward: Any = UNSET,
+        eval_prompts: int = UNSET,
+        eval_samples: int = UNSET,
+        reward_weights: str | Sequence[float] = UNSET,
+        reward_timeout: float = UNSET,
+        shard_params: bool = UNSET,
+        show: int = UNSET,
+        **unknown: Any,
+    ):
+        found = {**locals(), "self": UNSET, "over": UNSET, "unknown": UNSET}
+        given = {name: value for name, value in found.items() if value is not UNSET}
+        if {"env", "task"} <= given.keys():
             raise ConfigError("env", "must be left out beside task: an experiment has one of them")
-        given = with_names({**flags_, **over})
-        own = {field.name for field in dataclasses.fields(language.Options)}
-        shared = {field.name for field in dataclasses.fields(control.Options)}
-        script = SCRIPTS["language" if flags_.keys() & own - shared else "control"]
-        self._read(script, given)
+        of_language = given.keys() & (LANGUAGE - CONTROL)
+        script = SCRIPTS["language" if of_language else "control"]
+        self._read(script, with_names({**given, **unknown, **over}))
 
     @classmethod
-    def parse(cls, script: Script, argv: Sequence[str]) -> Self:
-        """The experiment of a command's arguments; raises ConfigError."""
+    def parse(cls, script: AnyScript, argv: Sequence[str]) -> Self:
+        """Returns the experiment of a command's arguments."""
         made = object.__new__(cls)
-        made._read(script, {}, argv)
+        made._read(script, *flags.tokenize(argv, script.every()))
         return made
 
-    def _read(self, script: Script, given: Mapping[str, Any], argv: Sequence[str] = ()) -> None:
-        argv = argv or flags.written(given)
-        own = {name: value for name, value in given.items() if isinstance(value, Given)}
-        if script is language.SCRIPT:
-            models.require_effect(argv, language.Options)
-        top = {"": script.options}
-        asked = flags.given(argv, top, partial=True) | own
-        options = flags.fill(asked, top)[""]
-        stored = plan.stored(script, options) if options.resume else {}
-        if options.resume:  # the method of the run that is resumed decides which flags there are
-            options = flags.fill(asked, top, stored=stored)[""]
-        settings = flags.given(argv, plan.sections_of(script, options)) | own
-        flags.require_kinds(given, settings)
-        plan.fill(script, settings, stored)
+    def _read(self, script: AnyScript, given: Mapping[str, Any], rest: Sequence[str] = ()) -> None:
+        read = settings.read(script, given, rest)
         object.__setattr__(self, "script", script.name)
-        object.__setattr__(self, "settings", MappingProxyType(settings))
+        object.__setattr__(self, "settings", MappingProxyType(read.given))
+
+    def read(self) -> Settings[Any]:
+        """Returns all settings, with those of the run in the folder if it is resumed."""
+        return settings.read(SCRIPTS[self.script], self.settings)
+
+    def __hash__(self) -> int:
+        return hash((self.script, *sorted(self.settings.items())))
 
     def __getstate__(self) -> Any:
         return self.script, dict(self.settings)

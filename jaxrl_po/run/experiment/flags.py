@@ -9,9 +9,9 @@ has no flag.
 import contextlib
 import dataclasses
 import difflib
-import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from absl import flags as absl_flags
@@ -20,38 +20,17 @@ from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
 from jaxrl_po.run.errors import RunError, UsageError, format_error, shown
 from jaxrl_po.run.loop import streams
+from jaxrl_po.run.store.sources import DIGESTS
 
 Values = dict[str, Any]
 EVERYTHING = "--help=all"
 HELP = ("--help", "-help", "-h", EVERYTHING)
-# Fields that most runs need; `--help` shows these alone.
-COMMON = {
-    *("algorithm", "out", "seeds", "seed", "total_steps", "devices", "resume", "overwrite"),
-    *("tensorboard", "wandb", "env", "policy", "task", "init_from", "reward", "environment"),
-    *("gamma", "lambda_", "learning_rate", "value_learning_rate", "num_epochs"),
-    *("num_minibatches", "num_microbatches", "epsilon_low", "epsilon_high"),
-    *("entropy_coefficient", "max_kl", "use_reference", "kl_coefficient", "penalty"),
-    *("num_envs", "num_steps", "normalize_observations", "scale_rewards"),
-    *("num_prompts", "group_size", "max_new_tokens", "temperature"),
-    *("width", "depth", "memory", "layers", "heads", "rank"),
-    *("num_digits", "length", "max_turns", "train", "test", "template", "steps"),
-    *("evaluations", "draws"),
-}
+FORMER_SECTIONS = {"tools": "environment"}  # in folders of former versions
+ORIGINS = ("given", "stored", "tuned", "preset", "default")  # the first that has a value wins
 
 
-class _Named(absl_flags.ArgumentParser[Any]):
-    """A parser whose error names the flag and the kind of value that it takes."""
-
-    def __init__(self, name: str, kind: type, parser: Any):
-        self.name, self.kind, self.parser = name, kind, parser
-
-    def parse(self, argument: Any) -> Any:
-        try:
-            return self.parser.parse(argument)
-        except (TypeError, ValueError, OverflowError):
-            raise ConfigError(
-                self.name, f"must be {_TYPES[self.kind][1]}, got {argument!r}"
-            ) from None
+class Text(str):
+    """Value of a flag as written on a command line, before it is converted."""
 
 
 class _Integer(absl_flags.IntegerParser):
@@ -66,24 +45,18 @@ class _Integer(absl_flags.IntegerParser):
             return int(number)
 
 
-class _Integers(absl_flags.ArgumentParser):
-    """Integers separated by commas, e.g. `64,64`."""
-
-    def parse(self, argument: Any) -> tuple[int, ...]:
-        return (
-            argument
-            if isinstance(argument, tuple)
-            else tuple(_Integer().convert(item) for item in str(argument).split(",") if item)
-        )
+def _integers(text: str) -> tuple[int, ...]:
+    """Returns integers separated by commas, e.g. `64,64`."""
+    return tuple(_Integer().convert(item) for item in text.split(",") if item)
 
 
-# Type of a value to what defines its flag, and what it takes in words.
-_TYPES: dict[type, tuple[Callable[..., Any], str]] = {
-    bool: (absl_flags.DEFINE_boolean, "true or false"),
-    int: (functools.partial(absl_flags.DEFINE, _Integer()), "an integer"),
-    tuple: (functools.partial(absl_flags.DEFINE, _Integers()), "integers such as 64,64"),
-    float: (absl_flags.DEFINE_float, "a number"),
-    str: (absl_flags.DEFINE_string, "text"),
+# Type of a value to its parser, and its description in words.
+_TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
+    bool: (absl_flags.BooleanParser().parse, "true or false"),
+    int: (_Integer().parse, "an integer"),
+    tuple: (_integers, "integers such as 64,64"),
+    float: (absl_flags.FloatParser().parse, "a number"),
+    str: (str, "text"),
 }
 
 
@@ -91,32 +64,26 @@ def parse(
     argv: Sequence[str],
     sections: Mapping[str, type],
     *,
-    stored: Mapping[str, Any] | None = None,
-    defaults: Mapping[str, Any] | None = None,
+    stored: Mapping[str, Any] = MappingProxyType({}),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
     partial: bool = False,
 ) -> dict[str, Any]:
-    """Command-line arguments to records.
-
-    A flag that is not given takes its value from `stored`, then from `defaults`, then from the
-    record. If a given flag makes a value from `stored` or `defaults` ineffective, the record's
-    default is used instead of that value.
+    """Reads records from command-line arguments.
 
     Args:
-      argv: arguments, without the program's name.
-      sections: prefix to record class; `""` holds the flags without a prefix.
-      stored: flag name to value, of a run that is resumed.
-      defaults: flag name to the script's default, where it differs from the record's.
-      partial: ignore arguments that are not flags of `sections`, since the value of one flag may
-        decide which others exist.
+      argv: Arguments, without the program's name.
+      sections: Prefix to record class; `""` holds the flags without a prefix.
+      stored: Flag name to value, for flags that are not given.
+      defaults: Flag name to the script's default, where it differs from the record's.
+      partial: Whether to ignore arguments that are not flags of `sections`.
 
     Returns:
-      Prefix to record, each checked field by field (`config.check`) and then by its own `validate`,
-      if it has one.
+      Prefix to record; see `merge`.
 
     Raises:
-      ConfigError: an unknown flag (the nearest is suggested), or a value of the wrong type or out
+      ConfigError: An unknown flag (the nearest is suggested), or a value of the wrong type or out
         of its range; the field is the flag without its dashes.
-      UsageError: a stray argument.
+      UsageError: A stray argument.
 
     Example:
       >>> @config.record
@@ -128,100 +95,203 @@ def parse(
       Traceback (most recent call last):
       jaxrl_po...ConfigError: problem.env: is not a setting; did you mean problem.envs?
     """
-    return fill(given(argv, sections, partial=partial), sections, stored=stored, defaults=defaults)
+    texts, rest = tokenize(argv, sections.items())
+    given = convert(texts, sections, () if partial else rest)
+    return merge(sections, {"given": given, "stored": stored, "preset": defaults})[0]
 
 
-def fill(
-    asked: Mapping[str, Any],
-    sections: Mapping[str, type],
-    *,
-    stored: Mapping[str, Any] | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The records of the flags that are given, by name, and of the values of all others.
+def tokenize(
+    argv: Sequence[str], sections: Iterable[tuple[str, type]]
+) -> tuple[dict[str, Text], list[str]]:
+    """Splits arguments into the texts of flags, by name, and the words that are no known flags.
 
-    See `parse`.
-    """
-    records = {}
-    for prefix, record in sections.items():
-        fields: Values = {}
-        assumed: Values = {}
-        for field in settable(record):
-            name = join(prefix, field.name)
-            if name in asked:
-                fields[field.name] = asked[name]
-            elif stored and name in stored:
-                value = stored[name]
-                assumed[field.name] = tuple(value) if isinstance(value, list) else value
-            elif defaults and name in defaults:
-                assumed[field.name] = defaults[name]
-        with locating({prefix: record}):
-            records[prefix] = _checked(record, fields, assumed)
-    return records
+    Args:
+      argv: Arguments, without the program's name.
+      sections: Prefixes and record classes of all flags that there may be, of which only the switch
+        or value that follows a name is read.
 
-
-def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = False) -> Values:
-    """Flag name to value, of the flags given in the arguments; ranges are not checked.
-
-    See `parse`.
+    Raises:
+      UsageError: An argument that is not UTF-8, or a flag without a value.
 
     Example:
       >>> @config.record
       ... class Settings:
       ...     num_envs: int = config.static(8, "environments side by side")
-      >>> given(["--problem.num_envs=3"], {"problem": Settings}), given([], {"problem": Settings})
-      ({'problem.num_envs': 3}, {})
+      >>> tokenize(["--problem.num_envs", "3", "--seed=1"], [("problem", Settings)])
+      ({'problem.num_envs': '3'}, ['--seed=1'])
     """
-    values = absl_flags.FlagValues()
-    types: dict[str, type] = {}
-    for prefix, record in sections.items():
+    values, names = absl_flags.FlagValues(), dict[str, bool]()
+    for prefix, record in sections:
         for field in settable(record):
-            name, default = join(prefix, field.name), field.default
-            types[name] = _type(field)
-            _TYPES[types[name]][0](name, default, config.setting_of(field).doc, flag_values=values)
-            values[name].parser = _Named(name, types[name], values[name].parser)
-    _absorb(values, argv, types, partial)
-    return {name: values[name].value for name in types if values[name].present}
+            names[join(prefix, field.name)] = _type(field) is bool
+    for name, switch in names.items():
+        parser: Any = absl_flags.ArgumentParser()
+        text = absl_flags.Flag(parser, None, name, None, "", boolean=switch)
+        absl_flags.DEFINE_flag(text, flag_values=values)
+    values.set_gnu_getopt(True)
+    try:
+        for word in argv:
+            word.encode()  # text that is not UTF-8 could not be stored
+        rest = values(["program", *argv], known_only=True)[1:]
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{error.object!a} must be UTF-8") from None
+    except (absl_flags.Error, ValueError) as error:
+        raise UsageError(" ".join(str(error).split())) from None
+    return {name: Text(values[name].value) for name in names if values[name].present}, rest
 
 
-def require_kinds(given: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """Refuses text for a number, and anything but a bool for a switch, among values from Python.
+def convert(
+    given: Mapping[str, Any], sections: Mapping[str, type], rest: Sequence[str] = ()
+) -> Values:
+    """Returns the values of flags in the types of their fields; ranges are not checked.
 
     Args:
-      given: flag name to the value given.
-      read: flag name to the value of the flag.
+      given: Flag name to `Text`, or to a value of Python, of which text is not a number.
+      sections: Prefix to record class.
+      rest: Words of the command line that are no flags of any section.
 
     Raises:
-      ConfigError: names the first flag with a value of another kind.
+      ConfigError: A name that is not a flag of the sections, or a value of another type.
+      UsageError: A word without dashes.
 
     Example:
-      >>> require_kinds({"seeds": "4"}, {"seeds": 4})
+      >>> @config.record
+      ... class Settings:
+      ...     num_envs: int = config.static(8, "environments side by side")
+      >>> convert({"problem.num_envs": Text("3")}, {"problem": Settings})
+      {'problem.num_envs': 3}
+      >>> convert({"problem.num_envs": "3"}, {"problem": Settings})
       Traceback (most recent call last):
-      jaxrl_po...ConfigError: seeds: must be an integer, got '4'
+      jaxrl_po...ConfigError: problem.num_envs: must be an integer, got '3'
     """
-    for name, value in given.items():
-        kind = type(read.get(name))
-        text = kind in (int, float) and isinstance(value, str)
-        if text or (kind is bool and not isinstance(value, bool)):
-            raise ConfigError(name, f"must be {_TYPES[kind][1]}, got {value!r}")
+    fields = {
+        join(prefix, field.name): field
+        for prefix, record in sections.items()
+        for field in settable(record)
+    }
+    for word in rest:
+        name = word.lstrip("-").partition("=")[0]
+        if not word.startswith("-") or not name:
+            raise UsageError(f"{word!r} is not a flag; write --name=value")
+        raise ConfigError(name, unknown_flag(name, sections))
+    for name in given:
+        if name not in fields:
+            raise ConfigError(name, unknown_flag(name, sections))
+    return {name: _converted(name, fields[name], value) for name, value in given.items()}
 
 
-def _checked(record: type, fields: Values, assumed: Values) -> Any:
-    """The checked record; `assumed` values that `fields` make ineffective are dropped.
+def _converted(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    kind = _type(field)
+    former = dict(config.setting_of(field).were)
+    if isinstance(value, str) and value in former:
+        raise ConfigError(name, f"must be {former[value]}, which was called {value}")
+    parser, words = _TYPES[kind]
+    try:
+        if isinstance(value, Text):
+            return parser(value)
+        value = config.static_value(name, value)
+        if kind is str:
+            return value if isinstance(value, str) else shown(value)
+        if kind is tuple:
+            return parser(shown(value))
+        if isinstance(value, str | tuple | list) or isinstance(value, bool) != (kind is bool):
+            raise TypeError
+        return value if kind is bool else parser(shown(value))
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(name, f"must be {words}, got {value!r}") from None
 
-    So the error that a value has no effect is raised only for values that the user gave.
+
+def current(stored: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
+    """Returns stored settings under the present names of their fields and values.
+
+    Args:
+      stored: Flag name to value, as a former version may have written it.
+      sections: Prefix to record class.
     """
-    made = record(**assumed, **fields)
+    found = dict(stored)
+    code = dict(found.get("resolved", {}).get(DIGESTS, {}))
+    for prefix, record in sections.items():
+        for field in settable(record):
+            name, former = join(prefix, field.name), dict(config.setting_of(field).were)
+            for old in former_names(prefix, field):
+                for values in (found, code):
+                    if old in values:
+                        values.setdefault(name, values.pop(old))
+            if not config.setting_of(field).stored:  # a former version stored it
+                found.pop(name, None)
+            if former and name in found:
+                found[name] = former.get(found[name], found[name])
+    return found | ({"resolved": found["resolved"] | {DIGESTS: code}} if code else {})
+
+
+def former_names(prefix: str, field: dataclasses.Field[Any]) -> list[str]:
+    """Returns the flags that a field had in former versions."""
+    prefixes = [prefix, *([FORMER_SECTIONS[prefix]] if prefix in FORMER_SECTIONS else [])]
+    names = [field.name, *config.setting_of(field).was]
+    return [join(x, name) for x in prefixes for name in names][1:]
+
+
+def merge(
+    sections: Mapping[str, type], layers: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Merges values by their origin, and checks the records that they make.
+
+    A tuned or preset value that a given or stored one makes ineffective is dropped, so that the
+    error about it is raised only for values that a user gave.
+
+    Args:
+      sections: Prefix to record class.
+      layers: Origin, among `ORIGINS`, to the values that it has by flag name.
+
+    Returns:
+      Prefix to record, each checked field by field (`config.check`) and then by its own `validate`
+      if it has one; and flag name to the origin of its value.
+
+    Raises:
+      ConfigError: A value out of its range, or without effect; the field is the flag.
+
+    Example:
+      >>> @config.record
+      ... class Settings:
+      ...     num_envs: int = config.static(8, "environments side by side")
+      ...     num_steps: int = config.static(16, "length of a rollout")
+      >>> merge({"problem": Settings}, {"given": {"problem.num_envs": 3}})[0]
+      {'problem': Settings(num_envs=3, num_steps=16)}
+    """
+    records, origins = dict[str, Any](), dict[str, str]()
+    ordered = [origin for origin in ORIGINS if origin in layers]
+    for prefix, record in sections.items():
+        found: dict[str, str] = {}  # field to the origin of its value
+        for field in settable(record):
+            name = join(prefix, field.name)
+            found[field.name] = next((x for x in ordered if name in layers[x]), "default")
+        with locating({prefix: record}):
+            records[prefix] = _checked(prefix, record, found, layers)
+        origins |= {join(prefix, field): origin for field, origin in found.items()}
+    return records, origins
+
+
+def _checked(
+    prefix: str, record: type, origins: dict[str, str], layers: Mapping[str, Mapping[str, Any]]
+) -> Any:
+    """Returns the checked record; dropped values have the origin `default` afterwards."""
+    values = {
+        field: layers[origin][join(prefix, field)]
+        for field, origin in origins.items()
+        if origin != "default"
+    }
+    # JSON has lists in place of tuples.
+    made = record(**{x: tuple(y) if isinstance(y, list) else y for x, y in values.items()})
     try:
         config.check(made)
         if hasattr(made, "validate"):
             made.validate()
     except NoEffectError as error:
-        if not fields or error.field not in assumed:
+        chosen = {"given", "stored"} & set(origins.values())
+        if not chosen or origins.get(error.field) not in ("tuned", "preset"):
             raise
-        return _checked(
-            record, fields, {name: value for name, value in assumed.items() if name != error.field}
-        )
+        origins[error.field] = "default"
+        return _checked(prefix, record, origins, layers)
     return made
 
 
@@ -238,26 +308,6 @@ def settable(record: type) -> list[dataclasses.Field[Any]]:
 def join(prefix: str, name: str) -> str:
     """A flag's name without its dashes."""
     return f"{prefix}.{name}" if prefix else name
-
-
-def _absorb(
-    values: absl_flags.FlagValues, argv: Sequence[str], types: Mapping[str, type], partial: bool
-) -> None:
-    """Parses `argv` into `values`; errors of absl become `ConfigError` or `UsageError`."""
-    try:
-        for word in argv:
-            word.encode()  # what is no UTF-8 could not be written down
-        stray = values(["program", *argv], known_only=partial)[1:]
-    except absl_flags.UnrecognizedFlagError as error:
-        raise ConfigError(error.flagname, unknown_flag(error.flagname, types)) from None
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{error.object!a} must be UTF-8") from None
-    except absl_flags.Error as error:
-        if isinstance(error.__context__, ConfigError):  # raised by `_Named`
-            raise error.__context__ from None
-        raise UsageError(" ".join(str(error).split())) from None
-    if stray and not partial:
-        raise UsageError(f"{stray[0]!r} is not a flag; write --name=value")
 
 
 # What other libraries call a field, where the letters of our name do not tell.
@@ -280,17 +330,23 @@ ALIASES = {
 }
 
 
-def unknown_flag(name: str, known: Iterable[str]) -> str:
+def unknown_flag(name: str, sections: Mapping[str, type]) -> str:
     """Returns the message for a flag that does not exist, with the name of its field here.
 
     Example:
-      >>> unknown_flag("config.lr", ["config.gamma", "config.learning_rate"])
+      >>> @config.record
+      ... class Settings:
+      ...     learning_rate: float = config.static(0.1, "step size")
+      >>> unknown_flag("config.lr", {"config": Settings})
       'is not a setting; did you mean config.learning_rate?'
     """
     section, _, field = name.lower().replace("-", "_").rpartition(".")
     fields: dict[str, str] = {}  # to their flags, that of the same section if there is one
-    for flag in sorted(known, key=lambda flag: flag.rpartition(".")[0] != section):
-        fields.setdefault(flag.rpartition(".")[2], flag)
+    for prefix, record in sorted(sections.items(), key=lambda item: item[0] != section):
+        for each in settable(record):
+            if name in former_names(prefix, each):
+                return f"is not a setting; did you mean {join(prefix, each.name)}?"
+            fields.setdefault(each.name, join(prefix, each.name))
     near = [
         *(meant for meant in (field, ALIASES.get(field)) if meant in fields),
         *(other for other in fields if _abbreviates(field, other)),
@@ -341,24 +397,26 @@ def usage(
     program: str,
     summary: str,
     sections: Mapping[str, type],
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
     *,
+    notes: Mapping[str, str] = MappingProxyType({}),
     everything: bool = True,
 ) -> str:
-    """The text of `--help`: flags with their defaults, descriptions, units and ranges.
+    """Returns the text of `--help`: flags with their defaults, descriptions, units and ranges.
 
     Args:
-      program: the command.
-      summary: first line.
-      sections: see `parse`.
-      defaults: see `parse`.
-      everything: False shows the fields in `COMMON` alone.
+      program: Name of the command.
+      summary: First line.
+      sections: Prefix to record class.
+      defaults: Flag name to the script's default, where it differs from the record's.
+      notes: Flag name to a remark that is shown beside its default.
+      everything: Whether to show every field, and not the common ones alone.
     """
-    defaults, rest = defaults or {}, 0
+    rest = 0
     lines = [streams.wrapped(summary), "", f"usage: {program} --flag=value …"]
     for prefix, record in sections.items():
         fields = settable(record)
-        found = [field for field in fields if everything or field.name in COMMON]
+        found = [field for field in fields if everything or config.setting_of(field).common]
         rest += len(fields) - len(found)
         if not found:
             continue
@@ -368,7 +426,7 @@ def usage(
         for field in found:
             name = join(prefix, field.name)
             lines += [
-                f"  --{name}={shown(defaults.get(name, field.default))}",
+                f"  --{name}={shown(defaults.get(name, field.default))}{notes.get(name, '')}",
                 streams.wrapped(config.describe(field), indent=" " * 6),
             ]
     more = ["", streams.wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
@@ -408,23 +466,26 @@ def flatten(records: Mapping[str, Any]) -> Values:
     }
 
 
-def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
-    """The options of a script whose flags have no prefix; None after `--help` has printed them.
+def ask(
+    argv: Sequence[str], program: str, summary: str, record: type[config.Record]
+) -> config.Record | None:
+    """Returns the options of a script without prefixes; None after `--help` has printed them.
 
     Args:
-      argv: arguments.
-      program: the script's name.
-      summary: first line of `--help`.
-      record: the script's options.
+      argv: Arguments.
+      program: Name of the script.
+      summary: First line of `--help`.
+      record: Options of the script.
 
     Raises:
-      ConfigError, UsageError: see `parse`.
+      ConfigError, UsageError: See `parse`.
     """
     sections = {"": record}
     if help_of(argv)[0]:
         print(usage(program, summary, sections))
         return None
-    return parse(argv, sections)[""]
+    options: config.Record = parse(argv, sections)[""]
+    return options
 
 
 def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:

@@ -1,17 +1,19 @@
 """Trains a transformer on a task: `jaxrl-po language --task=addition --out=runs/addition`."""
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl_po import config, language
+from jaxrl_po import config as config_lib
+from jaxrl_po import language
 from jaxrl_po.algorithms import reference
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, number
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language import demonstrations
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.table import Rows
-from jaxrl_po.language.tasks.types import DRAWN, selecting
+from jaxrl_po.language.tasks.types import selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.data.transcripts import Examples
@@ -20,6 +22,7 @@ from jaxrl_po.run.experiment import (
     assembly,
     composition,
     conversations,
+    flags,
     methods,
     models,
     presets,
@@ -27,119 +30,37 @@ from jaxrl_po.run.experiment import (
     tasks,
 )
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.options import Options as RunOptions
-from jaxrl_po.run.experiment.options import option
-from jaxrl_po.run.experiment.rewarding import MODEL, VERIFIER
+from jaxrl_po.run.experiment.language_config import (
+    MODEL,
+    Adapters,
+    LanguageConfig,
+    LanguageOptions,
+    RewardSettings,
+    ToolSettings,
+)
 from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import supervised
 from jaxrl_po.run.store import sources
 
 
-@config.record
-class Options(RunOptions):
-    """The run as a whole."""
-
-    task: str = option(
-        "addition",
-        f"one of {', '.join(TASKS)}, or a function of your own as file.py:name",
-        common=True,
-    )
-    init_from: str = option(
-        "",
-        "folder or GGUF file of a pretrained model, or folder of an earlier run of this script "
-        "(the latest policy of its first seed), with which every seed begins; empty for none",
-        common=True,
-    )
-    teacher: str = option(
-        "",
-        "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
-        f"the teacher of --algorithm={models.DISTILLATION}; empty for none",
-    )
-    environment: str = option(
-        "",
-        "class with tools for a pretrained model, as file.py:Class; each dialogue has an instance; "
-        "empty for none",
-        common=True,
-    )
-    reward: str = option(
-        VERIFIER,
-        f"reward to optimise: `{VERIFIER}`, of the task; `{MODEL}`, a reward model fitted to "
-        "comparisons by the verifier (--reward_model.*, --preferences.*); "
-        "`math`, whether a completion has, in \\boxed{} or after ####, what equals the answer as "
-        "mathematics; `last_number` or `contains`, whether its last number is the answer, or the "
-        "answer stands in it; `regex:PATTERN`, whether the last match, or its first group, is the "
-        "answer; or Python functions that score completions, as in "
-        "rewards.py:nearly,package.module:other, of which the first gives the accuracy and decides "
-        "which groups are informative",
-        common=True,
-    )
-    eval_prompts: int = option(
-        0,
-        "held-out prompts per evaluation and seed; 0 takes every row of a finite set, and "
-        f"{DRAWN} of a task that makes them",
-        unit="prompts",
-        within=NON_NEGATIVE,
-    )
-    eval_samples: int = option(
-        0,
-        "samples per held-out prompt, for avg@n and pass@k; 0 evaluates greedily only",
-        unit="samples",
-        within=NON_NEGATIVE,
-    )
-    reward_weights: str = option("", "weights of the functions, as in 1,0.2; empty is 1 for each")
-    reward_timeout: float = number(
-        60.0,
-        "time limit of one call of a function",
-        unit="seconds",
-        within=POSITIVE,
-        resume="any",
-        sweep="same",
-    )
-    shard_params: bool = option(
-        False,
-        "shard parameters, reference and optimizer state over the devices of the data axis "
-        "instead of replicating them",
-        resume="any",
-    )
-    show: int = option(
-        4,
-        "held-out prompts whose completions by the first seed, greedy and sampled, are "
-        "written to samples.jsonl at each evaluation",
-        unit="prompts",
-        within=NON_NEGATIVE,
-    )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
-        super().validate()
-        if not self.environment:
-            return
-        if self.algorithm in methods.SUPERVISED:
-            raise ConfigError("environment", f"must be left out with algorithm = {self.algorithm}")
-        beside = f"with environment = {self.environment}"
-        if self.distributed:
-            raise ConfigError("distributed", f"must be false {beside}: there is one process")
-        if self.task != "file":
-            raise ConfigError("task", f"must be file {beside}, got {self.task}")
-
-
-def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
-    """The setup: the method on the task, with a policy and, if it needs one, a critic."""
-    options = records[""]
-    start = models.start(SCRIPT, records, answers=rewarding.needs_answers(options))
-    task, settings = start.task, composition.problem_settings(records, start.task, start.base)
-    rewarded = rewarding.host_score(records, task, placement)
+def build(config: LanguageConfig, placement: Placement, world: None = None) -> assembly.Setup:
+    """Builds the method on the task, with a policy and, if it needs one, a critic."""
+    del world
+    options = config.run
+    start = models.start(SCRIPT, config, answers=rewarding.needs_answers(options))
+    task, settings = start.task, composition.problem_settings(config, start.task, start.base)
+    rewarded = rewarding.host_score(config, task, placement)
     hosted = None
     if options.environment:
-        hosted = conversations.make(records, start, rewarded, placement)
+        hosted = conversations.make(config, start, rewarded, placement)
     else:
-        require_room(records, start)
-    policy, critic = composition.sharded(records, start, placement)
+        require_room(config, start)
+    policy, critic = composition.sharded(config, start, placement)
     verify, columns = rewarded is None, None if hosted is None else hosted.scene.columns
-    teacher = models.teacher(SCRIPT, records, task)
+    teacher = models.teacher(SCRIPT, config, task)
     composed = composition.Composition(
-        records, algorithm, placement, start, settings, teacher, verify, columns, policy, critic
+        config, placement, start, settings, teacher, verify, columns, policy, critic
     )
     filtered = composition.filtered(settings, policy)
     data = None if isinstance(task, Dialogue) else task.data
@@ -174,13 +95,14 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             learner_of=functools.partial(composed.learner, None),
             learned=composed.learned,
         )
+    assert config.warm_start is not None
     return whole(
-        composed.learner(records["warm_start"]),
+        composed.learner(config.warm_start),
         **evaluations(composed, rewarded),
         notes=(*notes(task, settings, start.base), *filtered),
         explain=None if start.base is None else rewarding.explain_zero,
-        warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),
-        learner_of=functools.partial(composed.learner, records["warm_start"]),
+        warm=supervised.in_parts(composed.learner, config.warm_start, task, policy),
+        learner_of=functools.partial(composed.learner, config.warm_start),
         learned=composed.learned,
     )
 
@@ -210,7 +132,7 @@ def seen(task: AnyTask) -> AnyTask:
 
 def evaluations(composed: composition.Composition, rewarded: HostScore | None) -> dict[str, Any]:
     """The fields of `Setup` on evaluations: by the verifier, or by functions on the host."""
-    options, task, settings = composed.records[""], composed.start.task, composed.settings
+    options, task, settings = composed.config.run, composed.start.task, composed.settings
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
     measure, judge, judged = kind.make_evaluate, None, lambda answers: answers
     pretrained = composed.start.base is not None
@@ -232,7 +154,7 @@ def evaluations(composed: composition.Composition, rewarded: HostScore | None) -
     }
 
 
-def demonstrated(options: Options, task: AnyTask) -> language.Task:
+def demonstrated(options: LanguageOptions, task: AnyTask) -> language.Task:
     """The task of supervised training; raises ConfigError for a dialogue, and unused options."""
     if isinstance(task, Dialogue):
         raise ConfigError(
@@ -240,7 +162,7 @@ def demonstrated(options: Options, task: AnyTask) -> language.Task:
             f"must not be a dialogue with algorithm = {options.algorithm}, got {options.task}",
         )
     for name in ("reward", "eval_samples"):
-        config.require_effect(options, name, False, "the method samples completions")
+        config_lib.require_effect(options, name, False, "the method samples completions")
     return task
 
 
@@ -257,19 +179,19 @@ def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, 
     return tuple(said)
 
 
-def require_room(records: Mapping[str, Any], start: models.Start) -> None:
+def require_room(config: LanguageConfig, start: models.Start) -> None:
     """Raises ConfigError for a completion that has no budget, or no room in the model's context."""
-    options, task = records[""], start.task
+    options, task = config.run, start.task
     if rewarding.unanswered(options, task):
-        if not (records["problem"].max_new_tokens or start.base):
+        if not (config.problem.max_new_tokens or start.base):
             raise ConfigError(
                 "problem.max_new_tokens", "must be given where prompts have no answers"
             )
-        if records["warm_start"].steps:
+        if config.warm_start is not None and config.warm_start.steps:
             raise ConfigError("warm_start.steps", "must be 0 where the prompts have no answers")
     context = start.base.text.context if start.base else 0
     budget = (
-        composition.problem_settings(records, task, start.base).max_new_tokens or task.answer_length
+        composition.problem_settings(config, task, start.base).max_new_tokens or task.answer_length
     )
     longest = task.longest(budget) if isinstance(task, Dialogue) else budget
     whole = task.prompt_length + longest
@@ -281,7 +203,41 @@ def require_room(records: Mapping[str, Any], start: models.Start) -> None:
         )
 
 
-def sections(options: Options) -> dict[str, type]:
+def every() -> list[tuple[str, type]]:
+    """Returns prefix and record of all sections that a run of a language model may have."""
+    return [
+        ("", LanguageOptions),
+        *(("config", module.Config) for module in methods.ALGORITHMS.values()),
+        *(("task", entry.settings) for entry in TASKS.values()),
+        *(("problem", x) for x in (language.Settings, demonstrations.Settings)),
+        *((x, language.ModelSettings) for x in ("model", "critic", "reward_model")),
+        *(("environment", ToolSettings), ("reward", RewardSettings), ("lora", Adapters)),
+        *(("sampler", language.Sampler), ("warm_start", language.WarmStart)),
+        *(("preferences", language.Preferences), ("reference", reference.Settings)),
+    ]
+
+
+def require_known(options: LanguageOptions, given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for flags of another task, rank 0, and sizes beside a pretrained model."""
+    tasks.require_flags(options.task, given)
+    rank = {name: value for name, value in given.items() if name == "lora.rank"}
+    if 0 in flags.convert(rank, {"lora": Adapters}).values():
+        raise ConfigError(
+            "lora.rank", "must lie in [1, inf), got 0; leave it out to train all parameters"
+        )
+    if not models.root(options.init_from, *[os.path.realpath(options.out)] * options.overwrite):
+        return
+    for name in given:
+        prefix, _, field = name.partition(".")
+        if prefix == "model" and field not in vars(Computation()):
+            raise ConfigError(
+                name,
+                f"has no effect with init_from = {options.init_from}: a pretrained model has its "
+                "own sizes",
+            )
+
+
+def sections(options: LanguageOptions) -> dict[str, type]:
     """Prefix to record class, besides the algorithm's."""
     hosted, pretrained = bool(options.environment), bool(models.root(options.init_from))
     samples = options.algorithm not in methods.SUPERVISED
@@ -294,12 +250,12 @@ def sections(options: Options) -> dict[str, type]:
     each = {
         "task": (True, tasks.entry(options.task).settings),
         "problem": (True, problem),
-        "environment": (hosted, conversations.Settings),
+        "environment": (hosted, ToolSettings),
         "model": (True, Computation if pretrained else language.ModelSettings),
         "critic": (critic and pretrained, language.ModelSettings),
         "sampler": (samples and not hosted, language.Sampler),
-        "reward": (not hosted and rewarding.functions(options), rewarding.Settings),
-        "lora": (True, models.Adapters),
+        "reward": (not hosted and rewarding.functions(options), RewardSettings),
+        "lora": (True, Adapters),
         "warm_start": (samples, language.WarmStart),
         "reward_model": (judge, language.ModelSettings),
         "preferences": (judge, language.Preferences),
@@ -308,21 +264,25 @@ def sections(options: Options) -> dict[str, type]:
     return {prefix: record for prefix, (wanted, record) in each.items() if wanted}
 
 
-def title(records: Mapping[str, Any]) -> str:
+def title(config: LanguageConfig) -> str:
     """The method, and what it is on: an environment or a task."""
-    options = records[""]
+    options = config.run
     return f"{options.algorithm} on {sources.short(options.environment or options.task)}"
 
 
 SCRIPT = Script(
     name="language",
     summary="Trains a small transformer on a task whose answers are verified.",
-    options=Options,
-    defaults=presets.of_language,
+    options=LanguageOptions,
+    config=LanguageConfig,
+    every=every,
+    require_known=require_known,
+    presets=presets.of_language,
     tuned=presets.of_pretrained,
     sections=sections,
-    rows=lambda records: records["problem"].num_prompts,
-    steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,
+    open_world=lambda config: None,
+    rows=lambda config: config.problem.num_prompts,
+    steps=lambda config, world: config.problem.num_prompts * config.problem.group_size,
     shards_params=lambda options: options.shard_params,
     build=build,
     title=title,

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import config, language
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, static
+from jaxrl_po import language
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, lora
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import DTYPES
@@ -24,42 +24,12 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.experiment import earlier, flags, methods, tasks
-from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment import earlier, methods, tasks
+from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.language_config import DISTILLATION, LanguageConfig
 from jaxrl_po.run.store import checkpoint, folder, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
-
-DISTILLATION = "distillation"
-
-
-@config.record
-class Adapters:
-    """Low-rank adapters of the policy, in place of training all of its parameters."""
-
-    rank: int = static(
-        0,
-        "rank of the adapters; left out, every parameter is trained",
-        within=NON_NEGATIVE,
-        common=True,
-    )
-    alpha: float = static(
-        16.0, "adapters are scaled by alpha / rank", within=POSITIVE, when=("rank", COUNT)
-    )
-    targets: str = static(
-        ",".join(lora.EVERY), "the matrices of a block that have adapters", when=("rank", COUNT)
-    )
-
-    def validate(self) -> None:
-        """Raises ConfigError for targets that a block does not have."""
-        if self.rank:
-            self.lora.validate()
-
-    @property
-    def lora(self) -> lora.Lora:
-        """As an argument of a `Transformer`."""
-        names = tuple(name for name in self.targets.split(",") if name)
-        return lora.Lora(self.rank, self.alpha, names)
 
 
 def root(init_from: str, *seen: str) -> str:
@@ -99,34 +69,6 @@ def root(init_from: str, *seen: str) -> str:
         began |= sources.located(began, {}, str(stored.get("out", "")), Path(init_from))
         return root(began["init_from"], here, *seen)
     return init_from if "model_type" in stored or "architectures" in stored else ""
-
-
-def require_effect(argv: Sequence[str], record: type) -> None:
-    """Raises ConfigError for sizes beside a pretrained model, which has its own, and for rank 0.
-
-    Args:
-      argv: arguments.
-      record: of the flags without a prefix.
-    """
-    options = flags.parse(argv, {"": record}, partial=True)[""]
-    sections = {"model": language.ModelSettings, "lora": Adapters}
-    given = flags.given(argv, sections, partial=True)
-    if not options.resume:
-        tasks.require_flags(options.task, argv)
-    if given.get("lora.rank") == 0:
-        raise ConfigError(
-            "lora.rank", "must lie in [1, inf), got 0; leave it out to train all parameters"
-        )
-    if not root(options.init_from, *[os.path.realpath(options.out)] * options.overwrite):
-        return
-    for name in given:
-        prefix, _, field = name.partition(".")
-        if prefix == "model" and field not in vars(Computation()):
-            raise ConfigError(
-                name,
-                f"has no effect with init_from = {options.init_from}: a pretrained model has its "
-                "own sizes",
-            )
 
 
 class Base(NamedTuple):
@@ -190,14 +132,14 @@ class Start(NamedTuple):
     digest: str
 
 
-def make_task(records: Mapping[str, Any], base: Base | None, *, answers: bool = True) -> AnyTask:
+def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True) -> AnyTask:
     """The task of a run; see `tasks.make`."""
-    options = records[""]
+    options = config.run
     supervised = options.algorithm in methods.SUPERVISED
-    shape = vars(records["model"]).get("shape")
+    shape = vars(config.model).get("shape")
     return tasks.make(
         options.task,
-        records["task"],
+        config.task,
         text=base and base.text,
         answers=answers and not options.environment and not supervised,
         supervised=supervised,
@@ -207,22 +149,23 @@ def make_task(records: Mapping[str, Any], base: Base | None, *, answers: bool = 
     )
 
 
-def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -> Start:
+def start(script: AnyScript, config: LanguageConfig, *, answers: bool = True) -> Start:
     """What a run trains.
 
     Args:
       script: `language`.
-      records: prefix to record.
+      config: Settings of the run.
       answers: whether each prompt needs an answer.
 
     Raises:
       ConfigError: the value of `--init_from`, `--task` or `--lora` cannot be used.
     """
-    options, adapters = records[""], records["lora"]
-    base = read_base(options.init_from, records["model"])
-    task = make_task(records, base, answers=answers)
+    options, adapters = config.run, config.lora
+    base = read_base(options.init_from, config.model)
+    task = make_task(config, base, answers=answers)
     if base is None:
-        whole = records["model"].build(task.tokenizer.size)
+        assert isinstance(config.model, language.ModelSettings)
+        whole = config.model.build(task.tokenizer.size)
     else:
         whole = base.model
         if task.tokenizer.size != whole.vocabulary:
@@ -234,7 +177,7 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
     params: PyTree = None
     if base is not None and root(options.init_from) == options.init_from:
         # A base in the type of the products is not rounded again where it is used.
-        half = adapters.rank > 0 and records["model"].dtype != "float32"
+        half = adapters.rank > 0 and config.model.dtype != "float32"
         try:
             params = weights.read(
                 base.folder, whole, dtype=None if half else "float32", place=_on_host
@@ -242,9 +185,9 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error.message}") from None
     elif options.init_from:
-        params = of_run(script, records, task, whole)
+        params = of_run(script, config, task, whole)
     elif adapters.rank and options.compile_for:  # no machine need hold the parameters
-        dtype = DTYPES[records["model"].dtype]
+        dtype = DTYPES[config.model.dtype]
         shapes = whole.parameter_shapes()
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
         return Start(task, whole.clone(lora=adapters.lora), params, base, "")
@@ -263,12 +206,12 @@ def _on_host(path: tuple[str, ...], array: Any) -> Any:
     return array
 
 
-def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Transformer) -> PyTree:
+def of_run(script: AnyScript, config: LanguageConfig, task: AnyTask, model: Transformer) -> PyTree:
     """The policy that `--init_from`, a run, ended with: `{"params": …}` of its first seed.
 
     Args:
       script: `language`.
-      records: prefix to record, of the run that begins.
+      config: Settings of the run that begins.
       task: of that run.
       model: of that run, without adapters.
 
@@ -276,10 +219,10 @@ def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Tra
       ConfigError: its vocabulary or model differs, its base is another one by now, or it has no
         intact checkpoint.
     """
-    run = records[""].init_from
+    run = config.run.init_from
     settings = earlier.read(script, "init_from", run)
-    if isinstance(records["model"], language.ModelSettings):
-        require_alike(records, settings, task)
+    if isinstance(config.model, language.ModelSettings):
+        require_alike(config, settings, task)
     return _latest(script, "init_from", run, settings, model)
 
 
@@ -314,14 +257,14 @@ class Teacher(NamedTuple):
     params: PyTree
 
 
-def teacher(script: Script, records: Mapping[str, Any], task: AnyTask) -> Teacher | None:
+def teacher(script: AnyScript, config: LanguageConfig, task: AnyTask) -> Teacher | None:
     """The policy of `--teacher`, the latest of the first seed of a run; None where none is asked.
 
     Raises:
       ConfigError: the method has no use for a teacher, or needs one; the folder does not hold a run
         with a model of ours and the vocabulary of this task, or has no intact checkpoint.
     """
-    options = records[""]
+    options = config.run
     if options.teacher and options.algorithm != DISTILLATION:
         raise ConfigError("teacher", f"has no effect unless algorithm = {DISTILLATION}")
     if not options.teacher and options.algorithm == DISTILLATION:
@@ -330,20 +273,20 @@ def teacher(script: Script, records: Mapping[str, Any], task: AnyTask) -> Teache
         return None
     run = options.teacher
     settings = earlier.read(script, "teacher", run)
-    if root(settings[""].init_from):
+    if root(settings.run.init_from):
         raise ConfigError("teacher", f"must be a run without a pretrained model, got {run}")
-    require_vocabulary("teacher", run, records, settings, task)
-    model = settings["model"].build(task.tokenizer.size)
+    require_vocabulary("teacher", run, config, settings, task)
+    model = settings.model.build(task.tokenizer.size)
     return Teacher(model, _latest(script, "teacher", run, settings, model))
 
 
 def _latest(
-    script: Script, flag: str, run: str, settings: Mapping[str, Any], model: Transformer
+    script: AnyScript, flag: str, run: str, settings: LanguageConfig, model: Transformer
 ) -> PyTree:
     """The newest policy of the first seed of a run with these settings; see `of_run`."""
-    adapted = settings["lora"].rank > 0
+    adapted = settings.lora.rank > 0
     try:
-        like = model.clone(lora=settings["lora"].lora) if adapted else model
+        like = model.clone(lora=settings.lora.lora) if adapted else model
         shapes = like.parameter_shapes()
         found = checkpoint.peek_policy(
             Path(run) / "checkpoints" / "latest",
@@ -363,12 +306,12 @@ def _latest(
     return jax.device_get(found)
 
 
-def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task: AnyTask) -> None:
-    """Raises ConfigError unless the run of `settings` has the vocabulary and model of `records`."""
-    run = records[""].init_from
-    require_vocabulary("init_from", run, records, settings, task)
-    for name, mine in vars(records["model"]).items():
-        its = vars(settings["model"])[name]
+def require_alike(config: LanguageConfig, settings: LanguageConfig, task: AnyTask) -> None:
+    """Raises ConfigError unless the run of `settings` has the vocabulary and model of `config`."""
+    run = config.run.init_from
+    require_vocabulary("init_from", run, config, settings, task)
+    for name, mine in vars(config.model).items():
+        its = vars(settings.model)[name]
         # These change how the model is computed, not its parameters.
         if mine != its and name not in vars(Computation()):
             raise ConfigError(
@@ -377,15 +320,15 @@ def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task:
 
 
 def require_vocabulary(
-    flag: str, run: str, records: Mapping[str, Any], settings: Mapping[str, Any], task: AnyTask
+    flag: str, run: str, config: LanguageConfig, settings: LanguageConfig, task: AnyTask
 ) -> None:
     """Raises ConfigError unless the run of `settings`, given as a flag, has the task's tokens."""
     tokenizer = make_task(settings, None, answers=False).tokenizer
     if tokenizer != task.tokenizer:
         raise ConfigError(
             flag,
-            f"must have the vocabulary of task = {records[''].task}, {task.tokenizer}; {run} was "
-            f"trained on {settings[''].task}, {tokenizer}",
+            f"must have the vocabulary of task = {config.run.task}, {task.tokenizer}; {run} was "
+            f"trained on {settings.run.task}, {tokenizer}",
         )
 
 

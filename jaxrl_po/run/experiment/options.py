@@ -1,6 +1,9 @@
-"""The flags that every training command shares."""
+"""Settings that every training command shares."""
 
+import dataclasses
 import functools
+from collections.abc import Mapping
+from typing import Any, Self
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
@@ -150,3 +153,30 @@ class Options:
                 "distributed" if self.distributed else "devices",
                 "must be left out with compile_for, which names all devices",
             )
+
+
+PREFIXES = {"run": "", "method": "config"}  # of the flags of a section, where not its name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All settings of a run.
+
+    Attributes:
+      run: Settings of the run as a whole.
+      method: Hyperparameters of the method, an `algorithms.<name>.Config`.
+    """
+
+    run: Options
+    method: Any
+
+    @classmethod
+    def of_sections(cls, sections: Mapping[str, Any]) -> Self:
+        """Makes the config of records by the prefix of their flags."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{x: sections[y] for x in names if (y := PREFIXES.get(x, x)) in sections})
+
+    def sections(self) -> dict[str, Any]:
+        """Returns the records by the prefix of their flags."""
+        found = {PREFIXES.get(name, name): record for name, record in vars(self).items()}
+        return {prefix: record for prefix, record in found.items() if record is not None}

@@ -13,6 +13,7 @@ from jaxrl_po.run.experiment import assembly
 from jaxrl_po.run.experiment.earlier import TRAIN
 from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.experiment.plan import Plan
+from jaxrl_po.run.experiment.settings import fields_of
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import checkpoint, folder, metrics, provenance
@@ -83,7 +84,7 @@ def plan_of(
         "log_every": options.log_every or stored.get("log_every") or max(1, iterations // LINES),
         "score": score,
     }
-    folder.require_same(settings, stored, str(out))
+    folder.require_same(settings, stored, fields_of({"": Options}), str(out))
     placement = parallel.choose("auto", num_seeds=options.seeds, num_rows=1)
     setup = assembly.Setup(learner, evaluate, score)
     job = assembly.make_job(

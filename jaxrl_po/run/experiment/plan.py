@@ -1,30 +1,29 @@
-"""The plan of a run: settings, read and checked, and the job that is made of them."""
+"""The plan of a run: the job that is made of its settings."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.optimizers import AUTO, COSINE, LINEAR
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags
-from jaxrl_po.run.experiment.assembly import Script, Setup
-from jaxrl_po.run.experiment.methods import ALGORITHMS
-from jaxrl_po.run.experiment.options import LINES, Options
+from jaxrl_po.run.experiment.assembly import AnyScript, Setup
+from jaxrl_po.run.experiment.options import LINES, Options, RunConfig
+from jaxrl_po.run.experiment.settings import (
+    Settings,
+    fields_of,
+    sections_of,
+    settle,
+    stored_settings,
+)
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.microbatches import FLAG
 from jaxrl_po.run.store import exporters, folder, metrics, provenance, sources
-
-DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
-
-
-# Flags that may differ between processes, or (`out`) are compared separately.
-PER_PROCESS = ("out", "coordinator", "process_id")
 
 
 class Plan(NamedTuple):
@@ -76,38 +75,37 @@ class Plan(NamedTuple):
 
 
 def prepare(
-    script: Script,
-    given: Mapping[str, Any],
+    script: AnyScript,
+    settings: Settings[Any],
     require_same: Callable[[Mapping[str, Any]], None] = lambda settings: None,
     described: tuple[Any, ...] = (),
 ) -> Plan:
     """Checks all settings, chooses the placement and builds the job.
 
     Args:
-      script: see `Script`.
-      given: flag name to value, of the flags given.
-      require_same: see `processes.together`.
-      described: devices of a machine that is not here, see `Placement`.
+      script: Command of the run.
+      settings: Settings of the run.
+      require_same: Comparison of the settings of all processes; see `processes.together`.
+      described: Devices of a machine that is not attached, see `Placement`.
 
     Raises:
-      ConfigError: settings that cannot work, or not with the run in the folder.
+      ConfigError: Settings that cannot work, or not with the run in the folder.
     """
-    asked = flags.fill(given, {"": script.options})[""]
-    before = {} if described else stored(script, asked)
-    records = fill(script, given, before)
-    options, sections = records[""], sections_of(script, records[""])
+    config, before = settings.config, settings.stored
+    options, sections = config.run, sections_of(script, config.run)
+    if not described:
+        stored_settings(script, options)
     keep_programs(options.compilation_cache)
     if options.deterministic:
         provenance.ask_for_determinism()
-    settings = flags.flatten(records)
-    _agree(options, settings, given, before, require_same)
+    values, fields = flags.flatten(config.sections()), fields_of(sections)
+    _agree(options, {x: y for x, y in values.items() if fields[x].compared}, before, require_same)
     with flags.locating(sections):
-        placement = _place(script, records, described)
-        records, iterations = settle(
-            script, records, settings if before else given, resumed=bool(before)
-        )
-        begun = script.continued(records) if before else records
-        setup = script.build(begun, ALGORITHMS[options.algorithm], placement)
+        placement = _place(script, config, described)
+        world = script.open_world(config)
+        config, iterations = settle(script, settings, world)
+        begun = script.continued(config) if before else config
+        setup = script.build(begun, placement, world)
         setup = setup._replace(
             curves=setup.curves or script.curves, y_label=setup.y_label or script.y_label
         )
@@ -120,65 +118,60 @@ def prepare(
             options=options,
             placement=placement,
             cheap_init=True,
-            method=records["config"],
+            method=config.method,
             iterations=iterations,
-            steps_per_iteration=script.steps(records),
+            steps_per_iteration=script.steps(config, world),
             log_every=before.get("resolved", {}).get("log_every")
             or options.log_every
             or max(1, iterations // LINES),
         )
         job = make_job(setup)
         programs.check(job)
-        if setup.learned and not options.deterministic and FLAG not in {**before, **given}:
-            rebuild = functools.partial(_rebuild, records, setup, make_job)
+        if setup.learned and not options.deterministic and FLAG not in {**before, **settings.given}:
+            rebuild = functools.partial(_rebuild, config.method, setup, make_job)
             job = dataclasses.replace(job, rebuild=rebuild)
     earlier = before.get("resolved", {})
-    tuned = {
-        name: value for name, value in script.tuned(options, settings).items() if name not in given
+    resolved, changes = _resolve(setup, job, placement, options, values, earlier)
+    chosen = {
+        "tuned": earlier.get("tuned", {}) if before else settings.tuned,
+        "origin": earlier.get("origin", {}) | settings.chosen(fields),
     }
-    tuned = earlier.get("tuned", {}) if before else tuned
-    resolved, changes = _resolve(setup, job, placement, options, settings, earlier)
+    values = flags.flatten(config.sections())
     lasting = {
         name: value
-        for name, value in flags.flatten(records).items()
-        if name not in folder.OF_A_START and (name != FLAG or job.rebuild is None)
+        for name, value in values.items()
+        if fields[name].stored and (name != FLAG or job.rebuild is None)
     }
     return Plan(
-        f"{script.title(records)}, {metrics.counted(options.seeds, 'seeds')}",
+        f"{script.title(config)}, {metrics.counted(options.seeds, 'seeds')}",
         options,
-        {"script": script.name, **lasting, "resolved": {"tuned": tuned, **resolved}},
+        {"script": script.name, **lasting, "resolved": {**chosen, **resolved}},
         setup,
         placement,
         job,
         script.unit,
-        [*folder.removed(before), *_notes(setup, job, options, tuned, changes)],
-        ("script", *flags.flatten(records), "resolved"),
+        [*folder.removed(before), *_notes(setup, job, options, chosen["tuned"], changes)],
+        ("script", *values, "resolved"),
     )
 
 
 def _agree(
     options: Options,
-    settings: dict[str, Any],
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     before: Mapping[str, Any],
     require_same: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Raises ConfigError where processes, or an earlier start of the run, have other settings."""
+    """Raises ConfigError where processes have other settings, or a package is missing."""
     # All processes must see the same folder, so whether it holds a run is compared too.
     holds = f"{options.out} ({'with a run' if before else 'without a run'})"
-    require_same(
-        {"out": holds, **{name: settings[name] for name in settings if name not in PER_PROCESS}}
-    )
-    # Given flags first: the error names the cause, not a default that differs as a consequence.
-    given_first = {name: settings[name] for name in given} | settings
-    folder.require_same(given_first, before, options.out)
+    require_same({"out": holds, **values})
     for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
         if getattr(options, flag):
             errors.require(flag, package, flag)
 
 
 def _rebuild(
-    records: Mapping[str, Any],
+    method: Any,
     setup: Setup,
     make_job: Callable[[Setup], programs.Job],
     number: int,
@@ -194,7 +187,7 @@ def _rebuild(
     prompts = rows // members
     if rows % number or (prompts % number and number % prompts):
         return None
-    method = dataclasses.replace(records["config"], num_microbatches=number)
+    method = dataclasses.replace(method, num_microbatches=number)
     job = make_job(setup._replace(learner=setup.learner_of(method)))
     try:
         programs.check(job)
@@ -203,13 +196,13 @@ def _rebuild(
     return job
 
 
-def _place(script: Script, records: Mapping[str, Any], described: tuple[Any, ...]) -> Placement:
-    """Where the run is computed."""
-    options = records[""]
+def _place(script: AnyScript, config: RunConfig, described: tuple[Any, ...]) -> Placement:
+    """Returns the placement of the run."""
+    options = config.run
     return parallel.choose(
         options.devices,
         num_seeds=options.seeds,
-        num_rows=script.rows(records),
+        num_rows=script.rows(config),
         mesh=options.mesh,
         shard_params=script.shards_params(options),
         num_processes=options.num_processes if options.distributed else 1,
@@ -263,101 +256,3 @@ def _notes(
                 f"{name}={value} cannot be imported: run.load and run.resume must be given it again"
             )
     return [*notes, *setup.notes, *provenance.note(changes)]
-
-
-def stored(script: Script, options: Options) -> dict[str, Any]:
-    """The settings of the run that is resumed; empty for a new one.
-
-    Raises:
-      ConfigError: the folder cannot be used, or holds a run of another script or format.
-    """
-    found = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    if found.get("script", script.name) != script.name:
-        raise ConfigError(
-            "resume",
-            f"{options.out} holds a run of jaxrl-po {found['script']}, not of jaxrl-po "
-            f"{script.name}",
-        )
-    return found | sources.absolute(found)
-
-
-def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Prefix to record, from arguments and, for flags not given, an earlier `config.json`."""
-    options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
-    return fill(script, flags.given(argv, sections_of(script, options)), stored)
-
-
-def fill(script: Script, given: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Prefix to record, from flags by name and, for those not given, an earlier `config.json`."""
-    options = flags.fill(given, {"": script.options}, stored=stored)[""]
-    sections, defaults = sections_of(script, options), script.defaults(options, {**stored, **given})
-    records = flags.fill(given, sections, stored=stored, defaults=defaults)
-    return {prefix: _with_absolute(prefix, record) for prefix, record in records.items()}
-
-
-def _with_absolute(prefix: str, record: Any) -> Any:
-    """The record with absolute paths."""
-    names = {flags.join(prefix, field.name): field.name for field in flags.settable(type(record))}
-    own = sources.absolute({flag: getattr(record, name) for flag, name in names.items()})
-    return dataclasses.replace(record, **{names[flag]: value for flag, value in own.items()})
-
-
-def settle(
-    script: Script, records: Mapping[str, Any], given: Collection[str], *, resumed: bool = False
-) -> tuple[dict[str, Any], int]:
-    """The records with a decay that ends with the run, and its iterations.
-
-    A warm-up lasts for a tenth of them at most. Both are left as they are if they are given.
-
-    Raises:
-      ConfigError: the run is shorter than an iteration or has 2³¹ of them, or nothing is learned
-        in a part of it.
-    """
-    options, settled = records[""], dict(records)
-    of_one = script.steps(records)
-    if 0 < options.total_steps < of_one:
-        raise ConfigError(
-            "total_steps",
-            f"must be 0 or at least {of_one} {script.unit}, those of an iteration, got "
-            f"{options.total_steps}",
-        )
-    iterations = options.total_steps // of_one
-    if iterations >= 2**31:  # a state counts them in 32 bits
-        raise ConfigError(
-            "total_steps",
-            f"must make fewer than {2**31:,} iterations of {of_one}, got {options.total_steps}",
-        )
-    defaults = script.defaults(options, flags.flatten(records))
-    schedule = vars(records["config"]).get("schedule", AUTO)
-    asked = schedule in (LINEAR, COSINE)
-    if DECAY not in given and (asked or (iterations and DECAY in defaults and schedule == AUTO)):
-        length = max(iterations, 1)
-        settled["config"] = dataclasses.replace(records["config"], decay_iterations=length)
-    if WARM_UP in defaults and WARM_UP not in given:
-        warm_up = min(defaults[WARM_UP], iterations // 10)
-        settled["config"] = dataclasses.replace(settled["config"], warm_up_iterations=warm_up)
-    decay_iterations = vars(settled["config"]).get("decay_iterations", 0)
-    if 0 < decay_iterations < iterations:
-        if resumed:
-            raise ConfigError(
-                "total_steps",
-                f"must stay as it was, got {options.total_steps}: the learning rate of this run "
-                f"reaches 0 after its {decay_iterations} iterations. Begin another one, with more "
-                "steps or config.decay_iterations = 0",
-            )
-        raise ConfigError(
-            "config.decay_iterations",
-            f"must be 0 or at least {iterations}, the iterations of total_steps, got "
-            f"{decay_iterations}: the learning rate is 0 afterwards",
-        )
-    return settled, iterations
-
-
-def sections_of(script: Script, options: Any) -> dict[str, type]:
-    """Prefix to record class, including the algorithm's."""
-    algorithm = errors.lookup("algorithm", options.algorithm, ALGORITHMS)
-    return {
-        "": script.options,
-        "config": algorithm.Config,
-        **script.sections(options),
-    }

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
@@ -19,7 +20,9 @@ from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.experiment import assembly, composition, control, earlier, flags, models
+from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import SCRIPTS, with_names
+from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
@@ -154,15 +157,15 @@ def load(
     if learner is not None:
         return _of_learner(learner, str(folder), checkpoint, seed)
     scripts, own = SCRIPTS.values(), with_names(own)
-    script, records = earlier.read_any(scripts, "folder", str(folder), own)
-    earlier.require_seed("seed", seed, records[""].seeds, "folder", str(folder))
-    _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
-    state, settings = of_seed(stacked, seed), flags.flatten(records)
+    script, config = earlier.read_any(scripts, "folder", str(folder), own)
+    earlier.require_seed("seed", seed, config.run.seeds, "folder", str(folder))
+    _, iteration, stacked = earlier.state(script, config, "folder", str(folder), checkpoint)
+    state, settings = of_seed(stacked, seed), flags.flatten(config.sections())
     if script.name == control.SCRIPT.name:
         collector = state.collector._replace(sharded={})  # environments, which take no part
-        actor = _Acting(records, state.params, collector)
+        actor = _Acting(config, state.params, collector)
         return ControlPolicy(settings, iteration, state.params, actor.act, actor.start, actor.step)
-    generate = _Generating(records, state.params).generate
+    generate = _Generating(config, state.params).generate
     return LanguagePolicy(settings, iteration, state.params, generate)
 
 
@@ -195,14 +198,15 @@ class _Acting(_Rebuilt):
     """The fields `act`, `start` and `step` of a `ControlPolicy`.
 
     Args:
-      records: prefix to record.
+      config: Settings of the run.
       params: `ActorCritic` of one seed.
       collector: with the statistics of observations.
     """
 
-    def __init__(self, records: dict[str, Any], params: ActorCritic, collector: CollectorState):
-        self._arguments = records, params, collector
-        problem, spaces, *_ = control.build_problem(records, None)
+    def __init__(self, config: ControlConfig, params: ActorCritic, collector: CollectorState):
+        self._arguments = config, params, collector
+        world = control.open_world(config)
+        problem, spaces = control.build_problem(config, world), world.spaces
         actor = actor_of(problem)
 
         @jax.jit
@@ -213,7 +217,7 @@ class _Acting(_Rebuilt):
             one = jax.tree.map(lambda x: x[0], (after, play(distribution, action)))
             return one[0], spaces.to_action(one[1])
 
-        self._choose, self._spaces, self._env = choose, spaces, records[""].env
+        self._choose, self._spaces, self._env = choose, spaces, config.run.env
         self.start = jax.tree.map(lambda x: x[0], actor.start(1))
 
     def _shapes_of(self, observation: Any) -> Any:
@@ -261,14 +265,18 @@ class _Acting(_Rebuilt):
 class _Generating(_Rebuilt):
     """The field `generate` of a `LanguagePolicy`; see `_Acting`."""
 
-    def __init__(self, records: dict[str, Any], params: ActorCritic):
-        self._arguments = records, params
-        base = models.read_base(records[""].init_from, records["model"])
-        task = models.make_task(records, base, answers=False)
-        model = records["model"].build(task.tokenizer.size) if base is None else base.model
-        if records["lora"].rank:
-            model = model.clone(lora=records["lora"].lora)
-        settings = composition.problem_settings(records, task, base)
+    def __init__(self, config: LanguageConfig, params: ActorCritic):
+        self._arguments = config, params
+        base = models.read_base(config.run.init_from, config.model)
+        task = models.make_task(config, base, answers=False)
+        if base is None:
+            assert isinstance(config.model, language.ModelSettings)
+            model = config.model.build(task.tokenizer.size)
+        else:
+            model = base.model
+        if config.lora.rank:
+            model = model.clone(lora=config.lora.lora)
+        settings = composition.problem_settings(config, task, base)
         budget = settings.max_new_tokens or task.answer_length
 
         @jax.jit

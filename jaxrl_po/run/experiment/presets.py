@@ -5,8 +5,9 @@ from typing import Any
 
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.algorithms.actor_critic import GAE, Epochs
-from jaxrl_po.run.experiment import methods, models, plan, rewarding, tasks
-from jaxrl_po.run.experiment.rewarding import MODEL
+from jaxrl_po.run.experiment import methods, models, rewarding, tasks
+from jaxrl_po.run.experiment.language_config import MODEL
+from jaxrl_po.run.experiment.settings import DECAY, WARM_UP
 
 # Few epochs over large batches keep a small model stable.
 SMALL = {
@@ -45,8 +46,8 @@ OWN: dict[str, dict[str, Any]] = {
 IN_GROUPS = {
     "total_steps": 204_800,
     "config.learning_rate": 1e-3,
-    plan.WARM_UP: 30,
-    plan.DECAY: 400,
+    WARM_UP: 30,
+    DECAY: 400,
     "config.entropy_coefficient": 0.0,
     "config.num_epochs": 2,
     "config.num_minibatches": 2,
@@ -55,7 +56,7 @@ IN_GROUPS = {
 }
 
 
-FITTED: dict[str, Any] = {"seeds": 1, plan.WARM_UP: 100, plan.DECAY: 400}
+FITTED: dict[str, Any] = {"seeds": 1, WARM_UP: 100, DECAY: 400}
 # Their surrogates are not clipped, so they are valid only near the old policy.
 UNCLIPPED = ("rloo", "pkpo", "distillation")
 # A pretrained model forgets at the step sizes of a new one.

@@ -8,19 +8,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_po import config, language
-from jaxrl_po.config import ConfigError, static
+from jaxrl_po import config as config_lib
+from jaxrl_po import language
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags, tasks
+from jaxrl_po.run.experiment.language_config import MODEL, VERIFIER, LanguageConfig, LanguageOptions
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.sources import Given
 from jaxrl_po.types import Problem
 
-VERIFIER, MODEL = "verifier", "model"
 REGEX, BY_PATTERN = "regex:", "jaxrl_po.run.data.answers:regex"
 # What finds an answer in a text.
 FINDERS = {
@@ -31,24 +32,13 @@ FINDERS = {
 NAMED = (VERIFIER, MODEL, *FINDERS)
 
 
-@config.record
-class Settings:
-    """What a reward in Python asks of a completion."""
-
-    require_end: bool = static(
-        False,
-        "a completion that does not end within its token budget scores 0, so that filling the "
-        "budget is not learned",
-    )
-
-
-def parts(options: Any) -> list[str]:
+def parts(options: LanguageOptions) -> list[str]:
     """Returns the names in `--reward`; a pattern stands alone, and may hold a comma."""
     reward = options.reward
     return [reward] if reward.startswith(REGEX) else sources.parts(reward)
 
 
-def functions(options: Any) -> list[str]:
+def functions(options: LanguageOptions) -> list[str]:
     """Returns the sources of the reward functions on the host: from `--reward`, or the task's."""
     named = parts(options)
     alone = {VERIFIER: tasks.entry(options.task).reward, MODEL: ""} if len(named) == 1 else {}
@@ -63,17 +53,17 @@ def functions(options: Any) -> list[str]:
     return found
 
 
-def finds_answers(options: Any) -> bool:
+def finds_answers(options: LanguageOptions) -> bool:
     """Returns whether a function of the reward finds the answer of a row in a text."""
     return any(name in FINDERS or name.startswith(REGEX) for name in parts(options))
 
 
-def needs_answers(options: Any) -> bool:
+def needs_answers(options: LanguageOptions) -> bool:
     """Whether each row must have an answer."""
     return finds_answers(options) or not functions(options)
 
 
-def pattern(options: Any) -> dict[str, str]:
+def pattern(options: LanguageOptions) -> dict[str, str]:
     """The pattern of `--reward=regex:…`, as an argument; raises ConfigError where it is none."""
     found = [name.removeprefix(REGEX) for name in parts(options) if name.startswith(REGEX)]
     if not found:
@@ -91,17 +81,17 @@ def pattern(options: Any) -> dict[str, str]:
 
 
 def host_score(
-    records: Mapping[str, Any], task: AnyTask, placement: Placement
+    config: LanguageConfig, task: AnyTask, placement: Placement
 ) -> scoring.HostScore | None:
     """The scorer that calls `functions`; None if the reward is computed in the program.
 
     Raises:
       ConfigError: invalid or unsuitable functions; none is loaded yet.
     """
-    options = records[""]
+    options = config.run
     sources, arguments = functions(options), pattern(options)
     for name in ("reward_weights", "reward_timeout"):
-        config.require_effect(options, name, bool(sources), "reward names functions")
+        config_lib.require_effect(options, name, bool(sources), "reward names functions")
     if isinstance(task, Dialogue):
         if options.reward == VERIFIER:
             return None
@@ -145,7 +135,7 @@ def host_score(
         rewards,
         task,
         timeout=float(options.reward_timeout),
-        require_end="reward" in records and records["reward"].require_end,
+        require_end=config.reward is not None and config.reward.require_end,
     )
 
 
@@ -181,7 +171,7 @@ def explain_zero(examples: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def judges(options: Any, task: AnyTask, *, pretrained: bool) -> bool:
+def judges(options: LanguageOptions, task: AnyTask, *, pretrained: bool) -> bool:
     """Whether the functions of `--reward` score the evaluation too, in place of the verifier.
 
     They do where the equality of a completion with `answer` says little: a pretrained model writes
@@ -197,7 +187,7 @@ def judges(options: Any, task: AnyTask, *, pretrained: bool) -> bool:
     )
 
 
-def unanswered(options: Any, task: AnyTask) -> bool:
+def unanswered(options: LanguageOptions, task: AnyTask) -> bool:
     """Returns whether a prompt of a file has no answer."""
     columns = None if isinstance(task, Dialogue) else task.columns
     return isinstance(columns, prompts.Columns) and not columns.answered()
@@ -237,17 +227,19 @@ def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict
 
 
 def with_reward_model(
-    problem: Problem, records: Mapping[str, Any], task: language.Task, policy: language.Transformer
+    problem: Problem, config: LanguageConfig, task: language.Task, policy: language.Transformer
 ) -> Problem:
     """The problem with a reward model, fitted to comparisons of samples of the initial policy.
 
     Raises:
       ConfigError: process rewards of the verifier were asked for as well.
     """
-    settings = records["problem"]
+    settings, sizes = config.problem, config.reward_model
+    assert isinstance(settings, language.Settings)
+    assert sizes is not None
+    assert config.preferences is not None
     if settings.process_reward:
         raise ConfigError("problem.process_reward", f"has no effect with reward = {MODEL}")
-    sizes = records["reward_model"]
     with flags.locating({"reward_model": type(sizes)}):
         model = sizes.build(task.tokenizer.size, outputs=1).clone(constrain=policy.constrain)
     fit = functools.partial(
@@ -255,7 +247,7 @@ def with_reward_model(
         model,
         task,
         policy,
-        settings=records["preferences"],
+        settings=config.preferences,
         max_new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
     )

@@ -10,30 +10,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po import config
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Setting, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.control_config import ControlConfig
+from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.store import statistics
 from jaxrl_po.run.store.sources import Given
 
 Combination = dict[str, str]
-OF_A_START = ("resume", "overwrite")
-SWEPT = ("config.", "problem.", "network.")  # flags that may have several values
 DRAW = re.compile(r"(\w+) *\((.*)\)")
 DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
 EXACT = "exact_draws"  # entry of the folder of a sweep whose draws have all digits
-MAY_DIFFER = ("out", "devices", "mesh", "compilation_cache", *OF_A_START)
 
 
 class Asked(NamedTuple):
     """What a sweep was asked to do.
 
     Attributes:
-      flags: name to value, of the flags with one value.
-      swept: name to values, as written, of the flags with several.
-      drawn: name to distribution, as written, of the flags that are drawn.
-      tuned: the defaults of `jaxrl-po control` when the sweep began.
+      flags: Name to value, of the flags with one value.
+      swept: Name to values, as written, of the flags with several.
+      drawn: Name to distribution, as written, of the flags that are drawn.
+      tuned: Defaults of `jaxrl-po control` when the sweep began.
     """
 
     flags: dict[str, Any]
@@ -41,10 +39,10 @@ class Asked(NamedTuple):
     drawn: dict[str, str]
     tuned: Mapping[str, Any]
 
-    def records(self, combination: Combination, sections: Mapping[str, type]) -> dict[str, Any]:
-        """The records of one combination."""
-        own = {name: value for name, value in self.flags.items() if isinstance(value, Given)}
-        written = flags.written(self.flags | combination)
+    def settings(
+        self, combination: Combination, sections: Mapping[str, type]
+    ) -> Settings[ControlConfig]:
+        """Returns the settings of one combination."""
         for name, drawn in self.drawn.items():
             prefix, _, field = name.rpartition(".")
             default = getattr(sections.get(prefix), field, None)
@@ -52,33 +50,46 @@ class Asked(NamedTuple):
                 raise ConfigError(
                     name, f"must be choice(a,b,…), as its values are integers, got {drawn}"
                 )
-        return flags.fill(flags.given(written, sections) | own, sections, defaults=self.tuned)
+        texts = {name: flags.Text(value) for name, value in combination.items()}
+        given = flags.convert(self.flags | texts, sections)
+        layers = {"given": given, "tuned": self.tuned}
+        records, origins = flags.merge(sections, layers)
+        return Settings(ControlConfig.of_sections(records), given, {}, origins, {})
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
-    """The arguments without the flags that are searched; the values of a grid; distributions.
+def split(
+    given: Mapping[str, Any], fields: Mapping[str, Setting]
+) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, str]]:
+    """Splits flags into those with one value, the values of a grid, and distributions.
+
+    Args:
+      given: Flag name to its text or value.
+      fields: Flag name to the metadata of its field, of which some may vary in a sweep.
 
     Example:
-      >>> split(["--seeds=2", "--config.gamma=0.9,0.99", "--config.learning_rate=uniform(0,1)"])
-      (['--seeds=2'], {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
+      >>> fields = {name: Setting("") for name in ("config.gamma", "config.learning_rate")}
+      >>> rates = {"config.gamma": "0.9,0.99", "config.learning_rate": "uniform(0,1)"}
+      >>> split({"seeds": "2", **rates}, fields)
+      ({'seeds': '2'}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
 
     Raises:
-      ConfigError: an unknown distribution; the message suggests the nearest.
+      ConfigError: An unknown distribution; the message suggests the nearest.
     """
-    kept, swept, drawn = list[str](), dict[str, list[str]](), dict[str, str]()
-    for argument in argv:
-        name, _, value = argument.lstrip("-").partition("=")
-        found = DRAW.fullmatch(value.strip())
-        if name.startswith(SWEPT) and found:
+    kept, swept, drawn = dict[str, Any](), dict[str, list[str]](), dict[str, str]()
+    for name, value in given.items():
+        text = value if isinstance(value, str) and not isinstance(value, Given) else ""
+        found = DRAW.fullmatch(text.strip())
+        varies = name in fields and fields[name].sweep == "varies"
+        if varies and found:
             if found[1] not in DISTRIBUTIONS:
                 close = errors.suggest(found[1], DISTRIBUTIONS)
                 close = "; did you mean choice?" if "int" in found[1] else close
                 raise ConfigError(name, f"must be a distribution of a sweep, got {value}{close}")
-            drawn[name] = value.replace(" ", "")
-        elif name.startswith(SWEPT) and "," in value:
-            swept[name] = value.split(",")
+            drawn[name] = text.replace(" ", "")
+        elif varies and "," in text:
+            swept[name] = text.split(",")
         else:
-            kept.append(argument)
+            kept[name] = value
     return kept, swept, drawn
 
 
@@ -141,14 +152,14 @@ def draw(
     return [f"{value:.4g}" if rounded else repr(float(value)) for value in drawn]
 
 
-def static_part(records: Mapping[str, Any]) -> str:
-    """All settings but the numeric ones of the algorithm; equal ones share a program."""
-    values = flags.flatten(records)
+def static_part(config: ControlConfig) -> str:
+    """Returns all settings but the numbers of the method; equal ones share a program."""
     numbers = {
-        f"config.{f.name}"
-        for f in dataclasses.fields(records["config"])
-        if not config.setting_of(f).static
+        f"config.{field.name}"
+        for field in dataclasses.fields(config.method)
+        if not setting_of(field).static
     }
+    values = flags.flatten(config.sections())
     return json.dumps(
         {name: value for name, value in values.items() if name not in numbers},
         default=str,

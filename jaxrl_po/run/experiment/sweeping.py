@@ -6,7 +6,7 @@ Combinations that differ in numbers of the method alone train vmapped, as one pr
 import json
 import math
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,30 +21,29 @@ from jaxrl_po.run.experiment import (
     assembly,
     control,
     flags,
-    methods,
-    plan,
     search,
     user_code,
     vmapped,
 )
+from jaxrl_po.run.experiment.control_config import ControlConfig, ControlOptions
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
 from jaxrl_po.run.experiment.options import option
-from jaxrl_po.run.experiment.search import OF_A_START, Asked, Combination
+from jaxrl_po.run.experiment.search import Asked, Combination
+from jaxrl_po.run.experiment.settings import Settings, fields_of
+from jaxrl_po.run.experiment.settings import sections_of as sections_of_run
+from jaxrl_po.run.experiment.settings import settle as settle_settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.loop.interrupts import Interrupted
 from jaxrl_po.run.store import folder, metrics, provenance, sources
-from jaxrl_po.run.store.sources import Given
 
 PROGRAMS = "programs"  # folder of their runs
-OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every")
-OF_A_RUN_ALONE = ("distributed", "tensorboard", "wandb", "deterministic")
 
-Group = Sequence[Mapping[str, Any]]  # records of the combinations that share one program
+Group = Sequence[Settings[ControlConfig]]  # of the combinations that share one program
 
 
 @config.record
-class Options(control.Options):
+class Options(ControlOptions):
     """The sweep as a whole."""
 
     evaluations: int = option(
@@ -109,51 +108,66 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
         for name, values in over.items()
         if not isinstance(values, str)
     }
-    searched = {name: ",".join(map(errors.shown, values)) for name, values in listed.items()}
-    given = with_names({**experiment.settings, **options, **over, **searched})
-    argv = flags.written(given)
-    sections = sections_of(flags.parse(argv, {"": Options}, partial=True)[""])
-    single = [{name: value} for name, values in listed.items() for value in values]
-    for each in (with_names(options), *single):
-        flags.require_kinds(each, flags.given(flags.written(each), sections))
-    own = {name: value for name, value in given.items() if isinstance(value, Given)}
-    return carry_out(argv, own=own)
+    given = with_names({**experiment.settings, **options, **over})
+    # Each value of a list is checked as one of Python, in which text is not a number.
+    for name, values in listed.items():
+        sections = sections_of(options_of(given))
+        for value in values:
+            flags.convert({name: value}, sections)
+        given[name] = flags.Text(",".join(map(errors.shown, values)))
+    for name in over.keys() - listed.keys():
+        given[name] = flags.Text(given[name])
+    return carry_out(given)
+
+
+def every() -> list[tuple[str, type]]:
+    """Returns prefix and record of all sections that a sweep may have."""
+    return [*control.every(), ("", Options)]
+
+
+def options_of(given: Mapping[str, Any], stored: Mapping[str, Any] = {}) -> Options:
+    """Returns the options of the sweep as a whole."""
+    names = [field.name for field in flags.settable(Options) if field.name in given]
+    asked = flags.convert({name: given[name] for name in names}, {"": Options})
+    made: Options = flags.merge({"": Options}, {"given": asked, "stored": stored})[0][""]
+    return made
 
 
 def carry_out(
-    argv: Sequence[str], *, own: Mapping[str, Given] = {}, leave_early: bool = False
+    given: Mapping[str, Any], rest: Sequence[str] = (), *, leave_early: bool = False
 ) -> Swept:
-    """Carries out the sweep of a command's arguments, or goes on with it.
+    """Carries out a sweep, or continues it.
 
     Args:
-      argv: the arguments.
-      own: flag to the object that was given for it in Python.
-      leave_early: end the process at a signal, as a command does; else see `sweep`.
+      given: Flag name to text or value; see `flags.tokenize`.
+      rest: Words of the command line that are no flags.
+      leave_early: Whether a signal ends the process, as of a command; else see `sweep`.
 
     Raises:
-      ConfigError: before anything is trained or an earlier sweep is overwritten.
-      RunError: the folder can no longer be written.
-      NoAction, PoolError: see `runner.run`.
+      ConfigError: Before anything is trained or an earlier sweep is overwritten.
+      RunError: The folder can no longer be written.
+      NoAction, PoolError: See `runner.run`.
     """
-    options = flags.parse(argv, {"": Options}, partial=True)[""]
+    options = options_of(given)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    asked = resumed(argv, stored, options.out) if stored else read(argv, options)
-    asked = asked._replace(flags={**asked.flags, **own})
-    options = flags.parse([], {"": Options}, stored=asked.flags)[""]
+    asked = resumed(given, rest, stored, options.out) if stored else read(given, rest, options)
+    options = options_of(asked.flags)
+    sections = sections_of(options)
     refuse(options, asked)
     keep_programs(options.compilation_cache)
-    sections = sections_of(options)
     rounded = bool(stored) and not stored.get(search.EXACT)
     groups = group(asked, options, sections, rounded=rounded)
-    given = frozenset([*asked.flags, *asked.swept, *asked.drawn])
     with flags.locating(sections):
-        check([[records for _, records in each] for each in groups], options, given)
+        check([[settings for _, settings in each] for each in groups], options)
     with (
         folder.claim(options.out, overwrite=options.overwrite) as out,
         interrupts.kept(out, leave_early=leave_early),
     ):
+        fields = fields_of(sections)
         lasting = {
-            name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
+            name: value
+            for name, value in asked.flags.items()
+            if fields[name].stored and fields[name].compared
         }
         said = {
             "script": "sweep",
@@ -171,7 +185,7 @@ def carry_out(
                     continue
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
-                of_group = [records for _, records in each], options, given, place, title
+                of_group = [settings for _, settings in each], options, place, title
                 result, interrupted = (
                     interrupts.in_thread(run, *of_group) if leave_early else run(*of_group)
                 )
@@ -198,14 +212,14 @@ def carry_out(
         except ConfigError as error:
             raise flags.located(error, sections) from None
         except KeyboardInterrupt:
-            raise Interrupted(swept=Swept(rows, best(asked, rows, sections, given), out)) from None
-    return Swept(rows, best(asked, rows, sections, given), out)
+            raise Interrupted(swept=Swept(rows, best(asked, rows, sections), out)) from None
+    return Swept(rows, best(asked, rows, sections), out)
 
 
 def group(
     asked: Asked, options: Options, sections: dict[str, type], *, rounded: bool
-) -> list[list[tuple[Combination, dict[str, Any]]]]:
-    """Groups the combinations, with their records, by the program that they share.
+) -> list[list[tuple[Combination, Settings[ControlConfig]]]]:
+    """Groups the combinations, with their settings, by the program that they share.
 
     Args:
       asked: the sweep.
@@ -217,43 +231,46 @@ def group(
     total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
     if len(combinations) < total:
         print(f"{len(combinations)} of {total} combinations are distinct; each trains once")
-    groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
+    groups: dict[str, list[tuple[Combination, Settings[ControlConfig]]]] = {}
     for combination in combinations:
-        records = asked.records(combination, sections)
-        groups.setdefault(search.static_part(records), []).append((combination, records))
+        settings = asked.settings(combination, sections)
+        groups.setdefault(search.static_part(settings.config), []).append((combination, settings))
     return list(groups.values())
 
 
-def best(
-    asked: Asked, rows: list[dict[str, Any]], sections: dict[str, type], given: frozenset[str]
-) -> dict[str, Any]:
+def best(asked: Asked, rows: list[dict[str, Any]], sections: dict[str, type]) -> dict[str, Any]:
     """Returns the flags of the first row that were set or tuned; none without a row."""
     if not rows:
         return {}
-    records = asked.records(rows[0]["flags"], sections)
-    settled = flags.flatten(plan.settle(control.SCRIPT, records, given)[0])
-    tunable = [name for name in asked.flags if name.startswith(search.SWEPT)]
+    settled = flags.flatten(settle(asked.settings(rows[0]["flags"], sections))[0].sections())
+    fields = fields_of(sections)
+    tunable = [name for name in asked.flags if fields[name].sweep == "varies"]
     names = dict.fromkeys([*asked.tuned, *tunable, *asked.swept, *asked.drawn])
     return {name: settled[name] for name in names if name in settled}
 
 
-def read(argv: Sequence[str], options: Options) -> Asked:
-    """The sweep that the arguments ask for."""
-    kept, swept, drawn = search.split(argv)
-    fixed = flags.given(kept, sections_of(options))
-    return Asked(fixed | sources.absolute(fixed), swept, drawn, control.defaults(options, fixed))
+def read(given: Mapping[str, Any], rest: Sequence[str], options: Options) -> Asked:
+    """Returns the sweep that flags ask for."""
+    sections = sections_of(options)
+    kept, swept, drawn = search.split(given, fields_of(sections))
+    fixed = flags.convert(kept, sections, rest)
+    tuned = {**control.presets(options, fixed), **control.tuned(options, fixed)}
+    return Asked(fixed | sources.absolute(fixed), swept, drawn, flags.current(tuned, sections))
 
 
-def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
-    """The sweep stored in a folder; arguments may omit its flags, or repeat them as they were.
+def resumed(
+    given: Mapping[str, Any], rest: Sequence[str], stored: Mapping[str, Any], out: str
+) -> Asked:
+    """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
 
     Args:
-      argv: arguments.
-      stored: the `config.json` of the sweep.
-      out: the value of `--out`.
+      given: Flag name to text or value.
+      rest: Words of the command line that are no flags.
+      stored: Content of the sweep's `config.json`.
+      out: Value of `--out`.
 
     Raises:
-      ConfigError: names the first flag that differs, with both values.
+      ConfigError: Names the first flag that differs, with both values.
     """
     if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
         raise ConfigError(
@@ -264,34 +281,36 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
     if not all(isinstance(field, dict) for field in (*asked, code)):
         raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
     found = sources.located(asked.flags, code, str(stored.get("out", "")), Path(out))
+    options = options_of(given, stored=flags.current(asked.flags, {"": Options}) | found)
+    sections = sections_of(options)
+    asked = Asked(*(flags.current(each, sections) for each in asked))
     asked = asked._replace(flags=asked.flags | found)
-    options = flags.parse(argv, {"": Options}, stored=asked.flags, partial=True)[""]
-    again = read(argv, options)
+    again, fields = read(given, rest, options), fields_of(sections)
+    may_change = {
+        name
+        for name, field in fields.items()
+        if field.resume == "any" or not field.stored or name in code
+    }
     before = {**asked.flags, **asked.swept, **asked.drawn}
     for name, value in {**again.flags, **again.swept, **again.drawn}.items():
         if name in code and sources.digests({name: value}) == {name: code[name]}:
             continue
-        if name not in search.MAY_DIFFER and value != before.get(name):
+        if (name not in may_change or name in code) and value != before.get(name):
             wanted = errors.shown(before[name]) if name in before else "left out"
             raise ConfigError(
                 name,
                 f"must be {wanted}, as in the sweep in {out} that is resumed, got "
                 f"{errors.shown(value)}; leave it out, or choose another out",
             )
-    may_differ = {name: x for name, x in again.flags.items() if name in (*search.MAY_DIFFER, *code)}
-    return asked._replace(flags=asked.flags | may_differ)
+    changed = {name: value for name, value in again.flags.items() if name in may_change}
+    return asked._replace(flags=asked.flags | changed)
 
 
 def refuse(options: Options, asked: Asked) -> None:
     """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
-    for name in OF_A_RUN_ALONE:
-        if getattr(options, name):
-            raise ConfigError(
-                name, "must be left out: a sweep is one process that writes sweep.json"
-            )
-    for name in OF_ONE_RUN:
-        if name in asked.flags:
-            raise ConfigError(name, "must be left out: a sweep has evaluations")
+    for name, field in fields_of({"": Options}).items():
+        if field.sweep == "absent" and name in asked.flags and asked.flags[name] is not False:
+            raise ConfigError(name, "must be left out of a sweep")
     if asked.drawn and not options.draws:
         raise ConfigError("draws", "must be at least 1 with a distribution, got 0")
     if options.draws and not asked.drawn:
@@ -304,7 +323,7 @@ def refuse(options: Options, asked: Asked) -> None:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
-def check(groups: Sequence[Group], options: Options, given: Collection[str]) -> None:
+def check(groups: Sequence[Group], options: Options) -> None:
     """Raises the error of the first combination whose settings are wrong."""
     for group in groups:
         placement = parallel.choose(
@@ -312,33 +331,38 @@ def check(groups: Sequence[Group], options: Options, given: Collection[str]) -> 
         )
         if placement.cuts_params:
             raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
-        for records in group:
-            build(plan.settle(control.SCRIPT, records, given)[0])
+        for settings in group:
+            build(settle(settings)[0])
 
 
-def build(records: Mapping[str, Any]) -> assembly.Setup:
-    """The setup of a combination."""
-    return control.build(records, methods.ALGORITHMS[records[""].algorithm], vmapped.ALONE)
+def settle(settings: Settings[ControlConfig]) -> tuple[ControlConfig, int]:
+    """Returns the config of a combination and the iterations of its runs."""
+    world = control.open_world(settings.config)
+    return settle_settings(control.SCRIPT, settings, world)
 
 
-def run(
-    group: Group, options: Options, given: Collection[str], place: Path, title: str
-) -> tuple[dict[str, Any], bool]:
+def build(config: ControlConfig) -> assembly.Setup:
+    """Builds the setup of a combination."""
+    return control.build(config, vmapped.ALONE, control.open_world(config))
+
+
+def run(group: Group, options: Options, place: Path, title: str) -> tuple[dict[str, Any], bool]:
     """Trains the combinations that share one program, each over all seeds.
 
     Returns:
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
       `compile_seconds`; and whether a signal came.
     """
-    settled = [plan.settle(control.SCRIPT, records, given) for records in group]
+    settled = [settle(settings) for settings in group]
+    first = settled[0][0]
     rows, interrupted = vmapped.train(
-        build(settled[0][0]),
-        [records["config"] for records, _ in settled],
+        build(first),
+        [config.method for config, _ in settled],
         options,
         place,
         title,
         iterations=settled[0][1],
-        steps_per_iteration=control.steps(group[0]),
+        steps_per_iteration=control.steps(first, control.open_world(first)),
         evaluations=options.evaluations,
     )
     scores = vmapped.curves(rows)["greedy_return"]
@@ -364,4 +388,4 @@ def done(path: Path) -> list[dict[str, Any]]:
 
 def sections_of(options: Options) -> dict[str, type]:
     """Prefix to record class, of all flags of a sweep."""
-    return {**plan.sections_of(control.SCRIPT, options), "": Options}
+    return {**sections_of_run(control.SCRIPT, options), "": Options}

@@ -1,6 +1,6 @@
 """The table of tasks by name, each with the record of its flags."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from jaxrl_po import config, language
@@ -238,17 +238,16 @@ def entry(name: str) -> TaskEntry:
     return found
 
 
-def require_flags(name: str, argv: Sequence[str]) -> None:
+def require_flags(name: str, names: Iterable[str]) -> None:
     """Raises ConfigError for a flag that this task has not and others have, which are named.
 
     Example:
-      >>> require_flags("addition", ["--task.train=rows.jsonl"])
+      >>> require_flags("addition", ["task.train"])
       Traceback (most recent call last):
       jaxrl_po...ConfigError: task.train: is not a setting of task = addition, but of task = file
     """
     own = {field.name for field in flags.settable(entry(name).settings)}
-    for word in argv:
-        flag = word.lstrip("-").partition("=")[0]
+    for flag in names:
         field = flag.removeprefix("task.")
         others = [
             task

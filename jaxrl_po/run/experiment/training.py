@@ -140,15 +140,14 @@ def train(
             next(iter(options), "iterations"),
             "must be left out beside an Experiment, which has its own",
         )
-    script = SCRIPTS[what.script]
-    asked: Options = flags.fill(what.settings, {"": script.options})[""]
+    asked = flags.merge({"": SCRIPTS[what.script].options}, {"given": what.settings})[0][""]
     if asked.compile_for:
         raise ConfigError(
             "compile_for", "trains nothing: call run.compile_for(experiment, machine)"
         )
     join(asked)
     with processes.together() as require_same:
-        plan = prepare(script, what.settings, require_same)
+        plan = prepare(SCRIPTS[what.script], what.read(), require_same)
     if on_row is not None and plan.options.distributed:
         raise ConfigError("on_row", "must be left out with distributed: it runs in one process")
     return carry_out(plan, on_row=on_row)

@@ -6,7 +6,6 @@ A run in it is resumed only with the settings it was started with.
 import errno
 import fcntl
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Setting
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import format_error, shown, unread_format
 from jaxrl_po.run.store import provenance, sources
@@ -24,28 +23,16 @@ from jaxrl_po.version import FORMATS
 CONFIG = "config.json"
 REMOVED = {"reproducible": False}  # settings of former versions, with their defaults
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-ARTEFACTS = (
-    *(CONFIG, "metrics.jsonl", "samples.jsonl", ".chunk.json", "summary.json", "curves.png"),
-    *("checkpoints", "tensorboard", "wandb_id"),
-    *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
-    *("sweep.json", "sweep.png", "table.txt", "programs"),  # written by `sweep`
-    *("arms", "verdict.json", "verdict.png"),  # written by `experiments/study.py`
-)
-# What a run may leave that ended before its first line.
-BEGINNING = {
+OF_A_BEGUN_RUN = (
     *(CONFIG, "metrics.jsonl", "samples.jsonl"),
     *("checkpoints", "tensorboard", "wandb_id", "arms"),
-}
-# Flags of one start, which are not stored: a run that was started with --overwrite would otherwise
-# be deleted when it is resumed.
-OF_A_START = (
-    *("resume", "overwrite", "distributed", "coordinator", "num_processes", "process_id"),
-    *("coordinator_timeout", "compile_for", "json"),
 )
-MAY_DIFFER = (
-    *("out", "devices", "mesh", "shard_params", "total_steps"),
-    *("compilation_cache", "reward_timeout", "tensorboard", "wandb"),
-    *OF_A_START,
+ARTEFACTS = (
+    *OF_A_BEGUN_RUN,
+    *(".chunk.json", "summary.json", "curves.png"),
+    *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
+    *("sweep.json", "sweep.png", "table.txt", "programs"),  # written by `sweep`
+    *("verdict.json", "verdict.png"),  # written by `experiments/study.py`
 )
 
 
@@ -58,7 +45,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
       overwrite: the value of `--overwrite`.
 
     Returns:
-      The `config.json` of the run to resume, without the flags of its start; empty for a new run.
+      The `config.json` of the run to resume; empty for a new run.
 
     Raises:
       ConfigError: no folder is named, the folder cannot be written, or it holds files and neither
@@ -101,13 +88,13 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     except ValueError:
         why = f"{folder / CONFIG} is damaged; repair it, or choose another folder"
         raise ConfigError("resume", why) from None
-    return {name: value for name, value in stored.items() if name not in OF_A_START}
+    return stored
 
 
 def _only_begun(folder: Path) -> bool:
     """Whether it holds nothing but a run that ended before its first line and checkpoint."""
     held = {path.name: path for path in folder.iterdir() if not path.name.startswith(".")}
-    if not held.keys() <= BEGINNING or any(path.is_symlink() for path in held.values()):
+    if not held.keys() <= {*OF_A_BEGUN_RUN} or any(path.is_symlink() for path in held.values()):
         return False
     try:
         ours = "script" in read_settings(folder)
@@ -150,24 +137,28 @@ def read_settings(folder: Path, flag: str = "out") -> dict[str, Any]:
     return stored | sources.located(stored, code, stored.get("out", ""), folder)
 
 
-def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:
-    """Checks that an earlier run has the settings it was started with; `total_steps` may grow.
+def require_same(
+    given: Mapping[str, Any], stored: Mapping[str, Any], fields: Mapping[str, Setting], out: str
+) -> None:
+    """Checks that given settings are those of an earlier run, or may change when it is resumed.
 
     A file or folder may have another path if the run has its digest: that of code is compared here,
     that of data by `provenance.require_data`.
 
     Args:
-      settings: flag name to value, of this start.
-      stored: flag name to value, of the run in the folder.
-      out: the value of `--out`.
+      given: Flag name to value, of this start.
+      stored: Flag name to value, of the run in the folder.
+      fields: Flag name to the metadata of its field.
+      out: Value of `--out`.
 
     Raises:
-      ConfigError: names the first flag that differs.
+      ConfigError: Names the first flag that differs.
     """
     resolved = stored.get("resolved", {})
     code = resolved.get(sources.DIGESTS, {})
-    for name, value in settings.items():
-        if name not in stored or name in MAY_DIFFER or strict(value) == stored[name]:
+    for name, value in given.items():
+        may_change = name in fields and (fields[name].resume != "same" or not fields[name].stored)
+        if name not in stored or may_change or strict(value) == stored[name]:
             continue
         if name in code and sources.digests({name: value}) == {name: code[name]}:
             continue
@@ -179,10 +170,10 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
             f"must be {shown(stored[name])}, as in the run in {out}{or_same}, got {shown(value)}; "
             "leave it out, or choose another folder",
         )
-    if settings.get("total_steps", math.inf) < stored.get("total_steps", 0):
-        least = f"{stored['total_steps']}, as in the run in {out} that is resumed"
-        now = f"got {settings['total_steps']}: it may only grow"
-        raise ConfigError("total_steps", f"must be at least {least}, {now}")
+    for name, value in given.items():
+        if name in fields and fields[name].resume == "grows" and value < stored.get(name, 0):
+            least = f"{stored[name]}, as in the run in {out} that is resumed"
+            raise ConfigError(name, f"must be at least {least}, got {value}: it may only grow")
 
 
 @contextmanager

@@ -1,0 +1,97 @@
+"""Settings of a run in control."""
+
+import dataclasses
+
+from jaxrl_po import config, control
+from jaxrl_po.config import COUNT, ConfigError
+from jaxrl_po.run.experiment import methods, suites
+from jaxrl_po.run.experiment.options import Options, RunConfig, option
+from jaxrl_po.run.host import vector_envs
+
+TRAJECTORIES, GROUPS, VINE = SAMPLINGS = ("path", "groups", "vine")
+
+
+@config.record
+class ControlOptions(Options):
+    """The run as a whole."""
+
+    env: str = option(
+        "CartPole-v1",
+        "a registered gymnax environment, a class of your own as file.py:Name, one of another "
+        f"suite in JAX ({', '.join(f'{suite}:Name' for suite in suites.SUITES)}), or one that runs "
+        "on the host: envpool:Name, gymnasium:Name",
+        common=True,
+    )
+    env_params: str = option(
+        "",
+        "arguments of the environment, a JSON object: fields of the default parameters of one of "
+        "gymnax or of your own, or arguments of jaxrl_po.control.adapters, envpool.make or "
+        "gymnasium.make_vec",
+    )
+    policy: str = option(
+        "",
+        "a Flax module of your own as file.py:Name, in place of the policy of --network",
+        common=True,
+    )
+    critic: str = option("", "likewise, in place of the critic")
+    init_from: str = option(
+        "",
+        "folder of an earlier run of this script (the latest parameters of its first seed), with "
+        "which every seed begins; empty for none",
+        common=True,
+    )
+    demonstrations: str = option(
+        "",
+        "recorded episodes for --algorithm=sft, an .npz file of observation, action, terminated "
+        "and truncated, as jaxrl-po evaluate --record writes it",
+    )
+    sampling: str = option(
+        "auto",
+        "rollouts that continue in the next iteration (path), groups of episodes from one "
+        "initial state (groups), or branches from visited states (vine); auto is groups "
+        "for the methods without a critic, else path",
+        choices=("auto", *SAMPLINGS),
+    )
+    tuned: bool = option(
+        True,
+        "use the settings that a sweep found for this method and environment, if there are any, in "
+        "place of the defaults shown here",
+        common=True,
+    )
+    eval_episodes: int = option(
+        32, "greedy episodes per evaluation and seed", unit="episodes", within=COUNT
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        if bool(self.demonstrations) != (self.algorithm in methods.SUPERVISED):
+            raise ConfigError(
+                "demonstrations",
+                "must name an .npz file with algorithm = sft and be left out with any other, got "
+                f"{self.demonstrations!r}",
+            )
+        if self.demonstrations and vector_envs.is_host(self.env):
+            raise ConfigError(
+                "demonstrations", f"must be left out with env = {self.env}, which is not in JAX"
+            )
+        for name in ("distributed", "deterministic"):
+            if getattr(self, name) and vector_envs.is_host(self.env):
+                raise ConfigError(
+                    name, f"must be off with env = {self.env}: its states cannot be saved"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ControlConfig(RunConfig):
+    """All settings of a run in control.
+
+    Attributes:
+      run: Settings of the run as a whole.
+      problem: Sizes of an iteration, by the way to collect rollouts.
+      network: Networks of policy and critic.
+    """
+
+    run: ControlOptions
+    problem: control.Settings | control.GroupSettings | control.VineSettings
+    network: control.NetworkSettings

@@ -1,0 +1,199 @@
+"""Settings of a run of a language model."""
+
+import dataclasses
+from typing import Any
+
+from jaxrl_po import config, language
+from jaxrl_po.algorithms.reference import Settings as ReferenceSettings
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, number, static
+from jaxrl_po.language import demonstrations, lora
+from jaxrl_po.language.settings import Computation, Sampling
+from jaxrl_po.language.tasks.types import DRAWN
+from jaxrl_po.run.experiment import methods
+from jaxrl_po.run.experiment.options import Options, RunConfig, option
+from jaxrl_po.run.experiment.tasks import TASKS
+
+DISTILLATION = "distillation"
+VERIFIER, MODEL = "verifier", "model"
+
+
+@config.record
+class LanguageOptions(Options):
+    """The run as a whole."""
+
+    task: str = option(
+        "addition",
+        f"one of {', '.join(TASKS)}, or a function of your own as file.py:name",
+        common=True,
+    )
+    init_from: str = option(
+        "",
+        "folder or GGUF file of a pretrained model, or folder of an earlier run of this script "
+        "(the latest policy of its first seed), with which every seed begins; empty for none",
+        common=True,
+    )
+    teacher: str = option(
+        "",
+        "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
+        f"the teacher of --algorithm={DISTILLATION}; empty for none",
+    )
+    environment: str = option(
+        "",
+        "class with tools for a pretrained model, as file.py:Class; each dialogue has an instance; "
+        "empty for none",
+        common=True,
+    )
+    reward: str = option(
+        VERIFIER,
+        f"reward to optimise: `{VERIFIER}`, of the task; `{MODEL}`, a reward model fitted to "
+        "comparisons by the verifier (--reward_model.*, --preferences.*); "
+        "`math`, whether a completion has, in \\boxed{} or after ####, what equals the answer as "
+        "mathematics; `last_number` or `contains`, whether its last number is the answer, or the "
+        "answer stands in it; `regex:PATTERN`, whether the last match, or its first group, is the "
+        "answer; or Python functions that score completions, as in "
+        "rewards.py:nearly,package.module:other, of which the first gives the accuracy and decides "
+        "which groups are informative",
+        common=True,
+    )
+    eval_prompts: int = option(
+        0,
+        "held-out prompts per evaluation and seed; 0 takes every row of a finite set, and "
+        f"{DRAWN} of a task that makes them",
+        unit="prompts",
+        within=NON_NEGATIVE,
+    )
+    eval_samples: int = option(
+        0,
+        "samples per held-out prompt, for avg@n and pass@k; 0 evaluates greedily only",
+        unit="samples",
+        within=NON_NEGATIVE,
+    )
+    reward_weights: str = option("", "weights of the functions, as in 1,0.2; empty is 1 for each")
+    reward_timeout: float = number(
+        60.0,
+        "time limit of one call of a function",
+        unit="seconds",
+        within=POSITIVE,
+        resume="any",
+        sweep="same",
+    )
+    shard_params: bool = option(
+        False,
+        "shard parameters, reference and optimizer state over the devices of the data axis "
+        "instead of replicating them",
+        resume="any",
+    )
+    show: int = option(
+        4,
+        "held-out prompts whose completions by the first seed, greedy and sampled, are "
+        "written to samples.jsonl at each evaluation",
+        unit="prompts",
+        within=NON_NEGATIVE,
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        if not self.environment:
+            return
+        if self.algorithm in methods.SUPERVISED:
+            raise ConfigError("environment", f"must be left out with algorithm = {self.algorithm}")
+        beside = f"with environment = {self.environment}"
+        if self.distributed:
+            raise ConfigError("distributed", f"must be false {beside}: there is one process")
+        if self.task != "file":
+            raise ConfigError("task", f"must be file {beside}, got {self.task}")
+
+
+@config.record
+class Adapters:
+    """Low-rank adapters of the policy, in place of training all of its parameters."""
+
+    rank: int = static(
+        0,
+        "rank of the adapters; left out, every parameter is trained",
+        within=NON_NEGATIVE,
+        common=True,
+    )
+    alpha: float = static(
+        16.0, "adapters are scaled by alpha / rank", within=POSITIVE, when=("rank", COUNT)
+    )
+    targets: str = static(
+        ",".join(lora.EVERY), "the matrices of a block that have adapters", when=("rank", COUNT)
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for targets that a block does not have."""
+        if self.rank:
+            self.lora.validate()
+
+    @property
+    def lora(self) -> lora.Lora:
+        """As an argument of a `Transformer`."""
+        names = tuple(name for name in self.targets.split(",") if name)
+        return lora.Lora(self.rank, self.alpha, names)
+
+
+@config.record
+class RewardSettings:
+    """What a reward in Python asks of a completion."""
+
+    require_end: bool = static(
+        False,
+        "a completion that does not end within its token budget scores 0, so that filling the "
+        "budget is not learned",
+    )
+
+
+@config.record
+class ToolSettings:
+    """Dialogues with an environment in Python."""
+
+    turns: int = static(
+        8, "messages of a dialogue; one that still calls tools then is cut", within=COUNT
+    )
+    reply_length: int = static(
+        256,
+        "tokens of the longest reply of tools, and of what a reset adds to a prompt; longer ones "
+        "are cut",
+        unit="tokens",
+        within=COUNT,
+    )
+    timeout: float = number(
+        10.0, "time limit of one call of a method", unit="seconds", within=POSITIVE
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageConfig(RunConfig):
+    """All settings of a run of a language model; None for a section that the run lacks.
+
+    Attributes:
+      run: Settings of the run as a whole.
+      task: Settings of the task, of the record that stands beside it in `tasks.TASKS`.
+      problem: Sizes of an iteration, and the sampler's filters.
+      environment: Settings of dialogues with tools in Python.
+      model: Computation of the model and, for a new one, its sizes.
+      critic: Sizes of the critic beside a pretrained policy.
+      sampler: Differences between the sampler and the policy.
+      reward: Settings of a reward in Python.
+      lora: Adapters.
+      warm_start: Training by cross-entropy before the method.
+      reward_model: Sizes of the reward model.
+      preferences: Comparisons that a reward model is fitted to.
+      reference: KL penalty in the reward of a method with a critic.
+    """
+
+    run: LanguageOptions
+    task: Any
+    problem: Sampling | demonstrations.Settings
+    environment: ToolSettings | None = None
+    model: Computation
+    critic: language.ModelSettings | None = None
+    sampler: language.Sampler | None = None
+    reward: RewardSettings | None = None
+    lora: Adapters
+    warm_start: language.WarmStart | None = None
+    reward_model: language.ModelSettings | None = None
+    preferences: language.Preferences | None = None
+    reference: ReferenceSettings | None = None

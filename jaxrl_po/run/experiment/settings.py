@@ -1,0 +1,212 @@
+"""All settings of a run: read once, merged by origin, and settled."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple
+
+from jaxrl_po.config import ConfigError, Setting, setting_of
+from jaxrl_po.optimizers import AUTO, COSINE, LINEAR
+from jaxrl_po.run import errors
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
+from jaxrl_po.run.experiment.methods import ALGORITHMS
+from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.store import folder, sources
+
+DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
+
+
+class Settings(NamedTuple, Generic[Config]):
+    """Settings of a run, merged.
+
+    Attributes:
+      config: All settings.
+      given: Flag name to value, of the flags given.
+      tuned: Flag name to value, of the values that a sweep found, or that suit the start.
+      origins: Flag name to the origin of its value; see `flags.ORIGINS`.
+      stored: Content of `config.json` of the run that is resumed; empty for a new one.
+    """
+
+    config: Config
+    given: dict[str, Any]
+    tuned: dict[str, Any]
+    origins: dict[str, str]
+    stored: dict[str, Any]
+
+    def chosen(self, fields: Mapping[str, Setting]) -> dict[str, str]:
+        """Returns the origins of stored settings that are neither defaults nor stored already."""
+        return {
+            name: origin
+            for name, origin in self.origins.items()
+            if origin not in ("default", "stored") and fields[name].stored
+        }
+
+
+def read(
+    script: Script[Config, World],
+    given: Mapping[str, Any],
+    rest: Collection[str] = (),
+    *,
+    stored: Mapping[str, Any] | None = None,
+) -> Settings[Config]:
+    """Merges given, stored, tuned, preset and default values into the config of a run.
+
+    Args:
+      script: Command of the run.
+      given: Flag name to text or to a value of Python; see `flags.convert`.
+      rest: Words of the command line that are no flags of any run.
+      stored: Content of `config.json` of a run, which is not compared with `given`; None to read
+        that of the run in the folder if it is resumed.
+
+    Raises:
+      ConfigError: A flag or value that cannot be used, or differs from that of the resumed run.
+    """
+    options, compares = options_of(script, given), stored is None
+    if stored is None:
+        stored = stored_settings(script, options) if options.resume else {}
+    stored = flags.current(stored, {"": script.options})
+    options = options_of(script, given, stored)
+    script.require_known(options, given)
+    sections = sections_of(script, options)
+    stored = flags.current(stored, sections)
+    typed = flags.convert(given, sections, [*rest])
+    typed |= sources.absolute(typed)
+    if compares:
+        folder.require_same(typed, stored, fields_of(sections), options.out)
+    values = {**stored, **typed}
+    tuned = flags.current(script.tuned(options, values), sections)
+    layers = {"given": typed, "stored": stored, "tuned": tuned}
+    layers["preset"] = flags.current(script.presets(options, values), sections)
+    records, origins = flags.merge(sections, layers)
+    config = script.config.of_sections(records)
+    tuned = {name: x for name, x in tuned.items() if origins[name] == "tuned"}
+    return Settings(config, typed, tuned, origins, stored)
+
+
+def parse(script: Script[Config, World], argv: Sequence[str]) -> Settings[Config]:
+    """Returns the settings of a new run from arguments; no folder is read."""
+    return read(script, *flags.tokenize(argv, script.every()), stored={})
+
+
+def options_of(
+    script: AnyScript, given: Mapping[str, Any], stored: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """Returns the settings of the run as a whole, of given and stored values."""
+    top: dict[str, type] = {"": script.options}
+    names = fields_of(top).keys() & given.keys()
+    asked = flags.convert({name: given[name] for name in names}, top)
+    return flags.merge(top, {"given": asked, "stored": stored})[0][""]
+
+
+def usage(
+    script: AnyScript, given: Mapping[str, Any], rest: Collection[str], *, everything: bool
+) -> str:
+    """Returns the text of `--help`, of the flags that there are beside the given ones.
+
+    Args:
+      script: Command.
+      given: Flag name to text.
+      rest: Words of the command line that are no flags of any run.
+      everything: Whether to show every field, and not the common ones alone.
+    """
+    options = options_of(script, given)
+    sections = sections_of(script, options)
+    values = flags.convert(given, sections, [*rest])
+    presets = flags.current(script.presets(options, values), sections)
+    notes = {
+        name: f"  (tuned: {errors.shown(value)})"
+        for name, value in flags.current(script.tuned(options, values), sections).items()
+        if name not in presets
+    }
+    name = f"jaxrl-po {script.name}"
+    return flags.usage(name, script.summary, sections, presets, notes=notes, everything=everything)
+
+
+def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
+    """Returns the metadata of each setting by its flag."""
+    return {
+        flags.join(prefix, field.name): setting_of(field)
+        for prefix, record in sections.items()
+        for field in flags.settable(record)
+    }
+
+
+def stored_settings(script: AnyScript, options: Options) -> dict[str, Any]:
+    """Returns the settings of the run that is resumed; empty for a new one.
+
+    Raises:
+      ConfigError: the folder cannot be used, or holds a run of another script or format.
+    """
+    found = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    if found.get("script", script.name) != script.name:
+        raise ConfigError(
+            "resume",
+            f"{options.out} holds a run of jaxrl-po {found['script']}, not of jaxrl-po "
+            f"{script.name}",
+        )
+    return found | sources.absolute(found)
+
+
+def settle(
+    script: Script[Config, World], settings: Settings[Config], world: World
+) -> tuple[Config, int]:
+    """Returns the config with a decay that ends with the run, and the number of iterations.
+
+    A warm-up lasts for a tenth of them at most. Neither is changed if it is given or stored.
+
+    Args:
+      script: Command of the run.
+      settings: Settings of the run.
+      world: Result of the command's `open_world`.
+
+    Raises:
+      ConfigError: The run is shorter than an iteration or has 2³¹ of them, or nothing is learned
+        in a part of it.
+    """
+    config, origins, resumed = settings.config, settings.origins, bool(settings.stored)
+    total, of_one = config.run.total_steps, script.steps(config, world)
+    if 0 < total < of_one:
+        raise ConfigError(
+            "total_steps",
+            f"must be 0 or at least {of_one} {script.unit}, those of an iteration, got {total}",
+        )
+    iterations = total // of_one
+    if iterations >= 2**31:  # a state counts them in 32 bits
+        raise ConfigError(
+            "total_steps", f"must make fewer than {2**31:,} iterations of {of_one}, got {total}"
+        )
+    method, chosen = config.method, ("tuned", "preset")
+    schedule = vars(method).get("schedule", AUTO)
+    follows = iterations and origins.get(DECAY) in chosen and schedule == AUTO
+    follows = follows or schedule in (LINEAR, COSINE)
+    if follows and not resumed and origins.get(DECAY) != "given":
+        method = dataclasses.replace(method, decay_iterations=max(iterations, 1))
+    if not resumed and origins.get(WARM_UP) in chosen:
+        warm_up = min(method.warm_up_iterations, iterations // 10)
+        method = dataclasses.replace(method, warm_up_iterations=warm_up)
+    decay_iterations = vars(method).get("decay_iterations", 0)
+    if 0 < decay_iterations < iterations:
+        if resumed:
+            raise ConfigError(
+                "total_steps",
+                f"must stay as it was, got {total}: the learning rate of this run reaches 0 after "
+                f"its {decay_iterations} iterations. Begin another one, with more steps or "
+                "config.decay_iterations = 0",
+            )
+        raise ConfigError(
+            DECAY,
+            f"must be 0 or at least {iterations}, the iterations of total_steps, got "
+            f"{decay_iterations}: the learning rate is 0 afterwards",
+        )
+    return dataclasses.replace(config, method=method), iterations
+
+
+def sections_of(script: AnyScript, options: Options) -> dict[str, type]:
+    """Returns the record class of each section by its prefix, including the method's."""
+    algorithm = errors.lookup("algorithm", options.algorithm, ALGORITHMS)
+    return {
+        "": script.options,
+        "config": algorithm.Config,
+        **script.sections(options),
+    }
