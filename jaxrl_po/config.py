@@ -83,6 +83,7 @@ NON_NEGATIVE = Interval(0.0)
 COUNT = Interval(1)
 SEED = Interval(0, 2**32 - 1)  # a key holds no more of it
 SETTING = "setting"  # entry of a field's metadata
+GIVEN = object()  # in `Setting.when`: any text but the empty one
 
 
 When = tuple[Any, ...]
@@ -100,7 +101,8 @@ class Setting:
       choices: Valid values of a name, or a table of which they are the keys; empty for any.
       static: Whether another value compiles another program.
       when: `(field, *values)`, a field of the same record and those of its values with which this
-        field has an effect; an `Interval` stands for the numbers in it. Empty for always.
+        field has an effect; an `Interval` stands for the numbers in it, `GIVEN` for any text but
+        the empty one. Empty for always.
       common: Whether plain `--help` shows the field, as `--help=all` does with every field.
       resume: Whether a resumed run may have another value: `same`, `grows` or `any`.
       sweep: Whether a sweep may vary the field, keeps its value, or cannot have it: `varies`,
@@ -322,6 +324,8 @@ def _matches(value: Any, wanted: Any) -> bool:
     """Returns whether a value is the wanted one or lies in the interval; True for a traced one."""
     if isinstance(value, jax.core.Tracer):
         return True
+    if wanted is GIVEN:
+        return bool(value)
     return bool(value in wanted if isinstance(wanted, Interval) else value == wanted)
 
 
@@ -332,7 +336,7 @@ def _in_words(name: str, values: Sequence[Any]) -> str:
       >>> _in_words("early_stop", [True]), _in_words("scale", ["std", "batch"])
       ('early_stop is on', 'scale is std or batch')
     """
-    words = {True: "on", False: "off", POSITIVE: "above 0", COUNT: "above 0"}
+    words = {True: "on", False: "off", POSITIVE: "above 0", COUNT: "above 0", GIVEN: "given"}
     return f"{name} is {' or '.join(words.get(value, str(value)) for value in values)}"
 
 

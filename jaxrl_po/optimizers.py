@@ -34,7 +34,10 @@ class Optimization:
         choices=(AUTO, *OPTIMIZERS),
     )
     weight_decay: Number = number(
-        1e-4, "decoupled weight decay per unit of step size", within=NON_NEGATIVE
+        1e-4,
+        "decoupled weight decay per unit of step size",
+        within=NON_NEGATIVE,
+        when=("optimizer", *DECAYED),
     )
     schedule: str = static(
         AUTO,
@@ -53,18 +56,12 @@ class Optimization:
         "length of the decay of learning_rate to 0; 0 keeps it constant",
         unit="iterations",
         within=NON_NEGATIVE,
+        when=("schedule", AUTO, LINEAR, COSINE),
     )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
         config_lib.check(self)
-        decayed = self.optimizer in DECAYED
-        config_lib.require_effect(
-            self, "weight_decay", decayed, f"optimizer is one of {', '.join(DECAYED)}"
-        )
-        config_lib.require_effect(
-            self, "decay_iterations", self.schedule != CONSTANT, f"schedule is not {CONSTANT}"
-        )
 
 
 def scale(config: Optimization, step: jax.Array) -> jax.Array | float:

@@ -289,7 +289,7 @@ def test_bad_settings_name_the_field():
     with pytest.raises(ConfigError, match="initial_log_std: applies to continuous actions"):
         control.make_problem(CART_POLE, network=control.NetworkSettings(initial_log_std=-1.0))
     with pytest.raises(ConfigError, match="reward_discount: has no effect"):
-        control.Settings(reward_discount=0.5).validate()
+        control.make_problem(CART_POLE, reward_discount=0.5)
     with pytest.raises(ConfigError, match="activation: must be one of"):
         control.make_problem(CART_POLE, network=control.NetworkSettings(activation="cube"))
     with pytest.raises(ConfigError, match="num_episodes"):

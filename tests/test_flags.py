@@ -15,7 +15,9 @@ class Config:
 
     learning_rate: config.Number = number(3e-4, "step size", within=POSITIVE)
     gamma: config.Number = number(0.99, "discount", within=UNIT)
-    target_kl: config.Number = number(0.02, "bound", unit="nats", within=POSITIVE)
+    target_kl: config.Number = number(
+        0.02, "bound", unit="nats", within=POSITIVE, when=("early_stop", True)
+    )
     anything: config.Number = number(0.0, "any finite number")
     num_epochs: int = static(4, "passes", unit="passes", within=COUNT)
     early_stop: bool = static(False, "stop early")
@@ -26,7 +28,6 @@ class Config:
     def validate(self):
         if self.gamma == 0.5:
             raise ConfigError("gamma", "must not be a half")
-        config.require_effect(self, "target_kl", self.early_stop, "early_stop is on")
 
 
 @config.record

@@ -376,10 +376,10 @@ def test_other_bad_input():
         language.make_evaluate(TASK, MODEL, num_prompts=0)
     with pytest.raises(ConfigError, match="max_new_tokens"):
         language.make_evaluate(TASK, MODEL, decoding=language.Decoding(2))
-    with pytest.raises(ConfigError, match="accuracy: has no effect"):
-        language.WarmStart(accuracy=0.5).validate()
-    with pytest.raises(ConfigError, match="accuracy: must lie in"):
-        language.WarmStart(steps=1, accuracy=1.5).validate()
+    for steps, accuracy, message in ((0, 0.5, "has no effect"), (1, 1.5, "must lie in")):
+        warm = language.WarmStart(steps=steps, accuracy=accuracy)
+        with pytest.raises(ConfigError, match=f"accuracy: {message}"):
+            language.make_problem(TASK, MODEL, warm=warm)
 
 
 def test_the_task_says_where_a_process_reward_is_due():

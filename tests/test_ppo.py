@@ -220,20 +220,6 @@ def test_a_surrogate_of_ones_own_replaces_the_clipped_one():
         ppo.make(dataclasses.replace(BASE, epsilon_low=0.1), TABLE, surrogate=surrogates.plain)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kl_coefficient": 0.1}, "kl_coefficient: has no effect unless enabled is on"),
-        ({"adapt": True}, "adapt: has no effect unless enabled is on"),
-        ({"enabled": True, "target_kl": 1.0}, "target_kl: has no effect unless adapt is on"),
-        ({"enabled": True, "kl_coefficient": -1.0}, "kl_coefficient: must lie in"),
-    ],
-)
-def test_bad_settings_of_the_reference_are_named(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        reference.Settings(**changes).validate()
-
-
 def test_a_second_reference_and_a_proposal_are_refused():
     settings = reference.Settings(enabled=True)
     once = reference.with_reference_kl(ppo.make(PLAIN, TABLE), TABLE, settings)

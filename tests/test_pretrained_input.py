@@ -250,8 +250,6 @@ BAD_FLAGS = {
     "--model.gated=false": r"model.gated: has no effect with init_from = ",
     "--lora.rank=0": r"lora.rank: must lie in \[1, inf\), got 0",
     "--lora.rank=-1": r"lora.rank: must lie in",
-    "--lora.alpha=8": r"lora.alpha: has no effect unless rank is given",
-    "--lora.targets=query": r"lora.targets: has no effect unless rank is given",
     "--lora.rank=2 --lora.targets=embedding": "lora.targets: must be some of query, .* got embed",
     "--lora.rank=2 --lora.targets=,": "lora.targets: must be some of query, .* got nothing",
     "--lora.rank=2 --lora.alpha=0": "lora.alpha: must lie in",

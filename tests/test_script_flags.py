@@ -119,22 +119,6 @@ from jaxrl_po.run.experiment.experiment import Experiment
         ("control", "--eval_every=0", r"eval_every: must lie in \[1, inf\) lines, got 0"),
         (
             "control",
-            "--coordinator=host:1234",
-            r"coordinator: has no effect unless distributed is given",
-        ),
-        (
-            "control",
-            "--num_processes=2",
-            r"num_processes: has no effect unless distributed is given",
-        ),
-        ("control", "--process_id=0", r"process_id: has no effect unless distributed is given"),
-        (
-            "control",
-            "--coordinator_timeout=5",
-            r"coordinator_timeout: has no effect unless distributed is given",
-        ),
-        (
-            "control",
             "--distributed --num_processes=-1",
             r"num_processes: must lie in \[0, inf\), got -1",
         ),
@@ -224,11 +208,6 @@ from jaxrl_po.run.experiment.experiment import Experiment
             "language",
             "--warm_start.steps=-1",
             r"warm_start\.steps: must lie in \[0, inf\) steps, got -1",
-        ),
-        (
-            "language",
-            "--warm_start.steps=0 --warm_start.accuracy=0.4",
-            r"warm_start\.accuracy: has no effect unless steps is above 0",
         ),
     ],
 )

@@ -94,4 +94,11 @@ WRONG = [
             "test_suites.py::test_parameters_of_own_environments_are_set",
         ),
     ),
+    Wrong(
+        "conditions of effect are not checked",
+        "config",
+        "if setting.when:",
+        "if False:",
+        ("test_effects.py::test_a_field_without_effect_is_refused",),
+    ),
 ]

@@ -60,7 +60,10 @@ class Options:
         within=POSITIVE,
     )
     warm_start: float = static(
-        0.4, "greedy accuracy at which the supervised warm start stops", within=UNIT
+        0.4,
+        "greedy accuracy at which the supervised warm start stops",
+        within=UNIT,
+        when=("warm_start_steps", COUNT),
     )
     warm_start_steps: int = static(
         10_000,
@@ -72,12 +75,6 @@ class Options:
     out: str = static(
         "runs/ablation", "folder for the results; an earlier ablation in it is replaced"
     )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field that has no effect."""
-        config.require_effect(
-            self, "warm_start", self.warm_start_steps > 0, "warm_start_steps is above 0"
-        )
 
 
 class Scores(NamedTuple):

@@ -49,7 +49,12 @@ class Estimation:
     """Advantage estimation: fields of every method with a critic."""
 
     gamma: Number = common.number(0.99, "discount γ", within=UNIT)
-    lambda_: Number = common.number(0.95, "λ of generalised advantage estimation", within=UNIT)
+    lambda_: Number = common.number(
+        0.95,
+        "λ of generalised advantage estimation",
+        within=UNIT,
+        when=("estimator", GAE),
+    )
     estimator: str = static(GAE, "estimator of the advantage", choices=ESTIMATORS)
     discount_per: str = static(
         STEP,
@@ -57,25 +62,19 @@ class Estimation:
         "dialogue ends",
         choices=PERIODS,
     )
-    n: int = static(5, "length of n-step returns; A3C(k) is n = k + 1", unit="steps", within=COUNT)
+    n: int = static(
+        5,
+        "length of n-step returns; A3C(k) is n = k + 1",
+        unit="steps",
+        within=COUNT,
+        when=("estimator", N_STEP),
+    )
     normalize_advantage: bool = static(True, "whiten advantages over the whole batch")
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
         config_lib.check(self)
-        config_lib.require_effect(
-            self,
-            "lambda_",
-            self.estimator == GAE,
-            f"estimator is {GAE}, got estimator={self.estimator}",
-        )
-        config_lib.require_effect(
-            self,
-            "n",
-            self.estimator == N_STEP,
-            f"estimator is {N_STEP}, got estimator={self.estimator}",
-        )
 
 
 @config_lib.record
@@ -89,11 +88,6 @@ class JointLoss(Estimation, Optimization):
     num_microbatches: int = common.static(
         1, "parts of a minibatch, accumulated to bound memory", within=COUNT
     )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        Estimation.validate(self)
-        Optimization.validate(self)
 
     @property
     def num_parts(self) -> int:

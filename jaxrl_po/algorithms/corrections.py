@@ -22,9 +22,14 @@ class Corrections:
         "truncated at correction_high (TIS), or 0 outside the two bounds (mask, IcePop)",
         choices=CORRECTIONS,
     )
-    correction_low: Number = number(0.5, "smallest ρ that the mask keeps", within=NON_NEGATIVE)
+    correction_low: Number = number(
+        0.5, "smallest ρ that the mask keeps", within=NON_NEGATIVE, when=("correction", MASK)
+    )
     correction_high: Number = number(
-        5.0, "largest ρ: truncated to it, or masked above it", within=POSITIVE
+        5.0,
+        "largest ρ: truncated to it, or masked above it",
+        within=POSITIVE,
+        when=("correction", TRUNCATE, MASK),
     )
     mask_off_policy: bool = static(
         False,
@@ -36,20 +41,12 @@ class Corrections:
         "largest distance from the sampler of such a response",
         unit="nats per token",
         within=NON_NEGATIVE,
+        when=("mask_off_policy", True),
     )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
         config_lib.check(self)
-        config_lib.require_effect(
-            self, "correction_low", self.correction == MASK, f"correction is {MASK}"
-        )
-        config_lib.require_effect(
-            self, "correction_high", self.correction != NONE, f"correction is {TRUNCATE} or {MASK}"
-        )
-        config_lib.require_effect(
-            self, "off_policy_kl", self.mask_off_policy, "mask_off_policy is on"
-        )
         if self.correction == MASK:
             config_lib.require_order(
                 self.correction_low, self.correction_high, "correction_low", "correction_high"

@@ -38,7 +38,10 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
         True, "clip from above at 1 + epsilon_high; if off, epsilon_low is used on both sides"
     )
     epsilon_high: Number = common.number(
-        0.28, "the ratio is clipped from above at 1 + epsilon_high", within=group_config.CLIP
+        0.28,
+        "the ratio is clipped from above at 1 + epsilon_high",
+        within=group_config.CLIP,
+        when=("clip_higher", True),
     )
     dynamic_sampling: str = static(
         REFILL,
@@ -46,14 +49,19 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
         "masked, so that the mean is over the other groups (reweight)",
         choices=DYNAMIC,
     )
-    max_generation_batches: int = static(10, "most batches generated for one update", within=COUNT)
+    max_generation_batches: int = static(
+        10, "most batches generated for one update", within=COUNT, when=("dynamic_sampling", REFILL)
+    )
     carry_surplus: bool = static(
-        False, "keep informative groups that do not fit into an update for the next one"
+        False,
+        "keep informative groups that do not fit into an update for the next one",
+        when=("dynamic_sampling", REFILL),
     )
     train_prompts: int = static(
         0,
         "groups per update, over all devices; 0 for num_prompts, the groups of one generated batch",
         within=NON_NEGATIVE,
+        when=("dynamic_sampling", REFILL),
     )
     token_level_loss: bool = static(
         True, "every token of the batch has the same weight; if off, every response"
@@ -74,9 +82,14 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
         "length of the interval over which that penalty grows; 0 for a fifth of the budget",
         unit="tokens",
         within=NON_NEGATIVE,
+        when=("soft_overlong", True),
     )
     overlong_factor: Number = number(
-        1.0, "largest penalty for length", unit="reward units", within=POSITIVE
+        1.0,
+        "largest penalty for length",
+        unit="reward units",
+        within=POSITIVE,
+        when=("soft_overlong", True),
     )
     use_reference: bool = common.static(
         False, "KL penalty to a reference policy, at first the initial one"
@@ -90,13 +103,6 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
         super().validate()
-        config_lib.require_effect(self, "epsilon_high", self.clip_higher, "clip_higher is on")
-        for name in ("max_generation_batches", "carry_surplus", "train_prompts"):
-            config_lib.require_effect(
-                self, name, self.dynamic_sampling == REFILL, f"dynamic_sampling is {REFILL}"
-            )
-        for name in ("overlong_cache", "overlong_factor"):
-            config_lib.require_effect(self, name, self.soft_overlong, "soft_overlong is on")
         if self.scale == group_config.MEAN and self.soft_overlong:
             raise ConfigError(
                 "soft_overlong",

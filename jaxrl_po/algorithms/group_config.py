@@ -36,11 +36,6 @@ class GradientSteps(corrections.Corrections, Steps):
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
 
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        corrections.Corrections.validate(self)
-        Steps.validate(self)
-
 
 @config_lib.record
 class Reference(GradientSteps):
@@ -50,12 +45,16 @@ class Reference(GradientSteps):
         True, "KL penalty to a reference policy, at first the initial one"
     )
     kl_coefficient: Number = common.number(
-        0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE
+        0.04,
+        "β, weight of KL(policy ‖ reference)",
+        within=NON_NEGATIVE,
+        when=("use_reference", True),
     )
     reweight_kl: bool = static(
         False,
         "multiply the penalty in the loss by the ratio π / π_old, so that its expected gradient is "
         "that of KL(policy ‖ reference) (DeepSeek-V3.2)",
+        when=("use_reference", True),
     )
     reset_iterations: int = static(
         0,
@@ -63,13 +62,8 @@ class Reference(GradientSteps):
         "(ProRL); 0 never",
         unit="iterations",
         within=NON_NEGATIVE,
+        when=("use_reference", True),
     )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        super().validate()
-        for name in ("kl_coefficient", "reweight_kl", "reset_iterations"):
-            config_lib.require_effect(self, name, self.use_reference, "use_reference is on")
 
 
 @config_lib.record
@@ -95,7 +89,7 @@ class Clip(GradientSteps):
         False, "for negative advantages, also clip the ratio from above, at dual_clip_ratio"
     )
     dual_clip_ratio: Number = number(
-        3.0, "largest ratio for a negative advantage", within=ABOVE_ONE
+        3.0, "largest ratio for a negative advantage", within=ABOVE_ONE, when=("dual_clip", True)
     )
 
     @property
@@ -107,7 +101,6 @@ class Clip(GradientSteps):
         """Raises ConfigError for a field out of range or without effect."""
         super().validate()
         config_lib.require_order(self.epsilon_low, self.upper, "epsilon_low", "epsilon_high")
-        config_lib.require_effect(self, "dual_clip_ratio", self.dual_clip, "dual_clip is on")
 
 
 @config_lib.record
@@ -120,13 +113,11 @@ class GroupScale(GradientSteps):
         "group's mean (MaxRL), for outcomes of at least 0",
         choices=SCALES,
     )
-    ddof: int = static(0, "the std divides by G − ddof", choices=(0, 1))
-    std_epsilon: Number = number(1e-6, "added to the std", unit="reward units", within=NON_NEGATIVE)
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        super().validate()
-        config_lib.require_effect(self, "ddof", self.scale == STD, f"scale is {STD}")
-        config_lib.require_effect(
-            self, "std_epsilon", self.scale in (STD, BATCH), f"scale is {STD} or {BATCH}"
-        )
+    ddof: int = static(0, "the std divides by G − ddof", choices=(0, 1), when=("scale", STD))
+    std_epsilon: Number = number(
+        1e-6,
+        "added to the std",
+        unit="reward units",
+        within=NON_NEGATIVE,
+        when=("scale", STD, BATCH),
+    )

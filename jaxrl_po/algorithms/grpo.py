@@ -55,6 +55,7 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
         0.9,
         "factor on the weight of earlier outcomes in the running estimates, per iteration",
         within=UNIT,
+        when=("running_statistics", True),
     )
     group_divisor: str = static(
         SIZE,
@@ -66,9 +67,6 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
         super().validate()
-        config_lib.require_effect(
-            self, "running_decay", self.running_statistics, "running_statistics is on"
-        )
         if self.running_statistics and self.supervision != OUTCOME:
             raise ConfigError(
                 "supervision", f"must be {OUTCOME} with running_statistics, got {self.supervision}"

@@ -44,13 +44,12 @@ class Config(Epochs):
         False, "skip the rest of an update once a minibatch's KL(old ‖ new) exceeds target_kl"
     )
     target_kl: Number = number(
-        0.02, "largest KL before early stopping", unit="nats", within=POSITIVE
+        0.02,
+        "largest KL before early stopping",
+        unit="nats",
+        within=POSITIVE,
+        when=("early_stop", True),
     )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        super().validate()
-        config_lib.require_effect(self, "target_kl", self.early_stop, "early_stop is on")
 
 
 def make(

@@ -60,18 +60,19 @@ class Config(Epochs):
     kl_direction: str = static(
         OLD_NEW, "the penalty is KL(old ‖ new) or KL(new ‖ old)", choices=DIRECTIONS
     )
-    target_kl: Number = number(0.02, "target KL of an adapted β", unit="nats", within=POSITIVE)
-    max_rounds: int = static(
-        6, "most optimisations of one batch, for penalty=satisfied", within=Interval(2)
+    target_kl: Number = number(
+        0.02,
+        "target KL of an adapted β",
+        unit="nats",
+        within=POSITIVE,
+        when=("penalty", ADAPTIVE, SATISFIED),
     )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        super().validate()
-        config_lib.require_effect(self, "target_kl", self.penalty != FIXED, "the penalty adapts")
-        config_lib.require_effect(
-            self, "max_rounds", self.penalty == SATISFIED, f"penalty is {SATISFIED}"
-        )
+    max_rounds: int = static(
+        6,
+        "most optimisations of one batch, for penalty=satisfied",
+        within=Interval(2),
+        when=("penalty", SATISFIED),
+    )
 
 
 def make(

@@ -23,22 +23,22 @@ class Settings:
 
     enabled: bool = static(False, "subtract β · (log π − log π_ref) from the reward of each step")
     kl_coefficient: Number = common.number(
-        0.05, "β; its initial value if adapted", unit="reward units per nat", within=NON_NEGATIVE
+        0.05,
+        "β; its initial value if adapted",
+        unit="reward units per nat",
+        within=NON_NEGATIVE,
+        when=("enabled", True),
     )
-    adapt: bool = static(False, "change β by up to 2 % per iteration, towards target_kl")
+    adapt: bool = static(
+        False, "change β by up to 2 % per iteration, towards target_kl", when=("enabled", True)
+    )
     target_kl: Number = number(
         0.1,
         "target KL(policy ‖ reference) per step, for an adapted β",
         unit="nats",
         within=POSITIVE,
+        when=("adapt", True),
     )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        config_lib.check(self)
-        for name in ("kl_coefficient", "adapt"):
-            config_lib.require_effect(self, name, self.enabled, "enabled is on")
-        config_lib.require_effect(self, "target_kl", self.adapt, "adapt is on")
 
 
 def with_reference_kl(

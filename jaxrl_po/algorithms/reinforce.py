@@ -44,11 +44,6 @@ class Config(CriticFit, Optimization):
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
 
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        CriticFit.validate(self)
-        Optimization.validate(self)
-
 
 def make(
     config: Config,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import backend, distributions, masked
 from jaxrl_po.backend import Target
-from jaxrl_po.config import COUNT, UNIT, check, common, record, require_effect, static
+from jaxrl_po.config import COUNT, UNIT, check, common, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import (
     Networks,
@@ -43,13 +43,11 @@ class Settings:
         False, "divide rewards by the running std of the rolling discounted return"
     )
     reward_discount: float = static(
-        0.99, "γ of the rolling return that scales rewards", within=UNIT
+        0.99,
+        "γ of the rolling return that scales rewards",
+        within=UNIT,
+        when=("scale_rewards", True),
     )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
-        check(self)
-        require_effect(self, "reward_discount", self.scale_rewards, "scale_rewards is on")
 
 
 # Entries of the collector's sharded state: `EnvState`, and where the critic has memory, that.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import backend, masked
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, check
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import (
     Sequences,
@@ -98,7 +98,7 @@ def recorded_from_settings(
     Raises:
       ConfigError: for a setting out of its range or without effect.
     """
-    settings.validate()
+    check(settings)
     target = target or backend.here()
     kept = settings.normalize_observations, settings.scale_rewards, settings.reward_discount
     statistics = Statistics(*kept, target, axis_name)

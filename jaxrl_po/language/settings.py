@@ -65,10 +65,6 @@ class Sampling:
         filters = self.top_k, self.top_p, self.min_p
         return sampling.Decoding(self.max_new_tokens, self.temperature, *filters)
 
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of its range."""
-        check(self)
-
 
 @record
 class Settings(Sampling):

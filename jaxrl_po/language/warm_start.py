@@ -7,17 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_po import masked
-from jaxrl_po.config import (
-    COUNT,
-    NON_NEGATIVE,
-    POSITIVE,
-    UNIT,
-    check,
-    common,
-    record,
-    require_effect,
-    static,
-)
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, common, record, static
 from jaxrl_po.language import conversation, sampling
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.stopping import ends_of
@@ -44,14 +34,10 @@ class WarmStart:
         f"stop once the greedy accuracy on fresh prompts, measured every {BETWEEN} steps, "
         "reaches this; 1 runs all steps",
         within=UNIT,
+        when=("steps", COUNT),
     )
     batch_size: int = static(128, "demonstrations per step", within=COUNT)
     learning_rate: float = common.static(3e-3, "Adam's step size", within=POSITIVE)
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
-        check(self)
-        require_effect(self, "accuracy", self.steps > 0, "steps is above 0")
 
 
 def drawn(task: AnyTask, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:

@@ -110,13 +110,15 @@ class Adapters:
         within=NON_NEGATIVE,
         common=True,
     )
-    alpha: float = static(16.0, "adapters are scaled by alpha / rank", within=POSITIVE)
-    targets: str = static(",".join(lora.EVERY), "the matrices of a block that have adapters")
+    alpha: float = static(
+        16.0, "adapters are scaled by alpha / rank", within=POSITIVE, when=("rank", COUNT)
+    )
+    targets: str = static(
+        ",".join(lora.EVERY), "the matrices of a block that have adapters", when=("rank", COUNT)
+    )
 
     def validate(self) -> None:
-        """Refuses settings without effect."""
-        for name in ("alpha", "targets"):
-            config.require_effect(self, name, self.rank > 0, "rank is given")
+        """Raises ConfigError for targets that a block does not have."""
         if self.rank:
             self.lora.validate()
 

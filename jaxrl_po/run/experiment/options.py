@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, static
+from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 
 AUTO = "auto"
@@ -14,6 +14,7 @@ AUTO = "auto"
 option = functools.partial(static, sweep="same")
 common_option = functools.partial(option, common=True)
 start_option = functools.partial(option, stored=False)
+process_option = functools.partial(start_option, when=("distributed", True))
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
@@ -97,27 +98,31 @@ class Options:
         "compile the programs of an iteration for a machine that need not be attached, print the "
         "memory of each, train nothing: tpu:v5e:2x4 (also v5p, v6e), cpu:8, or gpu if attached",
     )
-    json: bool = start_option(False, "with --compile_for, one JSON object for each program")
+    json: bool = start_option(
+        False,
+        "with --compile_for, one JSON object for each program",
+        when=("compile_for", GIVEN),
+    )
     distributed: bool = start_option(
         False,
         "be one of several processes, all started with the same flags except --process_id",
         sweep="absent",
     )
-    coordinator: str = start_option(
+    coordinator: str = process_option(
         "",
         "host:port where process 0 listens; empty to ask the cluster (SLURM, Kubernetes, TPU pod)",
         compared=False,
     )
-    num_processes: int = start_option(
+    num_processes: int = process_option(
         0, "processes of the run; 0 to ask the cluster", within=NON_NEGATIVE
     )
-    process_id: int = start_option(
+    process_id: int = process_option(
         -1,
         "number of this process, from 0; -1 to ask the cluster",
         within=Interval(-1),
         compared=False,
     )
-    coordinator_timeout: int = start_option(
+    coordinator_timeout: int = process_option(
         120,
         "time limit for all processes to join, and later for a heartbeat of each",
         unit="seconds",
@@ -125,10 +130,7 @@ class Options:
     )
 
     def validate(self) -> None:
-        """Refuses settings without effect."""
-        for name in ("coordinator", "num_processes", "process_id", "coordinator_timeout"):
-            config.require_effect(self, name, self.distributed, "distributed is given")
-        config.require_effect(self, "json", bool(self.compile_for), "compile_for is given")
+        """Raises ConfigError for a choice of devices beside compile_for."""
         if self.compile_for and (self.distributed or self.devices != AUTO):
             raise ConfigError(
                 "distributed" if self.distributed else "devices",
