@@ -1,0 +1,124 @@
+"""Flags keep the name, type, default and help that they have in `golden_flags.json`.
+
+A row of that file holds commands, flag, type, default, help, whether plain `--help` shows the flag,
+and the records that have it. It is as of commit 8f80954; every later change is listed here.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxrl_po import config, control, language
+from jaxrl_po.__main__ import main
+from jaxrl_po.algorithms import reference
+from jaxrl_po.cli import evaluate, export, plot, render, report
+from jaxrl_po.language import demonstrations
+from jaxrl_po.language.settings import Computation, Sampling
+from jaxrl_po.run.experiment import control as control_command
+from jaxrl_po.run.experiment import conversations, models, rewarding, sweeping, tasks
+from jaxrl_po.run.experiment import language as language_command
+from jaxrl_po.run.experiment.methods import ALGORITHMS
+
+GOLDEN = Path(__file__).parent / "golden_flags.json"
+# Former flag to the present one; a name that ends in a dot is a section. A flag of some commands
+# alone is written after them: `"export seed": "seed_index"`.
+RENAMED: dict[str, str] = {}
+# Present flag to pairs of a former text and the present one, in its default and its help.
+TEXTS: dict[str, list[tuple[str, str]]] = {}
+# Present flag to its new default, and flags that plain `--help` shows now, or hides now.
+DEFAULTS: dict[str, object] = {}
+SHOWN_OR_HIDDEN: set[str] = set()
+ADDED: set[str] = set()
+REMOVED: set[str] = set()  # by their former names
+
+TRAINING, CONTROL = "control language sweep", "control sweep"
+# `--help` of these shows every flag.
+OTHERS = {"plot": plot, "report": report, "evaluate": evaluate, "render": render, "export": export}
+OPTIONAL = ("environment", "critic", "reward", "reward_model", "preferences")  # sections
+
+
+def records():
+    """Returns `(commands, section, name) -> record class`; section "" has flags without a dot."""
+    own = {"control": control_command, "language": language_command, "sweep": sweeping} | OTHERS
+    parts = {
+        "environment": conversations.Settings,
+        "model": language.ModelSettings,
+        "critic": language.ModelSettings,
+        "sampler": language.Sampler,
+        "reward": rewarding.Settings,
+        "lora": models.Adapters,
+        "warm_start": language.WarmStart,
+        "reward_model": language.ModelSettings,
+        "preferences": language.Preferences,
+        "reference": reference.Settings,
+    }
+    return {
+        **{(command, "", "options"): module.Options for command, module in own.items()},
+        **{(TRAINING, "config", name): module.Config for name, module in ALGORITHMS.items()},
+        (CONTROL, "problem", "paths"): control.Settings,
+        (CONTROL, "problem", "groups"): control.GroupSettings,
+        (CONTROL, "problem", "vine"): control.VineSettings,
+        ("language", "problem", "completions"): language.Settings,
+        ("language", "problem", "dialogues"): Sampling,
+        ("language", "problem", "demonstrations"): demonstrations.Settings,
+        (CONTROL, "network", "only"): control.NetworkSettings,
+        **{("language", "task", name): row.settings for name, row in tasks.TASKS.items()},
+        **{("language", section, "only"): record for section, record in parts.items()},
+        ("language", "model", "pretrained"): Computation,
+    }
+
+
+def entries():
+    """Returns `(commands, flag, record) -> [type, default, help, shown]` of today's records."""
+    found = {}
+    for (commands, section, name), record in records().items():
+        for field in dataclasses.fields(record):
+            if config.SETTING not in field.metadata or field.default is None:
+                continue  # set by code
+            setting = config.setting_of(field)
+            kind = type(field.default).__name__ if setting.static else "float"
+            default = json.loads(json.dumps(field.default))
+            shown = setting.common or commands in OTHERS
+            flag = f"{section}.{field.name}".lstrip(".")
+            found[commands, flag, name] = [kind, default, config.describe(field), shown]
+    return found
+
+
+def expected():
+    """Returns `entries` by the golden list and the changes above."""
+    found = {}
+    for commands, flag, kind, default, text, shown, names in json.loads(GOLDEN.read_text()):
+        if flag in REMOVED:
+            continue
+        section, dot, field = flag.rpartition(".")
+        flag = RENAMED.get(section + dot, section + dot) + field
+        flag = RENAMED.get(f"{commands} {flag}", RENAMED.get(flag, flag))
+        for former, present in TEXTS.get(flag, ()):
+            text = text.replace(former, present)
+            default = present if default == former else default
+        default, shown = DEFAULTS.get(flag, default), shown != (flag in SHOWN_OR_HIDDEN)
+        found |= {(commands, flag, name): [kind, default, text, shown] for name in names.split()}
+    return found
+
+
+def test_flags_are_as_before_but_for_listed_changes():
+    now, before = entries(), expected()
+    assert {flag for _, flag, _ in now.keys() - before.keys()} == ADDED
+    assert {key: now.get(key) for key in before} == before
+
+
+@pytest.mark.parametrize("command", ["control", "language", "sweep", *OTHERS])
+def test_help_prints_flags_of_the_records(command, capsys):
+    names = ("options", "only", "ppo", "paths", "completions", "addition")  # by default
+    for word, everything in (("--help", False), ("--help=all", True)):
+        assert main([command, word]) == 0
+        printed = re.findall(r"^  --([\w.]+)=", capsys.readouterr().out, re.MULTILINE)
+        assert set(printed) == {
+            flag
+            for (commands, flag, name), (*_, shown) in entries().items()
+            if command in commands.split() and name in names and (shown or everything)
+            if flag.rpartition(".")[0] not in OPTIONAL
+        }
