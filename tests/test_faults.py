@@ -71,7 +71,6 @@ SCRIPT = Script(
     summary="Walks at random.",
     options=RunOptions,
     config=RunConfig,
-    every=lambda: [("", RunOptions), ("config", ppo.Config)],
     require_known=lambda *_: None,
     presets=lambda *_: {},
     tuned=lambda *_: {},

@@ -26,7 +26,7 @@ def main(script: AnyScript, argv: Sequence[str]) -> int:
         resumed run none of whose checkpoints can be used.
     """
     asks, words = flags.help_of(argv)
-    given, rest = flags.tokenize(words, script.every())
+    given, rest = flags.tokenize(words, script.config.every_section())
     if asks:
         print(settings.usage(script, given, rest, everything=flags.EVERYTHING in argv))
         return 0

@@ -1,7 +1,7 @@
 """What a training command builds of its flags, and the job over all seeds and devices."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -93,7 +93,6 @@ class Script(NamedTuple, Generic[Config, World]):
       summary: First line of `--help`.
       options: Record of the flags without a prefix, an extension of `Options`.
       config: Class of the config.
-      every: `() -> [(prefix, record)]`, all sections that the flags of a run may have.
       require_known: `(options, given)`, raises ConfigError for given flags of sections that this
         run lacks.
       presets: `(options, values) -> {flag: default}`, defaults that replace those of the records.
@@ -116,7 +115,6 @@ class Script(NamedTuple, Generic[Config, World]):
     summary: str
     options: type[Options]
     config: type[Config]
-    every: Callable[[], Iterable[tuple[str, type]]]
     require_known: Callable[[Any, Mapping[str, Any]], None]
     presets: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
     tuned: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]

@@ -284,22 +284,11 @@ def build(config: ControlConfig, placement: Placement, world: World) -> assembly
     )
 
 
-def every() -> list[tuple[str, type]]:
-    """Returns prefix and record of all sections that a run in control may have."""
-    return [
-        ("", ControlOptions),
-        *(("config", module.Config) for module in methods.ALGORITHMS.values()),
-        *(("problem", way.settings) for way in SAMPLINGS.values()),
-        ("network", control.NetworkSettings),
-    ]
-
-
 SCRIPT = Script(
     name="control",
     summary="Trains a method of policy optimisation on a control environment.",
     options=ControlOptions,
     config=ControlConfig,
-    every=every,
     require_known=lambda options, given: None,
     presets=presets,
     tuned=tuned,

@@ -110,7 +110,7 @@ class Experiment:
     def parse(cls, script: AnyScript, argv: Sequence[str]) -> Self:
         """Returns the experiment of a command's arguments."""
         made = object.__new__(cls)
-        made._read(script, *flags.tokenize(argv, script.every()))
+        made._read(script, *flags.tokenize(argv, script.config.every_section()))
         return made
 
     def _read(self, script: AnyScript, given: Mapping[str, Any], rest: Sequence[str] = ()) -> None:

@@ -38,7 +38,6 @@ from jaxrl_po.run.experiment.language_config import (
     RewardSettings,
     ToolSettings,
 )
-from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import supervised
 from jaxrl_po.run.store import sources
@@ -203,20 +202,6 @@ def require_room(config: LanguageConfig, start: models.Start) -> None:
         )
 
 
-def every() -> list[tuple[str, type]]:
-    """Returns prefix and record of all sections that a run of a language model may have."""
-    return [
-        ("", LanguageOptions),
-        *(("config", module.Config) for module in methods.ALGORITHMS.values()),
-        *(("task", entry.settings) for entry in TASKS.values()),
-        *(("problem", x) for x in (language.Settings, demonstrations.Settings)),
-        *((x, language.ModelSettings) for x in ("model", "critic", "reward_model")),
-        *(("environment", ToolSettings), ("reward", RewardSettings), ("lora", Adapters)),
-        *(("sampler", language.Sampler), ("warm_start", language.WarmStart)),
-        *(("preferences", language.Preferences), ("reference", reference.Settings)),
-    ]
-
-
 def require_known(options: LanguageOptions, given: Mapping[str, Any]) -> None:
     """Raises ConfigError for flags of another task, rank 0, and sizes beside a pretrained model."""
     tasks.require_flags(options.task, given)
@@ -275,7 +260,6 @@ SCRIPT = Script(
     summary="Trains a small transformer on a task whose answers are verified.",
     options=LanguageOptions,
     config=LanguageConfig,
-    every=every,
     require_known=require_known,
     presets=presets.of_language,
     tuned=presets.of_pretrained,

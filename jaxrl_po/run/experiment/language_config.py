@@ -181,9 +181,9 @@ class LanguageConfig(RunConfig):
 
     run: LanguageOptions
     task: Any
-    problem: Sampling | demonstrations.Settings
+    problem: language.Settings | Sampling | demonstrations.Settings
     environment: ToolSettings | None = None
-    model: Computation
+    model: Computation | language.ModelSettings
     critic: language.ModelSettings | None = None
     sampler: language.Sampler | None = None
     reward: RewardSettings | None = None
@@ -192,3 +192,9 @@ class LanguageConfig(RunConfig):
     reward_model: language.ModelSettings | None = None
     preferences: language.Preferences | None = None
     reference: ReferenceSettings | None = None
+
+    @classmethod
+    def every_section(cls) -> list[tuple[str, type]]:
+        """Returns prefix and record of all sections, with those of every task."""
+        tasks = [("task", entry.settings) for entry in TASKS.values()]
+        return [*super().every_section(), *tasks]

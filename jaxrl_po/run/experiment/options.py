@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, get_args, get_type_hints
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
@@ -90,7 +90,7 @@ class Options:
         sweep="absent",
     )
     resume: bool = start_option(
-        False, "resume the run in --out; flags that are not given keep their values"
+        False, "resume the run in --out; flags that are not given keep their values", common=True
     )
     overwrite: bool = start_option(False, "replace the run in --out", common=True)
     compile_for: str = start_option(
@@ -158,6 +158,15 @@ class RunConfig:
         """Makes the config of records by the prefix of their flags."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{x: sections[y] for x in names if (y := PREFIXES.get(x, x)) in sections})
+
+    @classmethod
+    def every_section(cls) -> list[tuple[str, type]]:
+        """Returns prefix and record of all sections that such a config may have."""
+        found = [("config", module.Config) for module in ALGORITHMS.values()]
+        for name, kind in get_type_hints(cls).items():
+            records = filter(dataclasses.is_dataclass, get_args(kind) or (kind,))
+            found += [(PREFIXES.get(name, name), record) for record in records]
+        return found
 
     def sections(self) -> dict[str, Any]:
         """Returns the records by the prefix of their flags."""

@@ -86,7 +86,7 @@ def read(
 
 def parse(script: Script[Config, World], argv: Sequence[str]) -> Settings[Config]:
     """Returns the settings of a new run from arguments; no folder is read."""
-    return read(script, *flags.tokenize(argv, script.every()), stored={})
+    return read(script, *flags.tokenize(argv, script.config.every_section()), stored={})
 
 
 def options_of(

@@ -120,7 +120,7 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
 
 def every() -> list[tuple[str, type]]:
     """Returns prefix and record of all sections that a sweep may have."""
-    return [*control.every(), ("", Options)]
+    return [*ControlConfig.every_section(), ("", Options)]
 
 
 def options_of(given: Mapping[str, Any], stored: Mapping[str, Any] = {}) -> Options:
