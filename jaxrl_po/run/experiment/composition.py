@@ -28,7 +28,7 @@ def problem_settings(
     A pretrained model answers in sentences, and soft overlong punishment needs room.
     """
     settings, method = records["problem"], records["config"]
-    if settings.max_new_tokens or isinstance(task, Dialogue) or records[""].environment:
+    if settings.max_new_tokens or isinstance(task, Dialogue) or records[""].tools:
         return settings
     budget = task.answer_length
     if base is not None:

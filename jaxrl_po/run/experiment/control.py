@@ -37,8 +37,8 @@ class Sampling(NamedTuple):
 
     Attributes:
       settings: record of `--problem.*`.
-      build: `(env, **settings, network=…, axis_name=…, policy=…, critic=…) -> Problem`; only a path
-        pools statistics over devices and has a critic.
+      build: `(env, **settings, network=…, axis_name=…, policy=…, critic=…) -> Problem`; only
+        trajectories pool statistics over devices and have a critic.
       rows: settings to the number of rows that are sharded over devices.
       steps: settings and the number of discrete actions to the environment steps of one iteration,
         counting every simulated step.
@@ -51,7 +51,7 @@ class Sampling(NamedTuple):
 
 
 SAMPLINGS = {
-    "path": Sampling(
+    "trajectories": Sampling(
         control.Settings,
         control.make_problem,
         lambda s: s.num_envs,
@@ -72,7 +72,7 @@ SAMPLINGS = {
 }
 
 VINE_DOES_WITHOUT = {
-    *("gamma", "lambda_", "estimator", "n"),
+    *("gamma", "lambda_", "estimator", "n_steps"),
     *("value_learning_rate", "value_epochs", "value_minibatches", "value_coefficient"),
 }
 
@@ -113,10 +113,11 @@ class Options(RunOptions):
     )
     sampling: str = option(
         "auto",
-        "rollouts that continue in the next iteration (path), groups of episodes from one "
+        "rollouts that continue in the next iteration (trajectories), groups of episodes from one "
         "initial state (groups), or branches from visited states (vine); auto is groups "
-        "for the methods without a critic, else path",
+        "for the methods without a critic, else trajectories",
         choices=("auto", *SAMPLINGS),
+        were=(("path", "trajectories"),),
     )
     eval_episodes: int = option(
         32, "greedy episodes per evaluation and seed", unit="episodes", within=COUNT
@@ -144,20 +145,20 @@ class Options(RunOptions):
 
 def default_sampling(options: Options) -> str:
     """How the method collects rollouts unless told otherwise."""
-    return "groups" if options.algorithm in methods.IN_GROUPS else "path"
+    return "groups" if options.algorithm in methods.IN_GROUPS else "trajectories"
 
 
 def sampling(options: Options) -> Sampling:
     """The way to collect rollouts that the options ask for."""
     chosen = default_sampling(options) if options.sampling == "auto" else options.sampling
-    if options.critic and chosen != "path":
+    if options.critic and chosen != "trajectories":
         raise ConfigError("critic", f"must be left out: sampling = {chosen} has no critic")
     if vector_envs.is_host(options.env) and chosen in ("groups", "vine"):
         raise ConfigError(
             "env",
             f"{options.env} cannot return to a state, as sampling = {chosen} does: choose "
-            f"sampling = path and one of {', '.join(methods.WITH_CRITIC)}, or an environment of "
-            "gymnax",
+            f"sampling = trajectories and one of {', '.join(methods.WITH_CRITIC)}, or an "
+            "environment of gymnax",
         )
     return SAMPLINGS[chosen]
 
@@ -258,8 +259,8 @@ def build_problem(
     )
     if options.demonstrations:
         steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
-        if options.sampling not in ("auto", "path"):
-            raise ConfigError("sampling", "must be path with demonstrations")
+        if options.sampling not in ("auto", "trajectories"):
+            raise ConfigError("sampling", "must be trajectories with demonstrations")
         if settings.normalize_observations:
             raise ConfigError("problem.normalize_observations", "must be off with demonstrations")
         problem = control.demonstrated(problem, *steps, num_steps=settings.num_steps)

@@ -27,7 +27,7 @@ HELP = ("--help", "-help", "-h", EVERYTHING)
 # Fields that most runs need; `--help` shows these alone.
 COMMON = {
     *("algorithm", "out", "seeds", "seed", "total_steps", "devices", "resume", "overwrite"),
-    *("tensorboard", "wandb", "env", "policy", "task", "init_from", "reward", "environment"),
+    *("tensorboard", "wandb", "env", "policy", "task", "init_from", "reward", "tools"),
     *("gamma", "lambda_", "learning_rate", "value_learning_rate", "num_epochs"),
     *("num_minibatches", "num_microbatches", "epsilon_low", "epsilon_high"),
     *("entropy_coefficient", "max_kl", "use_reference", "kl_coefficient", "penalty"),

@@ -56,11 +56,12 @@ class Options(RunOptions):
         "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
         f"the teacher of --algorithm={models.DISTILLATION}; empty for none",
     )
-    environment: str = option(
+    tools: str = option(
         "",
-        "class with tools for a pretrained model, as file.py:Class; each dialogue has an instance; "
-        "empty for none",
+        "class whose methods are tools of a pretrained model, as file.py:Class; each dialogue has "
+        "an instance; empty for none",
         common=True,
+        was=("environment",),
     )
     reward: str = option(
         VERIFIER,
@@ -113,11 +114,11 @@ class Options(RunOptions):
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        if not self.environment:
+        if not self.tools:
             return
         if self.algorithm in methods.SUPERVISED:
-            raise ConfigError("environment", f"must be left out with algorithm = {self.algorithm}")
-        beside = f"with environment = {self.environment}"
+            raise ConfigError("tools", f"must be left out with algorithm = {self.algorithm}")
+        beside = f"with tools = {self.tools}"
         if self.distributed:
             raise ConfigError("distributed", f"must be false {beside}: there is one process")
         if self.task != "file":
@@ -131,7 +132,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     task, settings = start.task, composition.problem_settings(records, start.task, start.base)
     rewarded = rewarding.host_score(records, task, placement)
     hosted = None
-    if options.environment:
+    if options.tools:
         hosted = conversations.make(records, start, rewarded, placement)
     else:
         require_room(records, start)
@@ -283,7 +284,7 @@ def require_room(records: Mapping[str, Any], start: models.Start) -> None:
 
 def sections(options: Options) -> dict[str, type]:
     """Prefix to record class, besides the algorithm's."""
-    hosted, pretrained = bool(options.environment), bool(models.root(options.init_from))
+    hosted, pretrained = bool(options.tools), bool(models.root(options.init_from))
     samples = options.algorithm not in methods.SUPERVISED
     critic, judge = options.algorithm in methods.WITH_CRITIC, options.reward == MODEL
     problem: type = language.Settings
@@ -294,7 +295,7 @@ def sections(options: Options) -> dict[str, type]:
     each = {
         "task": (True, tasks.entry(options.task).settings),
         "problem": (True, problem),
-        "environment": (hosted, conversations.Settings),
+        "tools": (hosted, conversations.Settings),
         "model": (True, Computation if pretrained else language.ModelSettings),
         "critic": (critic and pretrained, language.ModelSettings),
         "sampler": (samples and not hosted, language.Sampler),
@@ -309,9 +310,9 @@ def sections(options: Options) -> dict[str, type]:
 
 
 def title(records: Mapping[str, Any]) -> str:
-    """The method, and what it is on: an environment or a task."""
+    """Returns the method, and the class of tools or the task."""
     options = records[""]
-    return f"{options.algorithm} on {sources.short(options.environment or options.task)}"
+    return f"{options.algorithm} on {sources.short(options.tools or options.task)}"
 
 
 SCRIPT = Script(
