@@ -364,7 +364,7 @@ def test_what_was_tuned_for_paths_is_not_for_groups():
         options = flags.parse(given, {"": control.Options}, partial=True)[""]
         return control.tuned(options)
 
-    assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="path") != {}
+    assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="trajectories") != {}
     assert tuned(algorithm="a2c", sampling="groups") == {}
     assert tuned(algorithm="grpo") == tuned(algorithm="grpo", sampling="groups") != {}
 

@@ -96,7 +96,7 @@ class NetworkSettings:
     )
     state_dependent_std: bool = static(
         False,
-        "compute σ of a Gaussian policy from the state instead of learning one vector for all states",
+        "compute σ of a Gaussian policy from the state instead of one vector for all states",
         was=("std",),
         were=(("independent", False), ("dependent", True)),
     )
