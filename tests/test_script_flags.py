@@ -358,7 +358,7 @@ def test_a_decay_that_ends_before_the_run_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_was_tuned_for_paths_is_not_for_groups():
+def test_settings_tuned_for_trajectories_are_not_for_groups():
     def tuned(**changes):
         given = [f"--{name}={value}" for name, value in changes.items()]
         options = flags.parse(given, {"": control.Options}, partial=True)[""]
