@@ -61,6 +61,11 @@ def trained(tmp_path_factory):
     return out
 
 
+def test_load_names_seed_index_for_seed(tmp_path):
+    with pytest.raises(ConfigError, match=r"^seed: is not an argument of load: .* seed_index,"):
+        run.load(tmp_path, seed=1)
+
+
 def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, monkeypatch):
     stored = json.loads((trained / "config.json").read_text())
     assert re.fullmatch(r"/\S+/probes.py:MatchCueContinuous", stored["env"])
