@@ -3,7 +3,7 @@
 Fits a small Llama to dialogues with the environment of `guessing.py` in which every guess is drawn
 at random, and leaves what a downloaded model would: a folder with weights, tokenizer and a chat
 template that writes tools (`model`), beside prompts (`prompts.jsonl`) to train it on with
-`jaxrl-po language --environment=examples/guessing.py:Guessing …`; see docs/dialogues.md.
+`jaxrl-po language --tools=examples/guessing.py:Guessing …`; see docs/dialogues.md.
 """
 
 import argparse

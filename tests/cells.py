@@ -16,6 +16,7 @@ import argparse
 import collections
 import contextlib
 import hashlib
+import inspect
 import io
 import json
 import os
@@ -60,7 +61,8 @@ def load(out):
 
     train(CELLS["ppo, Pendulum"], out)
     seen = np.linspace(-1.0, 1.0, 12).reshape(4, 3)
-    policies = [run.load(out, seed=seed) for seed in range(2)]
+    index = {"seed", "seed_index"} & inspect.signature(run.load).parameters.keys()  # `seed` in 0.4
+    policies = [run.load(out, **dict.fromkeys(index, seed)) for seed in range(2)]
     keys = None, jax.random.key(0)
     return [policy.act(seen, key).tolist() for policy in policies for key in keys]
 

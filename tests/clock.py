@@ -71,7 +71,7 @@ def problem_of(num_envs, num_steps, made=None, statistics=False, memory="none", 
 
 
 def started(hosted, seeds=(0,), algorithm=a2c, config=None):
-    learner = algorithm.make(config or algorithm.Config(n=2), hosted.problem)
+    learner = algorithm.make(config or algorithm.Config(n_steps=2), hosted.problem)
     stacked = seeds_lib.over_seeds(learner, len(seeds))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.array(seeds))
     return stacked, jax.jit(stacked.init)(keys), rollouts.Rollouts(hosted, 5, seeds)

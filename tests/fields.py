@@ -30,7 +30,10 @@ from jaxrl_po.algorithms import (
 
 ESTIMATION = {
     "estimator": {"estimator": "monte_carlo"},
-    "n": ({"estimator": "n_step", "n": 4}, {"estimator": "n_step", "n": 2}),
+    "n_steps": (
+        {"estimator": "n_step", "n_steps": 4},
+        {"estimator": "n_step", "n_steps": 2},
+    ),
     "normalize_advantage": {"normalize_advantage": False},
 }
 JOINT = {
@@ -63,7 +66,7 @@ CASES = {
     "a2c": (
         a2c,
         a2c.Config(learning_rate=1e-2),
-        {"n": {"n": 2}, "normalize_advantage": {"normalize_advantage": True}},
+        {"n_steps": {"n_steps": 2}, "normalize_advantage": {"normalize_advantage": True}},
     ),
     "npg": (npg, npg.Config(value_epochs=1, value_minibatches=2), NATURAL),
     "trpo": (
@@ -226,14 +229,14 @@ def shared_with_grpo(name):
 # a dialogue: test_dialogue_runs.
 STEP_SIZES = {"optimizer", "schedule", "warm_up_iterations", "decay_iterations"}
 HANDED_ON = {
-    "reinforce": {"lambda_", "estimator", "n", "normalize_advantage", "discount_per"}
+    "reinforce": {"lambda_", "estimator", "n_steps", "normalize_advantage", "discount_per"}
     | {"num_microbatches", *STEP_SIZES},
     "a2c": {"lambda_", "estimator", "discount_per", "num_microbatches", *STEP_SIZES},
     "ppo": {"discount_per"},
     "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)}
     | {"num_epochs", "num_minibatches"},
     "ppo_reference": {f.name for f in dataclasses.fields(ppo.Config)},
-    "npg": {"lambda_", "estimator", "n", "normalize_advantage", "discount_per"}
+    "npg": {"lambda_", "estimator", "n_steps", "normalize_advantage", "discount_per"}
     | {"value_epochs", "value_minibatches"},
     "trpo": {f.name for f in dataclasses.fields(npg.Config)},
     **{name: shared_with_grpo(name) - set(CASES[name][2]) for name in IN_GROUPS if name != "grpo"},

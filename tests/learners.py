@@ -193,7 +193,7 @@ ALGORITHMS = {
         ppo_reference.Config(num_epochs=2, num_minibatches=2, adapt_reference_kl=True),
     ),
     "reinforce": (reinforce, reinforce.Config(**FIT)),
-    "a2c": (a2c, a2c.Config(n=3)),
+    "a2c": (a2c, a2c.Config(n_steps=3)),
     "npg": (npg, npg.Config(**FIT)),
     "trpo": (trpo, trpo.Config(**FIT, cg_iterations=5)),
     "grpo": (grpo, grpo.Config(num_epochs=2, num_minibatches=2)),

@@ -21,8 +21,8 @@ SIZES = {"num_envs": 4, "num_steps": 8, "normalize_observations": True}
 NETWORKS = {
     "plain": {"width": 8, "critic_width": 8},
     "memory": {
-        **{"width": 8, "critic_width": 8, "squash": True},
-        **{"memory": "gru", "memory_of": "policy"},
+        **{"width": 8, "critic_width": 8, "tanh_squash": True},
+        **{"memory": "gru", "recurrent_networks": "policy"},
     },
 }
 STEPS = {"config.num_minibatches": 1, "config.num_epochs": 1, "config.learning_rate": 0.03}
@@ -79,7 +79,7 @@ def trained(request, tmp_path_factory):
 def test_documented_lines_act_as_the_loaded_policy(trained):
     """Over an episode, which the loaded policy plays; memories are those of each way."""
     problem, out, state = trained
-    policy = run.load(out, checkpoint="latest", seed=1)
+    policy = run.load(out, checkpoint="latest", seed_index=1)
     loaded = LearnerState({}, 2, state.params, state)
     names = {
         "run": SimpleNamespace(load=lambda folder, learner: loaded),

@@ -130,7 +130,7 @@ def test_constants_are_saved_and_differ_by_seed(tmp_path):
     for leaf in jax.tree.leaves(state.params.constants):
         assert leaf.shape == (2, 4)
         assert not np.array_equal(*leaf)
-    loaded = run.load(tmp_path / "run", learner=learner, seed=1, checkpoint="latest")
+    loaded = run.load(tmp_path / "run", learner=learner, seed_index=1, checkpoint="latest")
     assert loaded.iteration == 2
     jax.tree.map(
         np.testing.assert_array_equal,

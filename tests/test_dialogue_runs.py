@@ -195,7 +195,7 @@ def test_a_discount_per_turn_is_that_of_the_turns():
     config = actor_critic.Estimation(gamma=0.5, estimator="monte_carlo")
     per_turn = dataclasses.replace(config, discount_per="turn")
     gae = dataclasses.replace(per_turn, estimator="gae", lambda_=0.25)
-    n_step = dataclasses.replace(per_turn, estimator="n_step", n=2)
+    n_step = dataclasses.replace(per_turn, estimator="n_step", n_steps=2)
     target, of_gae, of_two, per_step = jax.jit(
         lambda batch: [
             actor_critic.estimate(actor_critic.estimator(each), batch)[1]

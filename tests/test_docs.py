@@ -92,7 +92,7 @@ def training_flags(script):
     else:
         variants += [{"task": task} for task in tasks.TASKS] + [{"reward": language.MODEL}]
         variants += [{"init_from": str(pretrained_folder())}]
-        variants += [{"environment": "mine.py:Game", **variants[-1], "task": "file"}]
+        variants += [{"tools": "mine.py:Game", **variants[-1], "task": "file"}]
     return {
         flags.join(prefix, field.name)
         for variant in variants

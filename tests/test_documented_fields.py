@@ -113,7 +113,11 @@ def test_a_field_of_another_method_is_noticed(tmp_path):
     page = tmp_path / "algorithms" / "trpo.md"
     page.parent.mkdir()
     page.write_text(
-        "```\njaxrl-po control --algorithm=a2c --config.n=5 \\\n  --config.clip=1\n```\n"
+        "```\njaxrl-po control --algorithm=a2c --config.n_steps=5 \\\n  --config.clip=1\n```\n"
         "`--config.max_kl` is `npg.Config.delta`"
     )
-    assert list(told(page)) == [("a2c", {"n", "clip"}), ("npg", {"delta"}), ("trpo", {"max_kl"})]
+    assert list(told(page)) == [
+        ("a2c", {"n_steps", "clip"}),
+        ("npg", {"delta"}),
+        ("trpo", {"max_kl"}),
+    ]

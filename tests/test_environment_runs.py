@@ -42,8 +42,8 @@ SMALL = [
     "--config.num_epochs=1",
     "--config.learning_rate=0.01",
     "--config.decay_iterations=4",
-    "--environment.turns=2",
-    "--environment.reply_length=24",
+    "--tools.turns=2",
+    "--tools.reply_length=24",
 ]
 
 
@@ -57,7 +57,7 @@ def arguments(place, out, *further, name="Guess"):
         *SMALL,
         f"--init_from={place / 'model'}",
         f"--task.train={place / 'rows.jsonl'}",
-        f"--environment={CLASSES}:{name}",
+        f"--tools={CLASSES}:{name}",
         f"--out={out}",
     ]
     replaced = {each.partition("=")[0] for each in further}
@@ -89,8 +89,8 @@ def test_a_run_counts_what_happens_and_shows_its_dialogues(whole):
     assert {turn["reply"] for turn in turns} > {""}
     assert all("assistant:" in turn["reply"] for turn in turns if turn["reply"])
     config = json.loads((whole / "config.json").read_text())
-    assert config["environment"] == f"{CLASSES}:Guess"
-    assert config["environment.turns"] == 2
+    assert config["tools"] == f"{CLASSES}:Guess"
+    assert config["tools.turns"] == 2
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(whole, tmp_path):
@@ -171,10 +171,10 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     given = [write_rows(tmp_path / "rows.jsonl", rows[2:])]
     given += [f"--task.test={tmp_path / 'test.jsonl'}"]
     write_rows(tmp_path / "test.jsonl", rows[:2])
-    one = [*given, f"--environment={own}:Quiet", "--environment.turns=1"]
+    one = [*given, f"--tools={own}:Quiet", "--tools.turns=1"]
     flags = arguments(place, tmp_path / "out", *one)
     flags = [each for each in flags if not each.startswith("--task.test_fraction")]
-    plain = [each for each in flags if not each.startswith("--environment")]
+    plain = [each for each in flags if not each.startswith("--tools")]
     batches = []
     for argv in (flags, plain):
         config = settings.parse(script.SCRIPT, argv).config
@@ -202,27 +202,27 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
 @pytest.mark.parametrize(
     ("further", "said"),
     [
-        (["--environment=mine.py:None"], r"environment: \S*mine.py"),
-        (["--environment=Guess"], "environment: must be a file and a class, file.py:Class"),
-        ([f"--environment={CLASSES}:Gess"], "environment: .* holds no 'Gess', but Guess"),
+        (["--tools=mine.py:None"], r"tools: \S*mine.py"),
+        (["--tools=Guess"], "tools: must be a file and a class, file.py:Class"),
+        ([f"--tools={CLASSES}:Gess"], "tools: .* holds no 'Gess', but Guess"),
         (
-            [f"--environment={CLASSES}:Blind"],
-            "environment: must have a method get_reward, or reward",
+            [f"--tools={CLASSES}:Blind"],
+            "tools: must have a method get_reward, or reward",
         ),
-        (["--task=mastermind"], "task: must be file with environment = "),
+        (["--task=mastermind"], "task: must be file with tools = "),
         (["--init_from="], "init_from: must name a pretrained model with a chat template"),
         (["--problem.max_new_tokens=0"], "problem.max_new_tokens: must be given"),
-        (["--environment.reply_length=3"], "environment.reply_length: must be above 3, the tokens"),
-        (["--environment.turns=12"], "environment.turns: the longest dialogue has"),
-        (["--environment.turns=0"], r"environment.turns: must lie in \[1"),
-        (["--environment.timeout=0"], "environment.timeout: must lie in"),
-        (["--reward=model"], "reward: must be left out with environment, got model"),
+        (["--tools.reply_length=3"], "tools.reply_length: must be above 3, the tokens"),
+        (["--tools.turns=12"], "tools.turns: the longest dialogue has"),
+        (["--tools.turns=0"], r"tools.turns: must lie in \[1"),
+        (["--tools.timeout=0"], "tools.timeout: must lie in"),
+        (["--reward=model"], "reward: must be left out with tools, got model"),
         (["--warm_start.steps=3"], "warm_start.steps: must be 0"),
         (
             ["--algorithm=dapo", "--config.dynamic_sampling=refill"],
             "config.dynamic_sampling: .* a refill needs",
         ),
-        (["--distributed"], "distributed: must be false with environment = "),
+        (["--distributed"], "distributed: must be false with tools = "),
         (["--problem.prompt_set=2"], "problem.prompt_set"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -278,8 +278,8 @@ def test_the_example_of_the_documentation_runs(tmp_path):
     replaced = [
         f"--task.train={tmp_path / 'prompts.jsonl'}",
         f"--init_from={tmp_path / 'model'}",
-        f"--environment={root / 'examples' / 'guessing.py'}:Guessing",
-        "--environment.reply_length=32",
+        f"--tools={root / 'examples' / 'guessing.py'}:Guessing",
+        "--tools.reply_length=32",
         "--total_steps=4",
     ]
     assert launch.language(arguments(tmp_path, tmp_path / "run", *replaced)) == 0

@@ -329,7 +329,7 @@ CLASSES = {
 def test_a_class_that_cannot_be_used_is_one_line(source, said, tmp_path):
     own = tmp_path / "mine.py"
     own.write_text(source + "\n")
-    with pytest.raises(UserCodeError, match=r"^environment: ") as found:
+    with pytest.raises(UserCodeError, match=r"^tools: ") as found:
         Environments(f"{own}:Mine", 1.0).start(["prompt"])
     assert said in str(found.value)
     assert "\n" not in str(found.value)

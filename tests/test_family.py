@@ -255,7 +255,7 @@ def test_penalty_is_adapted_until_satisfied_or_the_cap():
 
 def test_monte_carlo_is_gae_with_lambda_one():
     """The estimator is a choice of its own: λ = 1 and Monte Carlo are the same advantage."""
-    choices = {"lambda_": 1.0}, {"estimator": "monte_carlo"}, {"estimator": "n_step", "n": 8}
+    choices = {"lambda_": 1.0}, {"estimator": "monte_carlo"}, {"estimator": "n_step", "n_steps": 8}
 
     @jax.jit
     def estimates(key):

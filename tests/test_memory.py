@@ -169,10 +169,10 @@ def legal_at(times):
 
 
 @functools.cache
-def cell(memory, memory_of, kind):
+def cell(memory, recurrent_networks, kind):
     spaces = control.Spaces(seen(kind), num_actions=3)
     network = control.NetworkSettings(
-        width=4, depth=1, memory=memory, memory_of=memory_of, **SIZES[memory]
+        width=4, depth=1, memory=memory, recurrent_networks=recurrent_networks, **SIZES[memory]
     )
     nets = actor.build_networks(modules.default_modules(spaces, network), spaces)
     rng = np.random.default_rng(0)
@@ -244,17 +244,17 @@ def cell(memory, memory_of, kind):
             at_once,
             (last[1], of_critic),
             jax.grad(at_last, allow_int=True)(observation),
-            products() if memory_of == "policy" else (),
+            products() if recurrent_networks == "policy" else (),
             tuple(bool(jax.tree.leaves(x)) for x in nets.start(2)),
         )
 
     return jax.tree.map(np.asarray, program(params, whole, final))
 
 
-@pytest.mark.parametrize(("memory", "memory_of", "kind"), TABLE)
-def test_laws_of_memory(memory, memory_of, kind):
-    of = cell(memory, memory_of, kind)
-    assert tuple(of.remember) == (memory_of != "critic", memory_of != "policy")
+@pytest.mark.parametrize(("memory", "recurrent_networks", "kind"), TABLE)
+def test_laws_of_memory(memory, recurrent_networks, kind):
+    of = cell(memory, recurrent_networks, kind)
+    assert tuple(of.remember) == (recurrent_networks != "critic", recurrent_networks != "policy")
     # What is replayed at once is what acted step by step, and so are values and memories.
     np.testing.assert_allclose(np.exp(of.replayed), np.exp(of.acted), atol=1e-5)
     possible = of.acted > -50
@@ -274,7 +274,7 @@ def test_laws_of_memory(memory, memory_of, kind):
                 assert reached[-1]
                 remembered |= reached[start:-1].any()
     assert remembered
-    if memory_of == "policy":
+    if recurrent_networks == "policy":
         np.testing.assert_allclose(*of.products, rtol=1e-3, atol=1e-5)
         assert np.abs(of.products[0]).max() > 1e-3
 
@@ -378,13 +378,13 @@ METHODS = [
 
 
 @pytest.mark.parametrize(
-    ("module", "memory", "memory_of"),
+    ("module", "memory", "recurrent_networks"),
     [METHODS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in METHODS[1:])],
 )
-def test_every_method_steps_with_memory(module, memory, memory_of):
+def test_every_method_steps_with_memory(module, memory, recurrent_networks):
     name = {ppo: "num_minibatches", a2c: "num_microbatches"}.get(module, "value_minibatches")
     network = control.NetworkSettings(
-        width=8, depth=1, memory=memory, memory_of=memory_of, **SIZES[memory]
+        width=8, depth=1, memory=memory, recurrent_networks=recurrent_networks, **SIZES[memory]
     )
     problem = made(RandomEnds(), network, num_envs=8)
     learner = module.make(module.Config(**{name: 4}), problem)
@@ -510,7 +510,7 @@ def test_a_pool_that_is_opened_begins_without_a_memory():
 def test_what_cannot_remember_is_named():
     remembering = networks.Recurrent(networks.Torso((4,)), networks.CategoricalHead(2), 4)
     for flags, message in (
-        ({"memory_of": "policy"}, r"memory_of.* memory is gru or transformer"),
+        ({"recurrent_networks": "policy"}, r"recurrent_networks.* memory is gru or transformer"),
         ({"memory": "gru", "memory_window": 8}, "memory_window.* memory is transformer"),
         ({"memory": "transformer", "memory_window": 0}, "memory_window: must"),
         ({"memory": "transformer", "memory_heads": 3}, "memory_heads: must divide width = 64"),
@@ -518,17 +518,18 @@ def test_what_cannot_remember_is_named():
         with pytest.raises(ConfigError, match=message):
             made(RandomEnds(), control.NetworkSettings(**flags))
     of_role = functools.partial(control.make_problem, RandomEnds())
-    with pytest.raises(ConfigError, match="memory_of: must not be policy, which is given"):
+    with pytest.raises(ConfigError, match="recurrent_networks: must not be policy, which is given"):
         of_role(
-            network=control.NetworkSettings(memory="gru", memory_of="policy"), policy=remembering
+            network=control.NetworkSettings(memory="gru", recurrent_networks="policy"),
+            policy=remembering,
         )
     of_role(network=control.NetworkSettings(memory="gru"), policy=remembering)  # the critic's
-    narrow = {"memory": "transformer", "memory_of": "policy", "critic_width": 6}
+    narrow = {"memory": "transformer", "recurrent_networks": "policy", "critic_width": 6}
     control.NetworkSettings(**narrow).validate()
     with pytest.raises(ConfigError, match="memory_heads: must divide critic_width = 6"):
-        control.NetworkSettings(**narrow | {"memory_of": "both"}).validate()
-    network = control.NetworkSettings(memory="gru", memory_of="policy")
-    with pytest.raises(ConfigError, match=r"memory_of.* there is a critic"):
+        control.NetworkSettings(**narrow | {"recurrent_networks": "both"}).validate()
+    network = control.NetworkSettings(memory="gru", recurrent_networks="policy")
+    with pytest.raises(ConfigError, match=r"recurrent_networks.* there is a critic"):
         control.make_groups(RandomEnds(), network=network)
     with pytest.raises(ConfigError, match="actor_critic: must be without memory"):
         control.make_problem(RandomEnds(), actor_critic=remembering)
@@ -568,7 +569,7 @@ def test_another_memory_is_one_entry(tmp_path, monkeypatch):
         ({"memory_layers": 3}, "memory_layers: has no effect unless memory is transformer"),
         ({"memory_window": 3}, "memory_window: must divide width = 64"),
         ({"memory": "gru", "memory_window": 4}, "unless memory is transformer or sum"),
-        ({"memory": "none", "memory_of": "policy"}, "memory is gru or transformer or sum"),
+        ({"memory": "none", "recurrent_networks": "policy"}, "memory is gru or transformer or sum"),
     ):
         with pytest.raises(ConfigError, match=message):
             control.NetworkSettings(**{"memory": "sum", **changes}).validate()
@@ -612,7 +613,7 @@ def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(
         "--env=MemoryChain-bsuite",
         f"--network.memory={memory}",
         *(f"--network.{name}={size}" for name, size in SIZES[memory].items()),
-        "--network.memory_of=policy",
+        "--network.recurrent_networks=policy",
         "--network.width=8",
         "--network.depth=1",
         "--problem.num_envs=4",

@@ -211,7 +211,7 @@ def taken(problem):
         ({}, DENSE, DENSE),
         ({"depth": 3, "layer_norm": True}, DENSE | {"torso/Dense_2/kernel"}, None),
         ({"shared_torso": True}, DENSE, set()),
-        ({"memory": "gru", "memory_of": "policy"}, DENSE | GRU, DENSE),
+        ({"memory": "gru", "recurrent_networks": "policy"}, DENSE | GRU, DENSE),
         (
             {"memory": "transformer", "memory_layers": 1},
             DENSE | LAYER | {"Dense_0/kernel"},

@@ -82,13 +82,19 @@ def test_the_methods_advantage_written_out_is_the_same_program(module):
 @pytest.mark.parametrize("module", METHODS, ids=shown)
 def test_settings_of_the_advantage_that_is_replaced_are_refused(module):
     own, sizes = METHODS[module]
-    given = {"gamma": 0.9, "lambda_": 0.5, "estimator": "n_step", "discount_per": "turn", "n": 3}
+    given = {
+        "gamma": 0.9,
+        "lambda_": 0.5,
+        "estimator": "n_step",
+        "discount_per": "turn",
+        "n_steps": 3,
+    }
     if module is a2c:
         given |= {"estimator": "gae"}
     if module is reinforce:
         given |= {"baseline": "none"}
     for name, value in given.items():
-        needs = {"lambda_": {"estimator": "gae"}, "n": {"estimator": "n_step"}}.get(name, {})
+        needs = {"lambda_": {"estimator": "gae"}, "n_steps": {"estimator": "n_step"}}.get(name, {})
         config = module.Config(**sizes, **needs | {name: value})
         with pytest.raises(ConfigError, match=r"has no effect unless the advantage is the method"):
             module.make(config, PROBLEM, advantage=own)

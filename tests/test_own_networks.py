@@ -27,10 +27,14 @@ from jaxrl_po.run.experiment import control as command
     [
         (
             "CartPole-v1",
-            {"squash": True},
-            "squash: applies to continuous actions only; this environment's are discrete",
+            {"tanh_squash": True},
+            "tanh_squash: applies to continuous actions only; this environment's are discrete",
         ),
-        ("CartPole-v1", {"std": "dependent"}, "std: applies to continuous actions only"),
+        (
+            "CartPole-v1",
+            {"state_dependent_std": True},
+            "state_dependent_std: applies to continuous actions only",
+        ),
         ("CartPole-v1", {"shared_torso": True, "memory": "gru"}, "shared_torso: must be off"),
         ("CartPole-v1", {"shared_torso": True, "critic_width": 8}, "critic_width: must be 0"),
         ("CartPole-v1", {"channels": 3}, r"channels: .* this environment's observations are \[4\]"),
@@ -68,7 +72,7 @@ def test_the_critic_may_be_wider_and_normalised_by_layer():
         pytest.param("CartPole-v1", {}, marks=pytest.mark.slow),
         ("CartPole-v1", {"shared_torso": True}),
         ("CartPole-v1", {"memory": "gru"}),
-        ("Pendulum-v1", {"std": "dependent"}),
+        ("Pendulum-v1", {"state_dependent_std": True}),
         ("Breakout-MinAtar", {"width": 16}),
         (TwoChoices(), {}),
     ],
@@ -148,7 +152,11 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("given", "settings", "message"),
     [
-        ("policy", {"squash": True}, "squash: has no effect unless the policy is made here"),
+        (
+            "policy",
+            {"tanh_squash": True},
+            "tanh_squash: has no effect unless the policy is made here",
+        ),
         ("policy", {"initial_log_std": 1.0}, "initial_log_std: has no effect unless the policy"),
         ("critic", {"critic_width": 7}, "critic_width: has no effect unless the critic is made"),
         ("critic", {"shared_torso": True}, "shared_torso: has no effect unless the critic"),

@@ -61,6 +61,11 @@ def trained(tmp_path_factory):
     return out
 
 
+def test_load_names_seed_index_for_seed(tmp_path):
+    with pytest.raises(ConfigError, match=r"^seed: is not an argument of load: .* seed_index,"):
+        run.load(tmp_path, seed=1)
+
+
 def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, monkeypatch):
     stored = json.loads((trained / "config.json").read_text())
     assert re.fullmatch(r"/\S+/probes.py:MatchCueContinuous", stored["env"])
@@ -72,9 +77,11 @@ def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, mon
         run.load(trained)
     with pytest.raises(ConfigError, match=r"^run: \S+ policy: python:Mean was given in Python"):
         evaluate.main([f"--run={trained}"])
-    with pytest.raises(ConfigError, match=r"^rate: is not an argument of load: checkpoint, seed, "):
+    with pytest.raises(
+        ConfigError, match=r"^rate: is not an argument of load: checkpoint, seed_index, "
+    ):
         run.load(trained, rate=3)
-    policy = run.load(trained, policy=Mean(0.5), seed=1)
+    policy = run.load(trained, policy=Mean(0.5), seed_index=1)
     cues = jnp.array([[1.0], [-1.0], [0.5]])
     # Parameters of zeros: the observation is normalised by no statistics yet.
     each = [policy.act(cue) for cue in cues]
@@ -105,8 +112,8 @@ def test_what_other_processes_can_import_is_named_by_its_file():
     assert user_code.make("env", sources.named("env", one)) is one
     with pytest.raises(ConfigError, match=r"^reward: must be a function or class that can be"):
         sources.named("reward", 1j)
-    with pytest.raises(ConfigError, match=r"^environment: must be a function or class that can"):
-        sources.named("environment", lambda: None)
+    with pytest.raises(ConfigError, match=r"^tools: must be a function or class that can"):
+        sources.named("tools", lambda: None)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def test_policies_act_the_same_in_another_process(finished, tmp_path):
     data = []
     for kind in ("control", "language"):
         out = finished(kind, tmp_path / kind)
-        data.append(pickle.dumps(run.load(out, checkpoint="latest", seed=1)))
+        data.append(pickle.dumps(run.load(out, checkpoint="latest", seed_index=1)))
         shutil.rmtree(out)  # the folder is no part of it
     expected = [answer(each) for each in data]
     assert len(set(expected[0])) == 2

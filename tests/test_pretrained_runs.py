@@ -348,8 +348,8 @@ def test_another_base_is_refused_and_a_missing_one_is_named(moved, tmp_path, mon
         (["--run={run}"], "out: must name a folder, e.g. trained$"),
         (["--run={run}", "--out={run}"], r"out: must be a folder that is new or empty, got \S+"),
         (
-            ["--run={run}", "--out={run}/x", "--seed=2"],
-            "seed: must be below 2, the seeds of run = .*, got 2$",
+            ["--run={run}", "--out={run}/x", "--seed_index=2"],
+            "seed_index: must be below 2, the seeds of run = .*, got 2$",
         ),
     ],
 )

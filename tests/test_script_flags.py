@@ -244,7 +244,8 @@ def test_a_word_that_is_no_flag_is_named():
         ("gae_lambda", "config.lambda_"),
         ("config.batch_size", "config.num_minibatches"),
         ("config.num_envs", "problem.num_envs"),
-        ("n_steps", "problem.num_steps"),
+        ("n_steps", "config.n_steps"),
+        ("n_envs", "problem.num_envs"),
         ("update_epochs", "config.num_epochs"),
         ("total_timesteps", "total_steps"),
     ],
@@ -337,13 +338,13 @@ def test_a_decay_that_ends_before_the_run_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_was_tuned_for_paths_is_not_for_groups():
+def test_settings_tuned_for_trajectories_are_not_for_groups():
     def tuned(**changes):
         given = [f"--{name}={value}" for name, value in changes.items()]
         options = flags.parse(given, {"": control.ControlOptions}, partial=True)[""]
         return control.tuned(options)
 
-    assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="path") != {}
+    assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="trajectories") != {}
     assert tuned(algorithm="a2c", sampling="groups") == {}
     assert tuned(algorithm="grpo") == tuned(algorithm="grpo", sampling="groups") != {}
 

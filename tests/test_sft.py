@@ -143,7 +143,7 @@ def test_bad_rows_are_named(tmp_path, row, message):
         (["--reward=math"], r"^reward: has no effect unless the method samples completions"),
         (["--eval_samples=2"], r"^eval_samples: has no effect unless the method samples"),
         (["--warm_start.steps=2"], r"^warm_start.steps: is not a setting"),
-        (["--environment=a.py:A"], r"^environment: must be left out with algorithm = sft"),
+        (["--tools=a.py:A"], r"^tools: must be left out with algorithm = sft"),
         (
             ["--task=mastermind"],
             r"^task: must not be a dialogue with algorithm = sft, got mastermind",

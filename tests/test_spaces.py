@@ -203,15 +203,15 @@ def test_two_choices_at_once_are_learned(module):
 
 
 @pytest.mark.parametrize(
-    ("module", "std"),
+    ("module", "dependent"),
     [
-        (trpo, "dependent"),
-        pytest.param(trpo, "independent", marks=pytest.mark.slow),
-        pytest.param(ppo, "dependent", marks=pytest.mark.slow),
-        pytest.param(ppo, "independent", marks=pytest.mark.slow),
+        (trpo, True),
+        pytest.param(trpo, False, marks=pytest.mark.slow),
+        pytest.param(ppo, True, marks=pytest.mark.slow),
+        pytest.param(ppo, False, marks=pytest.mark.slow),
     ],
 )
-def test_squashed_actions_are_learned_and_stay_in_their_box(module, std):
+def test_squashed_actions_are_learned_and_stay_in_their_box(module, dependent):
     played = []
 
     @jax.custom_batching.custom_vmap
@@ -226,7 +226,9 @@ def test_squashed_actions_are_learned_and_stay_in_their_box(module, std):
         def reward(self, state, action):
             return super().reward(state, watch(action))
 
-    network = control.NetworkSettings(width=8, depth=1, squash=True, std=std, initial_log_std=0.5)
+    network = control.NetworkSettings(
+        width=8, depth=1, tanh_squash=True, state_dependent_std=dependent, initial_log_std=0.5
+    )
     problem = problem_of(Watched(), network, num_envs=32, num_steps=16)
     config = {"num_minibatches": 4, "learning_rate": 3e-3} if module is ppo else {"max_kl": 0.05}
     state, metrics, _ = trained(module, problem, 25, **config)
@@ -240,7 +242,7 @@ def test_squashed_actions_are_learned_and_stay_in_their_box(module, std):
 
 
 def test_a_squashed_policy_is_evaluated_by_its_greedy_action():
-    network = control.NetworkSettings(width=8, depth=1, squash=True)
+    network = control.NetworkSettings(width=8, depth=1, tanh_squash=True)
     env = MatchCueContinuous()
     problem = problem_of(env, network)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
@@ -292,8 +294,8 @@ def test_tanh_is_refused_where_it_would_bound_what_is_unbounded():
         def action_space(self, params=None):
             return Box(-jnp.inf, jnp.inf, (1,))
 
-    with pytest.raises(ConfigError, match="squash: must be off where actions are unbounded"):
-        problem_of(Free(), control.NetworkSettings(squash=True))
+    with pytest.raises(ConfigError, match="tanh_squash: must be off where actions are unbounded"):
+        problem_of(Free(), control.NetworkSettings(tanh_squash=True))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_every_real_number_is_a_number():
     three = enum.IntEnum("Size", {"THREE": 3}).THREE
     for rate in (YamlFloat(1e-3), fractions.Fraction(1, 1000), jnp.bfloat16(0.5)):
         check(a2c.Config(learning_rate=rate))
-    assert a2c.Config(n=three).n == 3
+    assert a2c.Config(n_steps=three).n_steps == 3
     assert language.Settings(temperature=fractions.Fraction(1, 2)).temperature == 0.5
     shape = jax.eval_shape(lambda: as_arrays(a2c.Config()))
     with pytest.raises(ConfigError, match=r"^learning_rate: must be a number, got Shape"):

@@ -148,7 +148,7 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
         (["--config.gamma=0.9"], r"config\.gamma: must be left out, as in .* got 0\.9; leave"),
         (["--network.width=4"], r"network\.width: must be 4,8, as in .* got 4; leave"),
         (
-            ["--algorithm=a2c", "--config.n=3"],
+            ["--algorithm=a2c", "--config.n_steps=3"],
             r"algorithm: must be left out, as in .* got a2c; leave",
         ),
         (["--total_steps=512"], r"total_steps: must be 256, as in .* got 512; leave"),

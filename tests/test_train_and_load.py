@@ -47,7 +47,7 @@ def test_a_learner_of_ones_own_leaves_what_a_command_leaves_and_is_resumed(tmp_p
     resumed = train(4, out=cut, resume=True, **options)
     assert "resuming at iteration 2" in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, whole.state.params, resumed.state.params)
-    of_seed = run.load(cut, learner=LEARNER, seed=1, checkpoint="latest")
+    of_seed = run.load(cut, learner=LEARNER, seed_index=1, checkpoint="latest")
     assert of_seed.iteration == 4
     one = jax.tree.map(lambda x: x[1], whole.state.params)
     jax.tree.map(np.testing.assert_array_equal, of_seed.params, one)
@@ -97,7 +97,7 @@ def test_what_differs_from_the_run_is_named(stopped):
     ("config", "options", "why"),
     [
         ({"learning_rate": 1e-3}, {}, "the program of an iteration is another"),
-        ({"n": 3}, {}, "the program of an iteration is another"),
+        ({"n_steps": 3}, {}, "the program of an iteration is another"),
         ({}, {"normalize_observations": True}, r"the checkpoint holds nothing for .collector\S+, "),
     ],
 )
@@ -121,9 +121,9 @@ def test_a_folder_without_its_learner_says_so(stopped, finished, tmp_path):
     with pytest.raises(ConfigError, match=r"^learner: must be the learner of the run in \S+: the"):
         run.load(stopped, learner=a2c.make(a2c.Config(), other), checkpoint="latest")
     with pytest.raises(
-        ConfigError, match=r"^seed: must be below 2, the seeds of folder = \S+, got 2$"
+        ConfigError, match=r"^seed_index: must be below 2, the seeds of folder = \S+, got 2$"
     ):
-        run.load(stopped, learner=LEARNER, seed=2)
+        run.load(stopped, learner=LEARNER, seed_index=2)
     with pytest.raises(ConfigError, match=r"^checkpoint: folder = \S+ holds no intact best"):
         run.load(stopped, learner=LEARNER)
     with pytest.raises(ConfigError, match=r"^learner: must be left out: \S+ holds a run of"):
@@ -222,7 +222,7 @@ def test_bad_arguments_are_named(arguments, message):
 
 def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished):
     out = finished("control", tmp_path / "run")
-    policy = run.load(out, checkpoint="latest", seed=1)
+    policy = run.load(out, checkpoint="latest", seed_index=1)
     assert policy.settings["env"] == "CartPole-v1"
     reset, step = jax.jit(ENV.reset), jax.jit(ENV.step)
     observation, state = reset(jax.random.key(3), ENV.default_params)
@@ -265,9 +265,9 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
         policy.act(jnp.zeros((2, 8, 4)))
     assert jax.vmap(policy.act)(jnp.zeros((8, 4))).shape == (8,)
     with pytest.raises(
-        ConfigError, match=r"^seed: must be below 2, the seeds of folder = \S+, got 2$"
+        ConfigError, match=r"^seed_index: must be below 2, the seeds of folder = \S+, got 2$"
     ):
-        run.load(out, seed=2)
+        run.load(out, seed_index=2)
     with pytest.raises(ConfigError, match=r"^checkpoint: must be one of best, latest"):
         run.load(out, checkpoint="worst")
     with pytest.raises(ConfigError, match=r"^folder: must be the folder of a run .* got \S+;"):

@@ -196,8 +196,8 @@ WRONG = [
     Wrong(
         "settings of an advantage that another replaces are taken without a word",
         "algorithms.actor_critic",
-        'for name in ("gamma", "lambda_", "estimator", "n", "discount_per"):',
-        'for name in ("estimator", "n", "discount_per"):',
+        'for name in ("gamma", "lambda_", "estimator", "n_steps", "discount_per"):',
+        'for name in ("estimator", "n_steps", "discount_per"):',
         (
             "test_own_advantage.py::test_settings_of_the_advantage_that_is_replaced_are_refused[ppo]",
         ),

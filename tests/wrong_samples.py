@@ -88,8 +88,8 @@ WRONG = [
     Wrong(
         "n-step returns discount every token where the discount is per turn",
         "algorithms.actor_critic",
-        "gamma=gamma, n=config.n",
-        "gamma=config.gamma, n=config.n",
+        "gamma=gamma, n=config.n_steps",
+        "gamma=config.gamma, n=config.n_steps",
         PER_TURN,
     ),
     Wrong(

@@ -137,8 +137,8 @@ WRONG = [
     Wrong(
         "both networks remember where one should",
         "control.modules",
-        "self.memory_of in (role, BOTH)",
-        "self.memory_of in REMEMBERING",
+        "self.recurrent_networks in (role, BOTH)",
+        "self.recurrent_networks in REMEMBERING",
         ("test_memory.py::test_laws_of_memory[gru-critic-plain]",),
     ),
     Wrong(

@@ -2,7 +2,7 @@
 
 `python experiments/benchmarks/dialogues.py` times iterations of GRPO on Mastermind (3 symbols of 4)
 with a small random model: with the task of the library, whose dialogues are part of the compiled
-program; through `--environment`, with the game as a class in Python and a chat template; and, with
+program; through `--tools`, with the game as a class in Python and a chat template; and, with
 `--trl_python=path/to/python`, that class through TRL's `environment_factory`. A call is one token
 of the model's vocabulary, so that a random policy plays. In the program a message is a guess in
 four tokens; elsewhere it is up to four tokens, most of them calls, and prompts and replies are
@@ -193,9 +193,9 @@ def measure(options: Options) -> dict[str, Any]:
                 f"--init_from={folder / 'model'}",
                 "--task=file",
                 f"--task.train={folder / 'rows.jsonl'}",
-                f"--environment={PEERS / 'mastermind_game.py'}:Mastermind",
-                f"--environment.turns={GAME['TURNS']}",
-                f"--environment.reply_length={options.reply_length}",
+                f"--tools={PEERS / 'mastermind_game.py'}:Mastermind",
+                f"--tools.turns={GAME['TURNS']}",
+                f"--tools.reply_length={options.reply_length}",
             ),
         }
         if options.trl_python:

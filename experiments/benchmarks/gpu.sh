@@ -162,8 +162,8 @@ playground() {  # ENVIRONMENT: trains on it with the settings of Playground's ow
     --config.num_minibatches="$(small 32 2)" --config.learning_rate=1e-3 --config.gamma=0.995 \
     --config.entropy_coefficient=0.01 --config.epsilon_low=0.3 --config.epsilon_high=0.3 \
     --config.max_grad_norm=1 --network.depth=4 --network.width=32 \
-    --network.critic_width="$(small 256 32)" --network.activation=silu --network.squash \
-    --network.std=dependent --log_every=1 --eval_episodes="$(small 64 1)"
+    --network.critic_width="$(small 256 32)" --network.activation=silu --network.tanh_squash \
+    --network.state_dependent_std --log_every=1 --eval_episodes="$(small 64 1)"
 }
 
 case $PART in

@@ -62,12 +62,13 @@ class Estimation:
         "dialogue ends",
         choices=PERIODS,
     )
-    n: int = static(
+    n_steps: int = static(
         5,
-        "length of n-step returns; A3C(k) is n = k + 1",
+        "length of n-step returns; A3C(k) has n_steps = k + 1",
         unit="steps",
         within=COUNT,
         when=("estimator", N_STEP),
+        was=("n",),
     )
     normalize_advantage: bool = static(True, "whiten advantages over the whole batch")
     axis_name: str | None = static(None, "device axis over which rows are sharded")
@@ -158,11 +159,10 @@ def estimator(config: Estimation, unroll: int = 1) -> Advantage:
             return gae, gae + steps.value
         rewards = steps.reward, steps.next_value, *ends
         if config.estimator == N_STEP:
-            if config.n > steps.reward.size:
-                raise ConfigError(
-                    "n", f"must be at most num_steps = {steps.reward.size}, got {config.n}"
-                )
-            returns = advantages.n_step_returns(*rewards, gamma=gamma, n=config.n)
+            if config.n_steps > steps.reward.size:
+                most = f"num_steps = {steps.reward.size}"
+                raise ConfigError("n_steps", f"must be at most {most}, got {config.n_steps}")
+            returns = advantages.n_step_returns(*rewards, gamma=gamma, n=config.n_steps)
         else:
             returns = advantages.discounted_returns(*rewards, gamma=gamma, unroll=unroll)
         return returns - steps.value, returns
@@ -181,7 +181,7 @@ def choose_advantage(config: Estimation, problem: Problem, given: Advantage | No
         if config.discount_per == TURN:
             require_turns(problem, "discount_per", STEP)
         return estimator(config, problem.target.unroll(16))
-    for name in ("gamma", "lambda_", "estimator", "n", "discount_per"):
+    for name in ("gamma", "lambda_", "estimator", "n_steps", "discount_per"):
         config_lib.require_unset(config, name, "the advantage is the method's own; leave it out")
 
     def checked(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:

@@ -4,7 +4,8 @@
 length √(2δ / xᵀFx), and backtracking until the surrogate has improved and the exact KL is at most
 δ. If no candidate passes, the policy stays bit for bit.
 
-The problem decides between single path (`control.make_problem`) and vine (`control.make_vine`).
+The problem decides between trajectories (`control.make_problem`; in the paper: single path) and
+vine (`control.make_vine`).
 """
 
 import functools

@@ -32,7 +32,9 @@ class Options:
     checkpoint: str = static(
         "best", f"whose parameters are written; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
-    seed: int = static(0, "which of the run's seeds", within=NON_NEGATIVE)
+    seed_index: int = static(
+        0, "index of the seed whose parameters are written, from 0", within=NON_NEGATIVE
+    )
     dtype: str = static(
         "",
         "type of all parameters; empty keeps the base's type where training changed nothing",
@@ -87,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("out", "must name a folder, e.g. trained")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError("out", f"must be a folder that is new or empty, got {options.out}")
-    earlier.require_seed("seed", options.seed, config.run.seeds, "run", options.run)
+    earlier.require_seed("seed_index", options.seed_index, config.run.seeds, "run", options.run)
     try:
         base = models.read_base(config.run.init_from, config.model)
         before = base and weights.read(base.folder, base.model, dtype=None, place=on_host)
@@ -101,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         )
     _, iteration, state = earlier.state(script, config, "run", options.run, options.checkpoint)
     model = base.model.clone(lora=config.lora.lora) if config.lora.rank else base.model
-    params = models.trained(model, of_seed(state, options.seed).params)
+    params = models.trained(model, of_seed(state, options.seed_index).params)
     text, context, dtype = base.text, base.text.context, options.dtype or None
     if dtype is None:
         params = as_base(params, before)
@@ -121,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         raise ConfigError("run", f"{options.run}: {error.message}") from None
     which = f"{options.checkpoint} checkpoint (iteration {iteration})"
-    print(f"{script.title(config)}, seed {options.seed}, {which}")
+    print(f"{script.title(config)}, seed {options.seed_index}, {which}")
     if dtype is not None and changed and jnp.dtype(dtype).itemsize < 4:
         print(f"{lost / changed:.1%} of the changed numbers round back to the base's in {dtype}")
     print(f"see {out}")

@@ -31,8 +31,12 @@ from jaxrl_po.variables import describe
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
 MANY_KINDS = 4  # a map with more than 4 times as many channels as its convolution is embedded
+GAUSSIAN = (
+    "initial_log_std",
+    "state_dependent_std",
+    "tanh_squash",
+)  # settings of a Gaussian policy
 POLICY, CRITIC, BOTH = REMEMBERING = ("policy", "critic", "both")
-INDEPENDENT, DEPENDENT = STDS = ("independent", "dependent")
 
 
 @record
@@ -74,7 +78,9 @@ class NetworkSettings:
         + ", ".join(f"{name} for {kind.summary}" for name, kind in MEMORIES.items() if kind),
         choices=MEMORIES,
     )
-    memory_of: str = static(BOTH, "which network has a memory", choices=REMEMBERING)
+    recurrent_networks: str = static(
+        BOTH, "networks with a memory", choices=REMEMBERING, was=("memory_of",)
+    )
     memory_window: int = static(
         16, "past steps that a layer of the transformer reads", unit="steps", within=COUNT
     )
@@ -88,11 +94,16 @@ class NetworkSettings:
         unit="nats",
         within=Interval(-20.0, 20.0),
     )
-    std: str = static(
-        INDEPENDENT, "σ is one vector for all states, or depends on the state", choices=STDS
+    state_dependent_std: bool = static(
+        False,
+        "compute σ of a Gaussian policy from the state instead of one vector for all states",
+        was=("std",),
+        were=(("independent", False), ("dependent", True)),
     )
-    squash: bool = static(
-        False, "bound continuous actions by tanh, in place of clipping them where they are played"
+    tanh_squash: bool = static(
+        False,
+        "bound continuous actions by tanh instead of clipping them in the environment",
+        was=("squash",),
     )
 
     def validate(self) -> None:
@@ -104,7 +115,9 @@ class NetworkSettings:
         if self.shared_torso and self.critic_width:
             raise ConfigError("critic_width", "must be 0 with shared_torso: there is one body")
         kinds = {name: each for name, each in MEMORIES.items() if each}
-        require_effect(self, "memory_of", kind is not None, f"memory is {' or '.join(kinds)}")
+        require_effect(
+            self, "recurrent_networks", kind is not None, f"memory is {' or '.join(kinds)}"
+        )
         for size in {size: None for each in kinds.values() for size in each.sizes}:
             readers = [name for name, each in kinds.items() if size in each.sizes]
             condition = f"memory is {' or '.join(readers)}"
@@ -120,7 +133,7 @@ class NetworkSettings:
 
     def remembers(self, role: str) -> bool:
         """Returns True if the network, policy or critic, has a memory."""
-        return MEMORIES[self.memory] is not None and self.memory_of in (role, BOTH)
+        return MEMORIES[self.memory] is not None and self.recurrent_networks in (role, BOTH)
 
 
 def default_modules(
@@ -146,13 +159,13 @@ def default_modules(
             f"{jax.tree.map(lambda x: list(x.shape), seen)}",
         )
     if not spaces.action_size:
-        for name in ("initial_log_std", "std", "squash"):
+        for name in GAUSSIAN:
             if getattr(settings, name) != getattr(NetworkSettings, name):
                 raise ConfigError(
                     name, "applies to continuous actions only; this environment's are discrete"
                 )
-    if settings.squash and not spaces.bounded:
-        raise ConfigError("squash", "must be off where actions are unbounded")
+    if settings.tanh_squash and not spaces.bounded:
+        raise ConfigError("tanh_squash", "must be off where actions are unbounded")
     if settings.shared_torso and judged is not seen:
         raise ConfigError(
             "shared_torso", "must be off where the critic sees more (privileged_state)"
@@ -201,7 +214,7 @@ def policy_module(
     if policy is not None:
         _require_default(settings)
         return policy
-    for name in ("shared_torso", "critic_width", "memory_of"):
+    for name in ("shared_torso", "critic_width", "recurrent_networks"):
         require_unset(settings, name, "there is a critic; leave it out")
     return default_modules(spaces, settings, target)["policy"]
 
@@ -234,13 +247,14 @@ def choose_modules(
     if len(given) == 2:
         _require_default(settings)
         return given
-    of_given = {"policy": ("initial_log_std", "std", "squash"), "critic": ("critic_width",)}
+    unread = {POLICY: GAUSSIAN, CRITIC: ("critic_width",)}
     for role in given:
-        for name in (*of_given[role], "shared_torso"):
+        for name in (*unread[role], "shared_torso"):
             require_unset(settings, name, f"the {role} is made here, not given; leave it out")
-        if settings.memory_of == role:
+        if settings.recurrent_networks == role:
             raise ConfigError(
-                "memory_of", f"must not be {role}, which is given and has a memory of its own"
+                "recurrent_networks",
+                f"must not be {role}, which is given and has a memory of its own",
             )
     return default_modules(spaces, settings, target) | given
 
@@ -270,8 +284,8 @@ def _head(spaces: Spaces, settings: NetworkSettings, target: Target | None) -> A
     return networks.GaussianHead(
         spaces.action_size,
         settings.initial_log_std,
-        settings.std == DEPENDENT,
-        TanhGaussian if settings.squash else DiagonalGaussian,
+        settings.state_dependent_std,
+        TanhGaussian if settings.tanh_squash else DiagonalGaussian,
         initialization,
         target,
     )

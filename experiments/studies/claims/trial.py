@@ -118,8 +118,8 @@ def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
                 f"total_steps = {options.total_steps} makes {iterations} in {setting!r}",
             )
         reward = getattr(options, "reward", VERIFIER)
-        if getattr(options, "environment", "") or reward != VERIFIER:
-            raise ConfigError("claim", "reward and environment of a study must be in its program")
+        if getattr(options, "tools", "") or reward != VERIFIER:
+            raise ConfigError("claim", "reward and tools of a study must be in its program")
     if len({search.static_part(config) for config, _ in each}) > 1:
         raise ConfigError("claim", f"{arm.tuned} cannot be tuned: only a number of config.* can")
 

@@ -26,7 +26,7 @@ def problem_settings(config: LanguageConfig, task: AnyTask, base: models.Base | 
     A pretrained model answers in sentences, and soft overlong punishment needs room.
     """
     settings, method = config.problem, config.method
-    if settings.max_new_tokens or isinstance(task, Dialogue) or config.run.environment:
+    if settings.max_new_tokens or isinstance(task, Dialogue) or config.run.tools:
         return settings
     budget = task.answer_length
     if base is not None:

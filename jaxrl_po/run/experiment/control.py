@@ -80,7 +80,7 @@ SAMPLINGS = {
 }
 
 VINE_DOES_WITHOUT = {
-    *("gamma", "lambda_", "estimator", "n"),
+    *("gamma", "lambda_", "estimator", "n_steps"),
     *("value_learning_rate", "value_epochs", "value_minibatches", "value_coefficient"),
 }
 

@@ -8,7 +8,7 @@ from jaxrl_po.run.experiment import methods, suites
 from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
 from jaxrl_po.run.host import vector_envs
 
-TRAJECTORIES, GROUPS, VINE = SAMPLINGS = ("path", "groups", "vine")
+TRAJECTORIES, GROUPS, VINE = SAMPLINGS = ("trajectories", "groups", "vine")
 
 
 @config.record
@@ -43,10 +43,11 @@ class ControlOptions(Options):
     )
     sampling: str = option(
         "auto",
-        "rollouts that continue in the next iteration (path), groups of episodes from one "
+        "rollouts that continue in the next iteration (trajectories), groups of episodes from one "
         "initial state (groups), or branches from visited states (vine); auto is groups "
-        "for the methods without a critic, else path",
+        "for the methods without a critic, else trajectories",
         choices=("auto", *SAMPLINGS),
+        were=(("path", TRAJECTORIES),),
     )
     tuned: bool = option(
         True,

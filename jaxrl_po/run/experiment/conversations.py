@@ -1,4 +1,4 @@
-"""`--environment`: from flags to dialogues on the host, checked before anything compiles."""
+"""`--tools`: from flags to dialogues on the host, checked before anything compiles."""
 
 import itertools
 from typing import Any
@@ -39,7 +39,7 @@ def make(
       UsageError: flags that do not fit, a class that cannot be used, or a chat template that does
         not write what is needed; names the flag.
     """
-    options, settings, sizes = config.run, config.environment, config.problem
+    options, settings, sizes = config.run, config.tools, config.problem
     assert isinstance(sizes, Sampling)
     assert settings is not None
     require_fit(config, start, placement)
@@ -48,12 +48,12 @@ def make(
     template = start.base.text.template
     assert template is not None
     rows = read_rows(config)
-    environments = Environments(options.environment, float(settings.timeout))
+    environments = Environments(options.tools, float(settings.timeout))
     offer = environments.start(list(rows[0]))
     try:
         if not offer.reward and rewarded is None:
             raise ConfigError(
-                "environment", "must have a method get_reward, or reward must name functions"
+                "tools", "must have a method get_reward, or reward must name functions"
             )
         written = config.task.template_arguments
         arguments = errors.json_object("task.template_arguments", written)
@@ -83,10 +83,10 @@ def make(
 
 
 def require_fit(config: LanguageConfig, start: models.Start, placement: Placement) -> None:
-    """Raises ConfigError for flags that do not go together with `--environment`."""
+    """Raises ConfigError for flags that do not go together with `--tools`."""
     options = config.run
-    if not sources.is_source(options.environment):
-        raise ConfigError("environment", "must be a file and a class, file.py:Class")
+    if not sources.is_source(options.tools):
+        raise ConfigError("tools", "must be a file and a class, file.py:Class")
     if not options.init_from:
         raise ConfigError(
             "init_from", "must name a pretrained model with a chat template, which writes the tools"
@@ -97,22 +97,20 @@ def require_fit(config: LanguageConfig, start: models.Start, placement: Placemen
             f"must have a chat template, which writes the tools, got {options.init_from!r}",
         )
     if placement.cuts_params:
-        raise ConfigError(
-            "environment", "must be left out with sharded parameters (shard_params, mesh)"
-        )
+        raise ConfigError("tools", "must be left out with sharded parameters (shard_params, mesh)")
     if options.reward == rewarding.MODEL:
-        raise ConfigError("reward", f"must be left out with environment, got {options.reward}")
+        raise ConfigError("reward", f"must be left out with tools, got {options.reward}")
     if config.warm_start is not None and config.warm_start.steps:
-        raise ConfigError("warm_start.steps", "must be 0 with environment")
+        raise ConfigError("warm_start.steps", "must be 0 with tools")
     if vars(config.method).get("dynamic_sampling") == dapo.REFILL:
         raise ConfigError(
             "config.dynamic_sampling",
-            f"must be {dapo.REWEIGHT} or off with environment: a refill needs JAX",
+            f"must be {dapo.REWEIGHT} or off with tools: a refill needs JAX",
         )
     if not config.problem.max_new_tokens:
         raise ConfigError(
             "problem.max_new_tokens",
-            "must be given with environment: the token budget of a message",
+            "must be given with tools: the token budget of a message",
         )
 
 
@@ -151,7 +149,7 @@ def require_reply(reply_length: int, tools: Tools, offer: Offer) -> None:
     )
     if least >= reply_length:
         raise ConfigError(
-            "environment.reply_length",
+            "tools.reply_length",
             f"must be above {least}, the tokens of an empty result of a tool, got {reply_length}",
         )
 
@@ -161,8 +159,7 @@ def require_context(scene: Scene, context: int, init_from: str) -> None:
     whole = scene.prompt_length + scene.columns
     if 0 < context < whole:
         raise ConfigError(
-            "environment.turns",
+            "tools.turns",
             f"the longest dialogue has {whole} tokens, more than {context}, the context of "
-            f"init_from = {init_from}; lower problem.max_new_tokens or environment.reply_length "
-            "too",
+            f"init_from = {init_from}; lower problem.max_new_tokens or tools.reply_length too",
         )

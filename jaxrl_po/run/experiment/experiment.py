@@ -88,7 +88,7 @@ class Experiment:
         eval_episodes: int = UNSET,
         task: Any = UNSET,
         teacher: str | os.PathLike[str] = UNSET,
-        environment: Any = UNSET,
+        tools: Any = UNSET,
         reward: Any = UNSET,
         eval_prompts: int = UNSET,
         eval_samples: int = UNSET,

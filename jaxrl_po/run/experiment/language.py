@@ -51,7 +51,7 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
     task, settings = start.task, composition.problem_settings(config, start.task, start.base)
     rewarded = rewarding.host_score(config, task, placement)
     hosted = None
-    if options.environment:
+    if options.tools:
         hosted = conversations.make(config, start, rewarded, placement)
     else:
         require_room(config, start)
@@ -224,7 +224,7 @@ def require_known(options: LanguageOptions, given: Mapping[str, Any]) -> None:
 
 def sections(options: LanguageOptions) -> dict[str, type]:
     """Prefix to record class, besides the algorithm's."""
-    hosted, pretrained = bool(options.environment), bool(models.root(options.init_from))
+    hosted, pretrained = bool(options.tools), bool(models.root(options.init_from))
     samples = options.algorithm not in methods.SUPERVISED
     critic, judge = options.algorithm in methods.WITH_CRITIC, options.reward == MODEL
     problem: type = language.Settings
@@ -235,7 +235,7 @@ def sections(options: LanguageOptions) -> dict[str, type]:
     each = {
         "task": (True, tasks.entry(options.task).settings),
         "problem": (True, problem),
-        "environment": (hosted, ToolSettings),
+        "tools": (hosted, ToolSettings),
         "model": (True, Computation if pretrained else language.ModelSettings),
         "critic": (critic and pretrained, language.ModelSettings),
         "sampler": (samples and not hosted, language.Sampler),
@@ -250,9 +250,9 @@ def sections(options: LanguageOptions) -> dict[str, type]:
 
 
 def title(config: LanguageConfig) -> str:
-    """The method, and what it is on: an environment or a task."""
+    """The method, and its tools or task."""
     options = config.run
-    return f"{options.algorithm} on {sources.short(options.environment or options.task)}"
+    return f"{options.algorithm} on {sources.short(options.tools or options.task)}"
 
 
 SCRIPT = Script(

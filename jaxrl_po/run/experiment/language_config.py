@@ -34,10 +34,11 @@ class LanguageOptions(Options):
         "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
         f"the teacher of --algorithm={DISTILLATION}; empty for none",
     )
-    environment: str = common_option(
+    tools: str = common_option(
         "",
-        "class with tools for a pretrained model, as file.py:Class; each dialogue has an instance; "
-        "empty for none",
+        "class whose methods are tools of a pretrained model, as file.py:Class; each dialogue has "
+        "an instance; empty for none",
+        was=("environment",),
     )
     reward: str = common_option(
         VERIFIER,
@@ -89,11 +90,11 @@ class LanguageOptions(Options):
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        if not self.environment:
+        if not self.tools:
             return
         if self.algorithm in methods.SUPERVISED:
-            raise ConfigError("environment", f"must be left out with algorithm = {self.algorithm}")
-        beside = f"with environment = {self.environment}"
+            raise ConfigError("tools", f"must be left out with algorithm = {self.algorithm}")
+        beside = f"with tools = {self.tools}"
         if self.distributed:
             raise ConfigError("distributed", f"must be false {beside}: there is one process")
         if self.task != "file":
@@ -142,7 +143,7 @@ class RewardSettings:
 
 @config.record
 class ToolSettings:
-    """Dialogues with an environment in Python."""
+    """Dialogues with tools in Python."""
 
     turns: int = static(
         8, "messages of a dialogue; one that still calls tools then is cut", within=COUNT
@@ -167,7 +168,7 @@ class LanguageConfig(RunConfig):
       run: Settings of the run as a whole.
       task: Settings of the task, of the record that stands beside it in `tasks.TASKS`.
       problem: Sizes of an iteration, and the sampler's filters.
-      environment: Settings of dialogues with tools in Python.
+      tools: Settings of dialogues with tools in Python.
       model: Computation of the model and, for a new one, its sizes.
       critic: Sizes of the critic beside a pretrained policy.
       sampler: Differences between the sampler and the policy.
@@ -182,7 +183,7 @@ class LanguageConfig(RunConfig):
     run: LanguageOptions
     task: Any
     problem: language.Settings | Sampling | demonstrations.Settings
-    environment: ToolSettings | None = None
+    tools: ToolSettings | None = None
     model: Computation | language.ModelSettings
     critic: language.ModelSettings | None = None
     sampler: language.Sampler | None = None

@@ -141,10 +141,10 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
         options.task,
         config.task,
         text=base and base.text,
-        answers=answers and not options.environment and not supervised,
+        answers=answers and not options.tools and not supervised,
         supervised=supervised,
-        # What an environment is given are all columns of a row.
-        whole=bool(options.environment),
+        # A class of tools reads all columns of a row.
+        whole=bool(options.tools),
         vocabulary=SHAPES[shape]["vocab_size"] if shape in SHAPES else 0,
     )
 

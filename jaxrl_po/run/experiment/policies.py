@@ -111,14 +111,14 @@ def shown(policy: ControlPolicy | LanguagePolicy) -> str:
 
 @overload
 def load(  # noqa: D418
-    folder: str | Path, *, checkpoint: str = "best", seed: int = 0, learner: Learner
+    folder: str | Path, *, checkpoint: str = "best", seed_index: int = 0, learner: Learner
 ) -> LearnerState:
     """What the run of a user's learner holds of one seed."""
 
 
 @overload
 def load(  # noqa: D418
-    folder: str | Path, *, checkpoint: str = "best", seed: int = 0, **own: Any
+    folder: str | Path, *, checkpoint: str = "best", seed_index: int = 0, **own: Any
 ) -> ControlPolicy | LanguagePolicy:
     """The policy of one seed of a run."""
 
@@ -127,7 +127,7 @@ def load(
     folder: str | Path,
     *,
     checkpoint: str = "best",
-    seed: int = 0,
+    seed_index: int = 0,
     learner: Learner | None = None,
     **own: Any,
 ) -> ControlPolicy | LanguagePolicy | LearnerState:
@@ -136,7 +136,7 @@ def load(
     Args:
       folder: of a run of `run.train`, `jaxrl-po control` or `jaxrl-po language`.
       checkpoint: "best" (the highest mean score over seeds, the later of equals) or "latest".
-      seed: which of the run's seeds, from 0.
+      seed_index: Index of one of the run's seeds, from 0.
       learner: that of a run of `run.train(learner, …)`, which its folder does not hold.
       own: Flags that name what the folder lacks: objects of Python, such as `env`, and new paths of
         files and folders that were moved, whose content must be the same.
@@ -152,10 +152,10 @@ def load(
             "checkpoint", f"must be one of {', '.join(earlier.CHECKPOINTS)}, got {checkpoint!r}"
         )
     for name in own.keys() - {*sources.FLAGS, *sources.PATHS}:
-        known = ", ".join(("checkpoint", "seed", "learner", *sources.FLAGS, *sources.PATHS))
+        known = ", ".join(("checkpoint", "seed_index", "learner", *sources.FLAGS, *sources.PATHS))
         raise ConfigError(name, f"is not an argument of load: {known}")
     if learner is not None:
-        return _of_learner(learner, str(folder), checkpoint, seed)
+        return _of_learner(learner, str(folder), checkpoint, seed_index)
     scripts, own = SCRIPTS.values(), with_names(own)
     script, config = earlier.read_any(scripts, "folder", str(folder), own)
     earlier.require_seed("seed", seed, config.run.seeds, "folder", str(folder))
@@ -169,19 +169,19 @@ def load(
     return LanguagePolicy(settings, iteration, state.params, generate)
 
 
-def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerState:
+def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> LearnerState:
     """What the folder of a user's learner holds; raises ConfigError."""
     settings = earlier.settings_of("folder", run, "run.train")
     if settings["script"] != earlier.TRAIN:
         raise ConfigError("learner", f"must be left out: {run} holds a run of {settings['script']}")
     options = Options(seeds=settings["seeds"], seed=settings["seed"], out=run)
-    earlier.require_seed("seed", seed, options.seeds, "folder", run)
+    earlier.require_seed("seed_index", seed_index, options.seeds, "folder", run)
     setup = assembly.Setup(learner, None, "")
     try:
         iteration, stacked = earlier.state_of(setup, options, "folder", kind)
     except CheckpointError as error:
         raise ConfigError("learner", f"must be the learner of the run in {run}: {error}") from None
-    state = of_seed(stacked, seed)
+    state = of_seed(stacked, seed_index)
     return LearnerState(settings, iteration, state.params, state)
 
 

@@ -105,7 +105,7 @@ def of_language(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         return small | applicable(options, WITH_CRITIC) | own | gentle
     if options.algorithm in methods.SUPERVISED:
         return small | FITTED | gentle
-    if options.algorithm == "dapo" and (options.environment or rewarding.functions(options)):
+    if options.algorithm == "dapo" and (options.tools or rewarding.functions(options)):
         # A refill needs the scores inside the program.
         small |= {"config.dynamic_sampling": dapo.REWEIGHT}
     once = {"config.num_epochs": 1} if options.algorithm in UNCLIPPED else {}

@@ -19,7 +19,8 @@ from typing import Any, Self
 
 from jaxrl_po.config import ConfigError
 
-FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
+# `environment` is the former name of `tools`, in runs of 0.4.
+FLAGS = ("env", "task", "reward", "policy", "critic", "tools", "environment")
 OWN = "python:"  # begins the name of an object that no other process can import
 DIGESTS = "code"  # entry of a run: digests of its code by flag
 # Packages that are not the user's code: a run records their versions.
@@ -75,10 +76,10 @@ def named(flag: str, value: Any) -> str:
     importable = file.endswith(".py") and vars(module).get(name) is value
     text = f"{os.path.abspath(file)}:{name}" if importable else OWN + name.strip("<>")
     # A worker that imported the script would run it.
-    if importable and module is not sys.modules["__main__"] and flag in ("reward", "environment"):
+    if importable and module is not sys.modules["__main__"] and flag in ("reward", "tools"):
         inside = getattr(module, "__package__", "")
         return f"{value.__module__}:{name}" if inside and flag == "reward" else text
-    if flag == "environment" or (flag == "reward" and not callable(value)):
+    if flag == "tools" or (flag == "reward" and not callable(value)):
         raise ConfigError(flag, f"must be a function or class that can be imported, got {value!r}")
     return given(text, value)
 

@@ -64,7 +64,7 @@ class Environments:
         """Imports the class.
 
         Args:
-          columns: of the prompts.
+          columns: Names of the columns of the prompts.
 
         Raises:
           UserCodeError: it cannot be imported, or lacks what the contract asks for.
@@ -73,7 +73,7 @@ class Environments:
         try:
             self._process, found = workers.spawn(instances.__name__, start)
         except workers.Ended as error:
-            raise UserCodeError("environment", f"{self.source}: {error}") from None
+            raise UserCodeError("tools", f"{self.source}: {error}") from None
         return Offer(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
     def run(self, jobs: Mapping[int, Job]) -> dict[int, Result]:
@@ -94,7 +94,7 @@ class Environments:
         try:
             return dict(zip(jobs, self._process.receive(), strict=True))
         except workers.Ended as error:
-            raise PoolError(f"environment {self.source}: its worker {error}") from None
+            raise PoolError(f"tools {self.source}: the worker {error}") from None
 
     def close(self) -> None:
         """Ends all processes."""
@@ -324,14 +324,14 @@ class ToolPartner:
         for talk in self._talks:
             if talk.failure and first:
                 raise RewardError(
-                    f"environment {source}: {talk.failure}; these are the first dialogues, so the "
+                    f"tools {source}: {talk.failure}; these are the first dialogues, so the "
                     "run ends here"
                 )
             for why, name in ((talk.failure, FAILURES), (talk.killed and talk.dead, KILLED)):
                 if why and name not in self._reported:
                     self._reported.add(name)
                     report(
-                        f"environment {source}: {why}; such dialogues end with reward 0 and are "
+                        f"tools {source}: {why}; such dialogues end with reward 0 and are "
                         f"counted in {name}"
                     )
 
