@@ -192,7 +192,7 @@ def test_optional_rows_are_measured_by_their_name_only():
 @pytest.mark.parametrize("row", rows.ROWS, ids=lambda row: row.name)
 def test_both_programs_of_a_row_take_its_sizes(row):
     ours = [*row.ours, *row.sizes, *row.small]
-    sections = {"": benchmark_control.ControlOptions}
+    sections = {"": benchmark_control.Options}
     if row.script == "language.py":
         sections = {"": benchmark_language.Options, "lora": benchmark_language.Adapters}
     flags.parse(ours, sections)

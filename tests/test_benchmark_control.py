@@ -53,7 +53,7 @@ def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys)
 def test_a_random_policy_sees_nothing_and_learns_nothing(env, log_prob):
     nets = benchmark_control.blind_networks(env)
     problem = control.make_problem(env, num_envs=2, num_steps=4, **nets)
-    learner = benchmark_control.make_random(benchmark_control.ControlOptions(), problem, None)
+    learner = benchmark_control.make_random(benchmark_control.Options(), problem, None)
     state, batch = jax.jit(learner.sample)(learner.init(jax.random.key(0)))
     after, metrics = jax.jit(learner.update)(state, batch)
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)

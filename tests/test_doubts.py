@@ -147,5 +147,5 @@ def test_a_run_says_what_makes_steps_smaller(tmp_path):
     ids=["ppo", "memory", "language"],
 )
 def test_a_job_has_its_methods_advice(tmp_path, script, flags, advice):
-    given = Experiment.parse(script, [*flags, f"--out={tmp_path / 'run'}"]).settings
+    given = Experiment.parse(script, [*flags, f"--out={tmp_path / 'run'}"]).read()
     assert plan.prepare(script, given).job.smaller_steps.startswith(advice)

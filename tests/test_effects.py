@@ -14,7 +14,7 @@ from jaxrl_po.config import GIVEN, SETTING, Interval, NoEffectError, check, sett
 CONDITIONS = {
     "ablation.Options": {"warm_start": "warm_start_steps is above 0"},
     "tpu.Options": {"out": "json is off"},
-    "actor_critic.Estimation": {"lambda_": "estimator is gae", "n": "estimator is n_step"},
+    "actor_critic.Estimation": {"lambda_": "estimator is gae", "n_steps": "estimator is n_step"},
     "corrections.Corrections": {
         "correction_low": "correction is mask",
         "correction_high": "correction is truncate or mask",

@@ -122,7 +122,7 @@ def test_another_method_with_a_critic_is_one_entry(tmp_path, monkeypatch):
     assert [stored[f"config.{name}"] for name in ("gamma", "lambda_")] == [1.0, 1.0]
     assert [stored[f"config.{name}"] for name in ("value_epochs", "num_epochs")] == [4, 1]
     judged = settings.parse(language.SCRIPT, ["--algorithm=own", "--reward=model"]).config
-    assert judged["reference"].enabled
+    assert judged.reference.enabled
     assert judged["problem"].num_prompts == presets.WITH_CRITIC["problem.num_prompts"]
     assert judged["config"].num_epochs == 2
 
@@ -143,7 +143,7 @@ def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
         return
     config = earlier.read(control.SCRIPT, "run", str(out))
     player = render.restore(render.Options(run=str(out), checkpoint="latest"), config)
-    environment, actor = adapt(player.built.env), actor_of(player.built.problem)
+    environment, actor = adapt(player.world.env), actor_of(player.problem)
 
     def play(params, collector):
         key, envs = jax.random.key(0), jnp.arange(1, dtype=jnp.int32)

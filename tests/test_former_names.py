@@ -77,7 +77,8 @@ def test_former_values_of_a_stored_run_load(kept):
         {joined(section, name): old}
         for section, field in of_run()
         for name in (field.name, *setting_of(field).was)
-        for old, _ in setting_of(field).were
+        for old, new in setting_of(field).were
+        if new is not True  # CartPole-v1 has no σ
     ]
     for change in ({}, {"sampling": "path"}, *changes):
         (kept / "config.json").write_text(json.dumps(stored | change))

@@ -18,45 +18,80 @@ from jaxrl_po.cli import evaluate, export, plot, render, report
 from jaxrl_po.language import demonstrations
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.run.experiment import control as control_command
-from jaxrl_po.run.experiment import conversations, models, rewarding, sweeping, tasks
 from jaxrl_po.run.experiment import language as language_command
+from jaxrl_po.run.experiment import language_config, sweeping, tasks
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 
 GOLDEN = Path(__file__).parent / "golden_flags.json"
 # Former flag to the present one; a name that ends in a dot is a section. A flag of some commands
 # alone is written after them: `"export seed": "seed_index"`.
-RENAMED: dict[str, str] = {}
+RENAMED = {
+    "config.n": "config.n_steps",
+    "environment": "tools",
+    "environment.": "tools.",
+    "export seed": "seed_index",
+    "network.memory_of": "network.recurrent_networks",
+    "network.squash": "network.tanh_squash",
+    "network.std": "network.state_dependent_std",
+}
 # Present flag to pairs of a former text and the present one, in its default and its help.
-TEXTS: dict[str, list[tuple[str, str]]] = {}
+TEXTS = {
+    "sampling": [("path", "trajectories")],
+    "config.n_steps": [("is n =", "has n_steps =")],
+    "network.recurrent_networks": [("which network has a memory", "networks with a memory")],
+    "network.tanh_squash": [
+        (", in place of clipping them where they are", " instead of clipping them in the"),
+        ("the played", "the environment"),
+    ],
+    "seed_index": [
+        ("which of the run's seeds (", "index of the seed whose parameters are written, from 0 (")
+    ],
+    "tools": [
+        (
+            "class with tools for a pretrained model, as file.py:Class",
+            "class whose methods are tools of a pretrained model, as file.py:Class",
+        )
+    ],
+}
 # Present flag to its new default, and flags that plain `--help` shows now, or hides now.
 DEFAULTS: dict[str, object] = {}
 SHOWN_OR_HIDDEN: set[str] = set()
-ADDED: set[str] = set()
+# Present flag to its new type, default and help, where more than words changed.
+CHANGED: dict[str, list[object]] = {
+    "network.state_dependent_std": [
+        *("bool", False),
+        "compute σ of a Gaussian policy from the state instead of one vector for all states",
+    ],
+}
+ADDED = {"tuned"}
 REMOVED: set[str] = set()  # by their former names
 
+TRAINED = {"control": control_command, "language": language_command}
 TRAINING, CONTROL = "control language sweep", "control sweep"
 # `--help` of these shows every flag.
 OTHERS = {"plot": plot, "report": report, "evaluate": evaluate, "render": render, "export": export}
-OPTIONAL = ("environment", "critic", "reward", "reward_model", "preferences")  # sections
+OPTIONAL = ("tools", "critic", "reward", "reward_model", "preferences")  # sections
 
 
 def records():
     """Returns `(commands, section, name) -> record class`; section "" has flags without a dot."""
-    own = {"control": control_command, "language": language_command, "sweep": sweeping} | OTHERS
+    commands = {name: module.SCRIPT.options for name, module in TRAINED.items()}
+    others = {"sweep": sweeping} | OTHERS
+    own = commands | {name: module.Options for name, module in others.items()}
     parts = {
-        "environment": conversations.Settings,
+        "tools": language_config.ToolSettings,
         "model": language.ModelSettings,
         "critic": language.ModelSettings,
         "sampler": language.Sampler,
-        "reward": rewarding.Settings,
-        "lora": models.Adapters,
+        "reward": language_config.RewardSettings,
+        "lora": language_config.Adapters,
         "warm_start": language.WarmStart,
         "reward_model": language.ModelSettings,
         "preferences": language.Preferences,
         "reference": reference.Settings,
     }
     return {
-        **{(command, "", "options"): module.Options for command, module in own.items()},
+        **{(command, "", "options"): options for command, options in own.items()},
         **{(TRAINING, "config", name): module.Config for name, module in ALGORITHMS.items()},
         (CONTROL, "problem", "paths"): control.Settings,
         (CONTROL, "problem", "groups"): control.GroupSettings,
@@ -99,6 +134,7 @@ def expected():
         for former, present in TEXTS.get(flag, ()):
             text = text.replace(former, present)
             default = present if default == former else default
+        kind, default, text = CHANGED.get(flag, [kind, default, text])
         default, shown = DEFAULTS.get(flag, default), shown != (flag in SHOWN_OR_HIDDEN)
         found |= {(commands, flag, name): [kind, default, text, shown] for name in names.split()}
     return found

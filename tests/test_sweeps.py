@@ -77,7 +77,7 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys):
 
 def scored(group, options, *_):
     """A program without training: a larger step size scores better."""
-    scores = [[[float(each["config"].learning_rate)] * 3] * options.seeds for each in group]
+    scores = [[[float(each.config.method.learning_rate)] * 3] * options.seeds for each in group]
     done = {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
     return done, False
 
@@ -270,7 +270,7 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
         (["--config.learning_rat=1e-3,1e-2"], "learning_rate"),
         (["--problem.num_envs=4,many"], "num_envs"),
         (["--env=CartPole-v2"], "CartPole-v1"),
-        (["--eval_every=3"], "eval_every: must be left out: a sweep has evaluations"),
+        (["--eval_every=3"], "eval_every: must be left out: a sweep is one process"),
         (
             ["--total_steps=0"],
             "total_steps: must be at least the steps of an iteration, got 0",

@@ -33,7 +33,10 @@ class Options:
         "best", f"whose parameters are written; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     seed_index: int = static(
-        0, "index of the seed whose parameters are written, from 0", within=NON_NEGATIVE
+        0,
+        "index of the seed whose parameters are written, from 0",
+        within=NON_NEGATIVE,
+        was=("seed",),
     )
     dtype: str = static(
         "",

@@ -39,6 +39,7 @@ from jaxrl_po.run.experiment import (
 from jaxrl_po.run.experiment.language_config import VERIFIER
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.store import folder
 
@@ -131,7 +132,10 @@ def settled(
     asked = {**claim.flags, **claim.settings[setting], **arm.flags, arm.tuned: value}
     given = [*flags.written(asked), *start]
     read = run_settings.parse(claim.script, given)
-    return run_settings.settle(claim.script, read, claim.script.open_world(read.config))
+    # Environments on the host may have packages that are not here, and take no part in this.
+    on_host = vector_envs.is_host(getattr(read.config.run, "env", ""))
+    world = None if on_host else claim.script.open_world(read.config)
+    return run_settings.settle(claim.script, read, world)
 
 
 class Runs(NamedTuple):

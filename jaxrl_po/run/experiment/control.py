@@ -220,9 +220,13 @@ def build_problem(
     return control.demonstrated(problem, *steps, num_steps=settings.num_steps)
 
 
-def steps(config: ControlConfig, world: World) -> int:
-    """Returns the environment steps of one iteration of one seed."""
-    return sampling(config.run).steps(config.problem, world.spaces.num_actions)
+def steps(config: ControlConfig, world: World | None) -> int:
+    """Returns the environment steps of one iteration of one seed.
+
+    A world that is not open, None, is as good as any unless sampling takes all actions of it.
+    """
+    num_actions = 0 if world is None else world.spaces.num_actions
+    return sampling(config.run).steps(config.problem, num_actions)
 
 
 def greedy(evaluate: Evaluate) -> Evaluate:

@@ -184,7 +184,7 @@ def _converted(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
     kind = _type(field)
     former = dict(config.setting_of(field).were)
     if isinstance(value, str) and value in former:
-        raise ConfigError(name, f"must be {former[value]}, which was called {value}")
+        raise ConfigError(name, f"must be {shown(former[value])}, which was called {value}")
     parser, words = _TYPES[kind]
     try:
         if isinstance(value, Text):
@@ -212,15 +212,15 @@ def current(stored: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
     code = dict(found.get("resolved", {}).get(DIGESTS, {}))
     for prefix, record in sections.items():
         for field in settable(record):
-            name, former = join(prefix, field.name), dict(config.setting_of(field).were)
+            name, setting = join(prefix, field.name), config.setting_of(field)
             for old in former_names(prefix, field):
                 for values in (found, code):
                     if old in values:
                         values.setdefault(name, values.pop(old))
-            if not config.setting_of(field).stored:  # a former version stored it
+            if not setting.stored:  # a former version stored it
                 found.pop(name, None)
-            if former and name in found:
-                found[name] = former.get(found[name], found[name])
+            for old, value in setting.were if name in found else ():
+                found[name] = value if found[name] == old else found[name]
     return found | ({"resolved": found["resolved"] | {DIGESTS: code}} if code else {})
 
 

@@ -158,9 +158,9 @@ def load(
         return _of_learner(learner, str(folder), checkpoint, seed_index)
     scripts, own = SCRIPTS.values(), with_names(own)
     script, config = earlier.read_any(scripts, "folder", str(folder), own)
-    earlier.require_seed("seed", seed, config.run.seeds, "folder", str(folder))
+    earlier.require_seed("seed_index", seed_index, config.run.seeds, "folder", str(folder))
     _, iteration, stacked = earlier.state(script, config, "folder", str(folder), checkpoint)
-    state, settings = of_seed(stacked, seed), flags.flatten(config.sections())
+    state, settings = of_seed(stacked, seed_index), flags.flatten(config.sections())
     if script.name == control.SCRIPT.name:
         collector = state.collector._replace(sharded={})  # environments, which take no part
         actor = _Acting(config, state.params, collector)

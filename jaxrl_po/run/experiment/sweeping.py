@@ -308,7 +308,9 @@ def refuse(options: Options, asked: Asked) -> None:
     """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
     for name, field in fields_of({"": Options}).items():
         if field.sweep == "absent" and name in asked.flags and asked.flags[name] is not False:
-            raise ConfigError(name, "must be left out of a sweep")
+            raise ConfigError(
+                name, "must be left out: a sweep is one process, with evaluations of its own"
+            )
     if asked.drawn and not options.draws:
         raise ConfigError("draws", "must be at least 1 with a distribution, got 0")
     if options.draws and not asked.drawn:

@@ -131,7 +131,7 @@ def read_settings(folder: Path, flag: str = "out") -> dict[str, Any]:
     code = resolved.get(sources.DIGESTS, {}) if isinstance(resolved, dict) else None
     if not isinstance(code, dict):
         raise ValueError("no settings of a run")
-    for name in ("out", *sources.FLAGS, *sources.PATHS):
+    for name in ("out", *sources.STORED, *sources.PATHS):
         if not isinstance(stored.get(name, ""), str) or not isinstance(code.get(name, ""), str):
             raise ValueError(f"{name} is no text")
     return stored | sources.located(stored, code, stored.get("out", ""), folder)

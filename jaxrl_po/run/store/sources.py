@@ -20,7 +20,8 @@ from typing import Any, Self
 from jaxrl_po.config import ConfigError
 
 # `environment` is the former name of `tools`, in runs of 0.4.
-FLAGS = ("env", "task", "reward", "policy", "critic", "tools", "environment")
+FLAGS = ("env", "task", "reward", "policy", "critic", "tools")
+STORED = (*FLAGS, "environment")  # flags of code in folders, those of former versions included
 OWN = "python:"  # begins the name of an object that no other process can import
 DIGESTS = "code"  # entry of a run: digests of its code by flag
 # Packages that are not the user's code: a run records their versions.
@@ -314,7 +315,7 @@ def located(
         return f"{now(place, lambda path: _digest(f'{path}:{name}') == digest)}:{name}"
 
     found = {name: now(settings[name]) for name in PATHS if settings.get(name)}
-    for name in (name for name in FLAGS if name in code and name in settings):
+    for name in (name for name in STORED if name in code and name in settings):
         pairs = zip(settings[name].split(","), code[name].split(","), strict=True)
         found[name] = ",".join(of_code(*pair) for pair in pairs)
     return found
