@@ -298,7 +298,7 @@ def test_help_lists_every_field_with_its_default(monkeypatch, capsys):
         "--total_steps=500000",
         "--config.learning_rate=0.0003  (tuned: 0.001)",
         "--config.target_kl=0.02",
-        "--problem.num_envs=16",
+        "--problem.num_envs=64  (tuned: 16)",
     ):
         assert f"  {flag}\n" in text
     assert "nats" in text

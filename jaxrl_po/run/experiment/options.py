@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any, Self, Union, get_args, get_type_hints
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
@@ -162,11 +162,13 @@ class RunConfig:
     @classmethod
     def every_section(cls) -> list[tuple[str, type]]:
         """Returns prefix and record of all sections that such a config may have."""
-        found = [("config", module.Config) for module in ALGORITHMS.values()]
-        for name, kind in get_type_hints(cls).items():
-            records = filter(dataclasses.is_dataclass, get_args(kind) or (kind,))
-            found += [(PREFIXES.get(name, name), record) for record in records]
-        return found
+        kinds = get_type_hints(cls) | {"method": Union[*(x.Config for x in ALGORITHMS.values())]}
+        return [
+            (PREFIXES.get(name, name), record)
+            for name, kind in kinds.items()
+            for record in get_args(kind) or (kind,)
+            if isinstance(record, type) and dataclasses.is_dataclass(record)
+        ]
 
     def sections(self) -> dict[str, Any]:
         """Returns the records by the prefix of their flags."""

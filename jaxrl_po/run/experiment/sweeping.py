@@ -106,15 +106,14 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
         for name, values in over.items()
         if not isinstance(values, str)
     }
-    given = with_names({**experiment.settings, **options, **over})
+    given = with_names({**experiment.settings, **options})
     # Each value of a list is checked as one of Python, in which text is not a number.
-    for name, values in listed.items():
-        sections = sections_of(options_of(given))
-        for value in values:
+    sections = sections_of(options_of(given))
+    for name, values in over.items():
+        for value in listed.get(name, ()):
             flags.convert({name: value}, sections)
-        given[name] = flags.Text(",".join(map(errors.shown, values)))
-    for name in over.keys() - listed.keys():
-        given[name] = flags.Text(given[name])
+        text = ",".join(map(errors.shown, listed[name])) if name in listed else values
+        given[name] = flags.Text(text)
     return carry_out(given)
 
 
