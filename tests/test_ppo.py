@@ -20,7 +20,7 @@ from probes import (
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import actor_critic, ppo, reference, surrogates
-from jaxrl_po.config import ConfigError, as_arrays
+from jaxrl_po.config import ConfigError, as_arrays, check
 from jaxrl_po.types import Facts, Learner
 
 FAST = ppo.Config(learning_rate=1e-2, num_epochs=4, num_minibatches=1)
@@ -218,6 +218,11 @@ def test_a_surrogate_of_ones_own_replaces_the_clipped_one():
         ConfigError, match="epsilon_low: has no effect unless the surrogate is the clipped one"
     ):
         ppo.make(dataclasses.replace(BASE, epsilon_low=0.1), TABLE, surrogate=surrogates.plain)
+
+
+def test_reference_coefficient_is_not_negative():
+    with pytest.raises(ConfigError, match="^kl_coefficient: must lie in"):
+        check(reference.Settings(enabled=True, kl_coefficient=-1.0))
 
 
 def test_a_second_reference_and_a_proposal_are_refused():

@@ -23,6 +23,7 @@ import wrong_rounding
 import wrong_samples
 import wrong_spaces
 import wrong_static_values
+import wrong_settings
 import wrong_store
 import wrong_timings
 from wrong import Wrong
@@ -475,6 +476,7 @@ WRONG = [
     *wrong_python.WRONG,
     *wrong_regressions.WRONG,
     *wrong_samples.WRONG,
+    *wrong_settings.WRONG,
     *wrong_store.WRONG,
     *wrong_spaces.WRONG,
     *wrong_static_values.WRONG,

@@ -1,0 +1,79 @@
+"""Wrong programs of settings: how they are read, merged by origin, and named."""
+
+from wrong import Wrong
+
+WRONG = [
+    Wrong(
+        "settings of a sweep replace those of the resumed run",
+        "run.experiment.flags",
+        '"given", "stored", "tuned"',
+        '"given", "tuned", "stored"',
+        ("test_settings.py::test_first_origin_with_a_value_wins",),
+    ),
+    Wrong(
+        "a given setting without effect is dropped",
+        "run.experiment.flags",
+        'origins.get(error.field) not in ("tuned", "preset")',
+        "error.field not in origins",
+        ("test_settings.py::test_only_tuned_and_preset_values_lose_effect_silently",),
+    ),
+    Wrong(
+        "an untuned run is tuned",
+        "run.experiment.control",
+        "if not options.tuned:",
+        "if False:",
+        ("test_settings.py::test_untuned_run_has_the_config_of_its_method",),
+    ),
+    Wrong(
+        "a resumed run loses the origins of its settings",
+        "run.experiment.plan",
+        '"origin": earlier.get("origin", {}) | ',
+        '"origin": ',
+        ("test_settings.py::test_config_json_has_the_origins_also_of_a_resumed_run",),
+    ),
+    Wrong(
+        "a resumed run takes other settings than it had",
+        "run.experiment.settings",
+        "if compares:",
+        "if False:",
+        (
+            "test_script_flags.py::"
+            "test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from_it",
+        ),
+    ),
+    Wrong(
+        "the environment of a run is made twice",
+        "run.experiment.plan",
+        "steps_per_iteration=script.steps(config, world)",
+        "steps_per_iteration=script.steps(config, script.open_world(config))",
+        ("test_settings.py::test_arguments_and_environment_are_read_once",),
+    ),
+    Wrong(
+        "arguments are read twice",
+        "cli.launch",
+        "settings.read(script, given, rest)",
+        "settings.read(script, *flags.tokenize(words, script.config.every_section()))",
+        ("test_settings.py::test_arguments_and_environment_are_read_once",),
+    ),
+    Wrong(
+        "former names of stored settings are not read",
+        "run.experiment.flags",
+        "for old in former_names(prefix, field):",
+        "for old in ():",
+        ("test_former_names.py::test_a_former_name_of_a_stored_run_is_read",),
+    ),
+    Wrong(
+        "former values of stored settings are not read",
+        "run.experiment.flags",
+        "for old, value in setting.were if name in found else ():",
+        "for old, value in ():",
+        ("test_former_names.py::test_former_values_of_a_stored_run_load",),
+    ),
+    Wrong(
+        "a former flag suggests nothing",
+        "run.experiment.flags",
+        "if name in former_names(prefix, each):",
+        "if False:",
+        ("test_former_names.py::test_a_former_flag_suggests_the_present_one",),
+    ),
+]
