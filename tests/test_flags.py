@@ -40,6 +40,12 @@ class Options:
 SECTIONS = {"": Options, "config": Config}
 
 
+def merged(argv, **layers):
+    """Returns the records of arguments and of values by origin."""
+    given = flags.convert(flags.tokenize(argv, SECTIONS.items()), SECTIONS)
+    return flags.merge(SECTIONS, {"given": given, **layers})[0]
+
+
 def test_defaults():
     assert flags.parse([], SECTIONS) == {"": Options(), "config": Config()}
 
@@ -113,18 +119,13 @@ def test_bad_input_names_the_flag_and_what_would_be_right(argument, message):
 
 def test_an_argument_that_is_no_text_is_named():
     with pytest.raises(UsageError, match=r"^'--out=x\\udcff\\udc80' must be UTF-8$"):
-        flags.parse(["--out=x\udcff\udc80"], SECTIONS, partial=True)
+        flags.parse(["--out=x\udcff\udc80"], SECTIONS)
 
 
 def test_a_missing_value_is_one_line():
     with pytest.raises(UsageError, match=r"--total_steps|total_steps") as caught:
         flags.parse(["--total_steps"], SECTIONS)
     assert "\n" not in str(caught.value)
-
-
-def test_partial_parsing_lets_other_flags_pass():
-    argv = ["--config.gamma", "0.3", "--total_steps=5", "--zzz=1"]
-    assert flags.parse(argv, {"": Options}, partial=True) == {"": Options(total_steps=5)}
 
 
 def test_stored_values_stand_in_for_flags_that_are_not_given():
@@ -135,21 +136,19 @@ def test_stored_values_stand_in_for_flags_that_are_not_given():
         "config.learning_rate": 0.1,
         "config.unknown": 1,
     }
-    records = flags.parse(["--config.learning_rate=0.2"], SECTIONS, stored=stored)
+    records = merged(["--config.learning_rate=0.2"], stored=stored)
     assert records[""].total_steps == 9
     assert records["config"] == Config(gamma=0.25, hidden=(8,), learning_rate=0.2)
 
 
 def test_a_stored_number_in_place_of_a_list_is_named():
     with pytest.raises(ConfigError, match=r"^config\.hidden: must be of type tuple, got 8$"):
-        flags.parse([], SECTIONS, stored={"config.hidden": 8})
+        merged([], stored={"config.hidden": 8})
 
 
 def test_a_script_has_defaults_of_its_own():
     defaults = {"total_steps": 9, "config.gamma": 0.25, "config.early_stop": True}
-    records = flags.parse(
-        ["--config.gamma=0.75"], SECTIONS, stored={"config.early_stop": False}, defaults=defaults
-    )
+    records = merged(["--config.gamma=0.75"], stored={"config.early_stop": False}, preset=defaults)
     assert records[""].total_steps == 9
     assert records["config"].gamma == 0.75  # what is given comes first
     assert records["config"].early_stop is False  # then what is stored
@@ -158,22 +157,20 @@ def test_a_script_has_defaults_of_its_own():
 
 def test_a_default_of_a_script_without_effect_does_not_apply():
     defaults = {"config.early_stop": True, "config.target_kl": 0.5}
-    assert flags.parse([], SECTIONS, defaults=defaults)["config"] == Config(
-        early_stop=True, target_kl=0.5
-    )
+    assert merged([], preset=defaults)["config"] == Config(early_stop=True, target_kl=0.5)
     off = ["--config.early_stop=false"]
-    assert flags.parse(off, SECTIONS, defaults=defaults)["config"] == Config()
+    assert merged(off, preset=defaults)["config"] == Config()
     with pytest.raises(
         ConfigError, match=r"^config\.target_kl: has no effect unless early_stop is on"
     ):
-        flags.parse([*off, "--config.target_kl=0.5"], SECTIONS, defaults=defaults)
+        merged([*off, "--config.target_kl=0.5"], preset=defaults)
     # No flag made it so.
     for wrong in (
-        {"defaults": {"config.target_kl": 0.5}},
+        {"preset": {"config.target_kl": 0.5}},
         {"stored": {"config.target_kl": 0.5}},
     ):
         with pytest.raises(ConfigError, match=r"^config\.target_kl: has no effect"):
-            flags.parse([], SECTIONS, **wrong)
+            merged([], **wrong)
 
 
 def test_flatten_is_the_inverse_of_parsing():

@@ -341,7 +341,7 @@ def test_a_decay_that_ends_before_the_run_is_refused(tmp_path):
 def test_settings_tuned_for_trajectories_are_not_for_groups():
     def tuned(**changes):
         given = [f"--{name}={value}" for name, value in changes.items()]
-        options = flags.parse(given, {"": control.ControlOptions}, partial=True)[""]
+        options = flags.parse(given, {"": control.ControlOptions})[""]
         return control.tuned(options)
 
     assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="trajectories") != {}
@@ -367,7 +367,7 @@ def test_transformer_memory_stops_early_unless_told(given, stored, stops):
 
 def test_a_sweep_has_the_defaults_of_its_memory():
     given = {"network.memory": "transformer", "config.learning_rate": "1e-3,3e-4"}
-    assert sweeping.read(given, [], sweeping.Options()).tuned["config.early_stop"]
+    assert sweeping.read(given, sweeping.Options()).tuned["config.early_stop"]
 
 
 def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_down):

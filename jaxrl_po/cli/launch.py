@@ -26,16 +26,16 @@ def main(script: AnyScript, argv: Sequence[str]) -> int:
         resumed run none of whose checkpoints can be used.
     """
     asks, words = flags.help_of(argv)
-    given, rest = flags.tokenize(words, script.config.every_section())
+    given = settings.tokenize(script, words)
     if asks:
-        print(settings.usage(script, given, rest, everything=flags.EVERYTHING in argv))
+        print(settings.usage(script, given, everything=flags.EVERYTHING in argv))
         return 0
     options = settings.options_of(script, given)
     if options.compile_for:
-        return _compile(Experiment.parse(script, words), options)
+        return _compile(Experiment.of(script, given), options)
     training.join(options)
     with processes.together() as require_same:
-        plan = prepare(script, settings.read(script, given, rest), require_same)
+        plan = prepare(script, settings.read(script, given), require_same)
     try:
         training.carry_out(plan, leave_early=True)
     except training.FAILURES as error:

@@ -15,24 +15,19 @@ Combinations that differ only in numeric settings of the method share a program.
 import sys
 from collections.abc import Sequence
 
-from jaxrl_po.run.experiment import flags, search, sweeping, training
-
-SUMMARY = (
-    "Searches hyperparameters: give a flag several values, separated by commas, or a distribution."
-)
+from jaxrl_po.run.experiment import flags, search, settings, sweeping, training
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status, 1 where an environment failed."""
     asks, words = flags.help_of(argv)
-    given, rest = flags.tokenize(words, sweeping.every())
+    given = settings.tokenize(sweeping.SCRIPT, words)
     if asks:
-        sections = sweeping.sections_of(sweeping.options_of(given))
         everything = flags.EVERYTHING in argv
-        print(flags.usage("jaxrl-po sweep", SUMMARY, sections, everything=everything))
+        print(settings.usage(sweeping.SCRIPT, given, everything=everything))
         return 0
     try:
-        swept = sweeping.carry_out(given, rest, leave_early=True)
+        swept = sweeping.carry_out(given, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -199,7 +199,7 @@ def open_world(config: ControlConfig) -> World:
 def build_problem(
     config: ControlConfig, world: World, axis_name: str | None = None, target: Target | None = None
 ) -> Problem:
-    """Builds the problem that is made of the environment."""
+    """Builds the problem of a run in its environment."""
     options, settings = config.run, config.problem
     own = {
         name: user_code.network(name, source) if source else None
@@ -221,10 +221,7 @@ def build_problem(
 
 
 def steps(config: ControlConfig, world: World | None) -> int:
-    """Returns the environment steps of one iteration of one seed.
-
-    A world that is not open, None, is as good as any unless sampling takes all actions of it.
-    """
+    """Returns the environment steps of one iteration; the world may be None unless a vine acts."""
     num_actions = 0 if world is None else world.spaces.num_actions
     return sampling(config.run).steps(config.problem, num_actions)
 

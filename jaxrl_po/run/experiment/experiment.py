@@ -10,7 +10,7 @@ from jaxrl_po import config
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import control, flags, language, settings
+from jaxrl_po.run.experiment import control, language, settings
 from jaxrl_po.run.experiment.assembly import AnyScript
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.language_config import LanguageOptions
@@ -29,11 +29,11 @@ CONTROL, LANGUAGE = (
 class Experiment:
     """What is to be run: method, problem, seeds, placement, evaluation, budget and folder, as data.
 
-    Its keywords are the flags of `jaxrl-po language` where one of them is among these alone, such
-    as `task`, and otherwise those of `jaxrl-po control`; flags with a dot stand in `over`. An
-    environment, task, network or reward may be an object: a class or function is stored as
-    `file.py:name` where it can be imported, any other as `python:name`, which must be given again
-    to whoever reads the folder. Making an experiment computes nothing and starts no backend.
+    A keyword of `jaxrl-po language` alone, such as `task`, selects that command; otherwise it is
+    `jaxrl-po control`. Flags with a dot stand in `over`. An environment, task, network or reward
+    may be an object: a class or function is stored as `file.py:name` where it can be imported, any
+    other as `python:name`, which must be given again to whoever reads the folder. Making an
+    experiment computes nothing and starts no backend.
 
     Attributes:
       script: `control` or `language`.
@@ -109,17 +109,22 @@ class Experiment:
     @classmethod
     def parse(cls, script: AnyScript, argv: Sequence[str]) -> Self:
         """Returns the experiment of a command's arguments."""
+        return cls.of(script, settings.tokenize(script, argv))
+
+    @classmethod
+    def of(cls, script: AnyScript, given: Mapping[str, Any]) -> Self:
+        """Returns the experiment of a command's flags, name to text or value."""
         made = object.__new__(cls)
-        made._read(script, *flags.tokenize(argv, script.config.every_section()))
+        made._read(script, given)
         return made
 
-    def _read(self, script: AnyScript, given: Mapping[str, Any], rest: Sequence[str] = ()) -> None:
-        read = settings.read(script, given, rest)
+    def _read(self, script: AnyScript, given: Mapping[str, Any]) -> None:
+        read = settings.read(script, given)
         object.__setattr__(self, "script", script.name)
         object.__setattr__(self, "settings", MappingProxyType(read.given))
 
     def read(self) -> Settings[Any]:
-        """Returns all settings, with those of the run in the folder if it is resumed."""
+        """Returns the merged settings, with the stored ones of a resumed run."""
         return settings.read(SCRIPTS[self.script], self.settings)
 
     def __hash__(self) -> int:
@@ -167,6 +172,6 @@ def of_folder(out: str, **more: Any) -> Experiment:
     stored = folder.inspect(out, resume=True, overwrite=False)
     if stored.get("script") not in SCRIPTS:
         raise ConfigError("out", f"must hold a run of jaxrl-po {' or '.join(SCRIPTS)}, got {out}")
-    made = object.__new__(Experiment)
-    made._read(SCRIPTS[stored["script"]], with_names({"out": out, "resume": True, **more}))
-    return made
+    return Experiment.of(
+        SCRIPTS[stored["script"]], with_names({"out": out, "resume": True, **more})
+    )

@@ -60,22 +60,12 @@ _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def parse(
-    argv: Sequence[str],
-    sections: Mapping[str, type],
-    *,
-    stored: Mapping[str, Any] = MappingProxyType({}),
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-    partial: bool = False,
-) -> dict[str, Any]:
+def parse(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Any]:
     """Reads records from command-line arguments.
 
     Args:
       argv: Arguments, without the program's name.
       sections: Prefix to record class; `""` holds the flags without a prefix.
-      stored: Flag name to value, for flags that are not given.
-      defaults: Flag name to the script's default, where it differs from the record's.
-      partial: Whether to ignore arguments that are not flags of `sections`.
 
     Returns:
       Prefix to record; see `merge`.
@@ -95,38 +85,32 @@ def parse(
       Traceback (most recent call last):
       jaxrl_po...ConfigError: problem.env: is not a setting; did you mean problem.envs?
     """
-    texts, rest = tokenize(argv, sections.items())
-    given = convert(texts, sections, () if partial else rest)
-    return merge(sections, {"given": given, "stored": stored, "preset": defaults})[0]
+    given = convert(tokenize(argv, sections.items()), sections)
+    return merge(sections, {"given": given})[0]
 
 
-def tokenize(
-    argv: Sequence[str], sections: Iterable[tuple[str, type]]
-) -> tuple[dict[str, Text], list[str]]:
-    """Splits arguments into the texts of flags, by name, and the words that are no known flags.
+def tokenize(argv: Sequence[str], sections: Iterable[tuple[str, type]]) -> dict[str, Text]:
+    """Returns the texts of the flags among arguments, by name; unknown flags have no text.
 
     Args:
       argv: Arguments, without the program's name.
-      sections: Prefixes and record classes of all flags that there may be, of which only the switch
-        or value that follows a name is read.
+      sections: Prefix and record class of every possible flag; they tell switches from flags with a
+        value.
 
     Raises:
-      UsageError: An argument that is not UTF-8, or a flag without a value.
+      UsageError: An argument that is not UTF-8 or not a flag, or a flag without a value.
 
     Example:
       >>> @config.record
       ... class Settings:
       ...     num_envs: int = config.static(8, "environments side by side")
       >>> tokenize(["--problem.num_envs", "3", "--seed=1"], [("problem", Settings)])
-      ({'problem.num_envs': '3'}, ['--seed=1'])
+      {'problem.num_envs': '3', 'seed': ''}
     """
-    values, names = absl_flags.FlagValues(), dict[str, bool]()
-    for prefix, record in sections:
-        for field in settable(record):
-            names[join(prefix, field.name)] = _type(field) is bool
-    for name, switch in names.items():
+    values, fields = absl_flags.FlagValues(), named(sections)
+    for name, field in fields.items():
         parser: Any = absl_flags.ArgumentParser()
-        text = absl_flags.Flag(parser, None, name, None, "", boolean=switch)
+        text = absl_flags.Flag(parser, None, name, None, "", boolean=_type(field) is bool)
         absl_flags.DEFINE_flag(text, flag_values=values)
     values.set_gnu_getopt(True)
     try:
@@ -137,22 +121,29 @@ def tokenize(
         raise UsageError(f"{error.object!a} must be UTF-8") from None
     except (absl_flags.Error, ValueError) as error:
         raise UsageError(" ".join(str(error).split())) from None
-    return {name: Text(values[name].value) for name in names if values[name].present}, rest
+    unknown = [word.lstrip("-").partition("=")[0] for word in rest if word.startswith("-")]
+    if rest and not any(unknown):
+        raise UsageError(f"{rest[0]!r} is not a flag; write --name=value")
+    found = {name: Text(values[name].value) for name in fields if values[name].present}
+    return found | {name: Text() for name in unknown}
 
 
-def convert(
-    given: Mapping[str, Any], sections: Mapping[str, type], rest: Sequence[str] = ()
-) -> Values:
+def named(sections: Iterable[tuple[str, type]]) -> dict[str, dataclasses.Field[Any]]:
+    """Returns the field of each flag by name."""
+    return {
+        join(prefix, field.name): field for prefix, record in sections for field in settable(record)
+    }
+
+
+def convert(given: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
     """Returns the values of flags in the types of their fields; ranges are not checked.
 
     Args:
-      given: Flag name to `Text`, or to a value of Python, of which text is not a number.
+      given: Flag name to `Text` or a Python value; a Python string is never read as a number.
       sections: Prefix to record class.
-      rest: Words of the command line that are no flags of any section.
 
     Raises:
       ConfigError: A name that is not a flag of the sections, or a value of another type.
-      UsageError: A word without dashes.
 
     Example:
       >>> @config.record
@@ -164,16 +155,7 @@ def convert(
       Traceback (most recent call last):
       jaxrl_po...ConfigError: problem.num_envs: must be an integer, got '3'
     """
-    fields = {
-        join(prefix, field.name): field
-        for prefix, record in sections.items()
-        for field in settable(record)
-    }
-    for word in rest:
-        name = word.lstrip("-").partition("=")[0]
-        if not word.startswith("-") or not name:
-            raise UsageError(f"{word!r} is not a flag; write --name=value")
-        raise ConfigError(name, unknown_flag(name, sections))
+    fields = named(sections.items())
     for name in given:
         if name not in fields:
             raise ConfigError(name, unknown_flag(name, sections))
@@ -236,12 +218,11 @@ def merge(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Merges values by their origin, and checks the records that they make.
 
-    A tuned or preset value that a given or stored one makes ineffective is dropped, so that the
-    error about it is raised only for values that a user gave.
+    Drops a tuned or preset value that a given or stored value makes ineffective.
 
     Args:
       sections: Prefix to record class.
-      layers: Origin, among `ORIGINS`, to the values that it has by flag name.
+      layers: Origin (see `ORIGINS`) to its values by flag name.
 
     Returns:
       Prefix to record, each checked field by field (`config.check`) and then by its own `validate`
@@ -342,16 +323,20 @@ def unknown_flag(name: str, sections: Mapping[str, type]) -> str:
     """
     section, _, field = name.lower().replace("-", "_").rpartition(".")
     fields: dict[str, str] = {}  # to their flags, that of the same section if there is one
+    own: list[str] = []
     for prefix, record in sorted(sections.items(), key=lambda item: item[0] != section):
         for each in settable(record):
             if name in former_names(prefix, each):
                 return f"is not a setting; did you mean {join(prefix, each.name)}?"
             fields.setdefault(each.name, join(prefix, each.name))
+            own += [each.name] if prefix == section else []
     near = [
-        *(meant for meant in (field, ALIASES.get(field)) if meant in fields),
-        *(other for other in fields if _abbreviates(field, other)),
-        *difflib.get_close_matches(field, fields, n=1, cutoff=0.5),
+        x
+        for names in (own, fields)
+        for x in (field, ALIASES.get(field, ""), *(y for y in names if _abbreviates(field, y)))
+        if x in names
     ]
+    near += difflib.get_close_matches(field, fields, n=1, cutoff=0.5)
     return "is not a setting" + (f"; did you mean {fields[near[0]]}?" if near else "")
 
 

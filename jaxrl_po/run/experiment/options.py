@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Self, Union, get_args, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 
 AUTO = "auto"
-# Options of a run are the same in a whole sweep; those of a start are not stored.
+# Options have one value in a sweep; options of a start are not stored.
 option = functools.partial(static, sweep="same")
 common_option = functools.partial(option, common=True)
 start_option = functools.partial(option, stored=False)
@@ -130,7 +130,7 @@ class Options:
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a choice of devices beside compile_for."""
+        """Raises ConfigError for devices or distributed together with compile_for."""
         if self.compile_for and (self.distributed or self.devices != AUTO):
             raise ConfigError(
                 "distributed" if self.distributed else "devices",
@@ -138,7 +138,10 @@ class Options:
             )
 
 
-PREFIXES = {"run": "", "method": "config"}  # of the flags of a section, where not its name
+PREFIXES = {
+    "run": "",
+    "method": "config",
+}  # section to the prefix of its flags, if that is not its name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,14 +164,15 @@ class RunConfig:
 
     @classmethod
     def every_section(cls) -> list[tuple[str, type]]:
-        """Returns prefix and record of all sections that such a config may have."""
-        kinds = get_type_hints(cls) | {"method": Union[*(x.Config for x in ALGORITHMS.values())]}
-        return [
+        """Returns prefix and record class of each section that this config may have."""
+        methods = [("config", module.Config) for module in ALGORITHMS.values()]
+        others = [
             (PREFIXES.get(name, name), record)
-            for name, kind in kinds.items()
+            for name, kind in get_type_hints(cls).items()
             for record in get_args(kind) or (kind,)
             if isinstance(record, type) and dataclasses.is_dataclass(record)
         ]
+        return [*others[:1], *methods, *others[1:]]
 
     def sections(self) -> dict[str, Any]:
         """Returns the records by the prefix of their flags."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Setting
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
@@ -99,7 +99,12 @@ def prepare(
     if options.deterministic:
         provenance.ask_for_determinism()
     values, fields = flags.flatten(config.sections()), fields_of(sections)
-    _agree(options, {x: y for x, y in values.items() if fields[x].compared}, before, require_same)
+    # All processes must see the same folder, so whether it holds a run is compared too.
+    holds = f"{options.out} ({'with a run' if before else 'without a run'})"
+    require_same({"out": holds, **{x: y for x, y in values.items() if fields[x].compared}})
+    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
+        if getattr(options, flag):
+            errors.require(flag, package, flag)
     with flags.locating(sections):
         placement = _place(script, config, described)
         world = script.open_world(config)
@@ -133,8 +138,8 @@ def prepare(
     earlier = before.get("resolved", {})
     resolved, changes = _resolve(setup, job, placement, options, values, earlier)
     chosen = {
-        "tuned": earlier.get("tuned", {}) if before else settings.tuned,
-        "origin": earlier.get("origin", {}) | settings.chosen(fields),
+        "tuned": flags.current(earlier.get("tuned", {}), sections) if before else settings.tuned,
+        "origin": earlier.get("origin", {}) | new_origins(settings, fields),
     }
     values = flags.flatten(config.sections())
     lasting = {
@@ -155,26 +160,14 @@ def prepare(
     )
 
 
-def _agree(
-    options: Options,
-    values: Mapping[str, Any],
-    before: Mapping[str, Any],
-    require_same: Callable[[Mapping[str, Any]], None],
-) -> None:
-    """Raises ConfigError where processes have other settings, or a package is missing."""
-    # All processes must see the same folder, so whether it holds a run is compared too.
-    holds = f"{options.out} ({'with a run' if before else 'without a run'})"
-    require_same({"out": holds, **values})
-    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
-        if getattr(options, flag):
-            errors.require(flag, package, flag)
+def new_origins(settings: Settings[Any], fields: Mapping[str, Setting]) -> dict[str, str]:
+    """Returns the origins of values that this start sets: given, tuned or preset."""
+    found = ((x, y) for x, y in settings.origins.items() if y not in ("default", "stored"))
+    return {name: origin for name, origin in found if fields[name].stored}
 
 
 def _rebuild(
-    method: Any,
-    setup: Setup,
-    make_job: Callable[[Setup], programs.Job],
-    number: int,
+    method: Any, setup: Setup, make_job: Callable[[Setup], programs.Job], number: int
 ) -> programs.Job | None:
     """Builds the job with a number of microbatches; None if that does not divide its rows.
 

@@ -1,7 +1,7 @@
-"""All settings of a run: read once, merged by origin, and settled."""
+"""Reads, merges and completes the settings of a run."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple
 
@@ -22,8 +22,8 @@ class Settings(NamedTuple, Generic[Config]):
 
     Attributes:
       config: All settings.
-      given: Flag name to value, of the flags given.
-      tuned: Flag name to value, of the values that a sweep found, or that suit the start.
+      given: Flag name to value, for each flag that the user set.
+      tuned: Flag name to value, found by a sweep or chosen for a pretrained model or a memory.
       origins: Flag name to the origin of its value; see `flags.ORIGINS`.
       stored: Content of `config.json` of the run that is resumed; empty for a new one.
     """
@@ -34,19 +34,10 @@ class Settings(NamedTuple, Generic[Config]):
     origins: dict[str, str]
     stored: dict[str, Any]
 
-    def chosen(self, fields: Mapping[str, Setting]) -> dict[str, str]:
-        """Returns the origins of stored settings that are neither defaults nor stored already."""
-        return {
-            name: origin
-            for name, origin in self.origins.items()
-            if origin not in ("default", "stored") and fields[name].stored
-        }
-
 
 def read(
     script: Script[Config, World],
     given: Mapping[str, Any],
-    rest: Collection[str] = (),
     *,
     stored: Mapping[str, Any] | None = None,
 ) -> Settings[Config]:
@@ -55,9 +46,8 @@ def read(
     Args:
       script: Command of the run.
       given: Flag name to text or to a value of Python; see `flags.convert`.
-      rest: Words of the command line that are no flags of any run.
-      stored: Content of `config.json` of a run, which is not compared with `given`; None to read
-        that of the run in the folder if it is resumed.
+      stored: Content of a run's `config.json`, used without comparison; None reads and compares the
+        run in `--out` if `resume` is given.
 
     Raises:
       ConfigError: A flag or value that cannot be used, or differs from that of the resumed run.
@@ -70,14 +60,14 @@ def read(
     script.require_known(options, given)
     sections = sections_of(script, options)
     stored = flags.current(stored, sections)
-    typed = flags.convert(given, sections, [*rest])
+    typed = flags.convert(given, sections)
     typed |= sources.absolute(typed)
     if compares:
         folder.require_same(typed, stored, fields_of(sections), options.out)
     values = {**stored, **typed}
     tuned = flags.current(script.tuned(options, values), sections)
-    layers = {"given": typed, "stored": stored, "tuned": tuned}
-    layers["preset"] = flags.current(script.presets(options, values), sections)
+    presets = script.presets(options, values)
+    layers = {"given": typed, "stored": stored, "tuned": tuned, "preset": presets}
     records, origins = flags.merge(sections, layers)
     config = script.config.of_sections(records)
     tuned = {name: x for name, x in tuned.items() if origins[name] == "tuned"}
@@ -86,7 +76,12 @@ def read(
 
 def parse(script: Script[Config, World], argv: Sequence[str]) -> Settings[Config]:
     """Returns the settings of a new run from arguments; no folder is read."""
-    return read(script, *flags.tokenize(argv, script.config.every_section()), stored={})
+    return read(script, tokenize(script, argv), stored={})
+
+
+def tokenize(script: AnyScript, argv: Sequence[str]) -> dict[str, flags.Text]:
+    """Returns the texts of a command's flags by name; see `flags.tokenize`."""
+    return flags.tokenize(argv, [*script.config.every_section(), ("", script.options)])
 
 
 def options_of(
@@ -94,26 +89,23 @@ def options_of(
 ) -> Any:
     """Returns the settings of the run as a whole, of given and stored values."""
     top: dict[str, type] = {"": script.options}
-    names = fields_of(top).keys() & given.keys()
-    asked = flags.convert({name: given[name] for name in names}, top)
+    fields = flags.named(top.items())
+    asked = flags.convert({name: x for name, x in given.items() if name in fields}, top)
     return flags.merge(top, {"given": asked, "stored": stored})[0][""]
 
 
-def usage(
-    script: AnyScript, given: Mapping[str, Any], rest: Collection[str], *, everything: bool
-) -> str:
-    """Returns the text of `--help`, of the flags that there are beside the given ones.
+def usage(script: AnyScript, given: Mapping[str, Any], *, everything: bool) -> str:
+    """Returns the text of `--help` for the sections that the given flags select.
 
     Args:
       script: Command.
       given: Flag name to text.
-      rest: Words of the command line that are no flags of any run.
       everything: Whether to show every field, and not the common ones alone.
     """
     options = options_of(script, given)
     sections = sections_of(script, options)
-    values = flags.convert(given, sections, [*rest])
-    presets = flags.current(script.presets(options, values), sections)
+    values = flags.convert(given, sections)
+    presets = script.presets(options, values)
     notes = {
         name: f"  (tuned: {errors.shown(value)})"
         for name, value in flags.current(script.tuned(options, values), sections).items()
@@ -125,11 +117,7 @@ def usage(
 
 def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
     """Returns the metadata of each setting by its flag."""
-    return {
-        flags.join(prefix, field.name): setting_of(field)
-        for prefix, record in sections.items()
-        for field in flags.settable(record)
-    }
+    return {name: setting_of(field) for name, field in flags.named(sections.items()).items()}
 
 
 def stored_settings(script: AnyScript, options: Options) -> dict[str, Any]:
@@ -153,7 +141,7 @@ def settle(
 ) -> tuple[Config, int]:
     """Returns the config with a decay that ends with the run, and the number of iterations.
 
-    A warm-up lasts for a tenth of them at most. Neither is changed if it is given or stored.
+    A warm-up lasts at most a tenth of the iterations. Given and stored values stay.
 
     Args:
       script: Command of the run.
@@ -161,15 +149,15 @@ def settle(
       world: Result of the command's `open_world`.
 
     Raises:
-      ConfigError: The run is shorter than an iteration or has 2³¹ of them, or nothing is learned
-        in a part of it.
+      ConfigError: The run is shorter than an iteration or has 2³¹ of them, or the learning rate
+        reaches 0 before its end.
     """
     config, origins, resumed = settings.config, settings.origins, bool(settings.stored)
     total, of_one = config.run.total_steps, script.steps(config, world)
     if 0 < total < of_one:
         raise ConfigError(
             "total_steps",
-            f"must be 0 or at least {of_one} {script.unit}, those of an iteration, got {total}",
+            f"must be 0 or at least {of_one} {script.unit}, one iteration, got {total}",
         )
     iterations = total // of_one
     if iterations >= 2**31:  # a state counts them in 32 bits
@@ -191,7 +179,7 @@ def settle(
             raise ConfigError(
                 "total_steps",
                 f"must stay as it was, got {total}: the learning rate of this run reaches 0 after "
-                f"its {decay_iterations} iterations. Begin another one, with more steps or "
+                f"its {decay_iterations} iterations. start another run with more steps or "
                 "config.decay_iterations = 0",
             )
         raise ConfigError(
@@ -205,8 +193,4 @@ def settle(
 def sections_of(script: AnyScript, options: Options) -> dict[str, type]:
     """Returns the record class of each section by its prefix, including the method's."""
     algorithm = errors.lookup("algorithm", options.algorithm, ALGORITHMS)
-    return {
-        "": script.options,
-        "config": algorithm.Config,
-        **script.sections(options),
-    }
+    return {"": script.options, "config": algorithm.Config, **script.sections(options)}

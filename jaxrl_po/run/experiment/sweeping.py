@@ -17,21 +17,12 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
-from jaxrl_po.run.experiment import (
-    assembly,
-    control,
-    flags,
-    search,
-    user_code,
-    vmapped,
-)
+from jaxrl_po.run.experiment import control, flags, search, settings, user_code, vmapped
 from jaxrl_po.run.experiment.control_config import ControlConfig, ControlOptions
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
 from jaxrl_po.run.experiment.options import common_option
 from jaxrl_po.run.experiment.search import Asked, Combination
-from jaxrl_po.run.experiment.settings import Settings, fields_of
-from jaxrl_po.run.experiment.settings import sections_of as sections_of_run
-from jaxrl_po.run.experiment.settings import settle as settle_settings
+from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.loop.interrupts import Interrupted
@@ -57,6 +48,14 @@ class Options(ControlOptions):
         "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(a,b) or choice(a,b,c)",
         within=NON_NEGATIVE,
     )
+
+
+SCRIPT = control.SCRIPT._replace(
+    name="sweep",
+    summary="Searches hyperparameters: give a flag several values, separated by commas, or a "
+    "distribution.",
+    options=Options,
+)
 
 
 class Swept(NamedTuple):
@@ -96,48 +95,26 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
     user_code.require_not_imported()
     if not isinstance(experiment, Experiment) or experiment.script != control.SCRIPT.name:
         raise ConfigError("experiment", "must be an Experiment in control: run.Experiment(env=…)")
+    given = with_names({**experiment.settings, **options})
+    sections = settings.sections_of(SCRIPT, settings.options_of(SCRIPT, given))
     for name, values in over.items():
-        if not isinstance(values, str | list | tuple) and np.ndim(values) != 1:
+        if isinstance(values, str):
+            given[name] = flags.Text(values)
+            continue
+        if not isinstance(values, list | tuple) and np.ndim(values) != 1:
             raise ConfigError(
                 "over", f"{name} must have a list of values or a text, got {values!r}"
             )
-    listed = {
-        name: [config.static_value(name, value) for value in values]
-        for name, values in over.items()
-        if not isinstance(values, str)
-    }
-    given = with_names({**experiment.settings, **options})
-    # Each value of a list is checked as one of Python, in which text is not a number.
-    sections = sections_of(options_of(given))
-    for name, values in over.items():
-        for value in listed.get(name, ()):
-            flags.convert({name: value}, sections)
-        text = ",".join(map(errors.shown, listed[name])) if name in listed else values
-        given[name] = flags.Text(text)
+        each = [flags.convert({name: value}, sections)[name] for value in values]
+        given[name] = flags.Text(",".join(map(errors.shown, each)))
     return carry_out(given)
 
 
-def every() -> list[tuple[str, type]]:
-    """Returns prefix and record of all sections that a sweep may have."""
-    return [*ControlConfig.every_section(), ("", Options)]
-
-
-def options_of(given: Mapping[str, Any], stored: Mapping[str, Any] = {}) -> Options:
-    """Returns the options of the sweep as a whole."""
-    names = [field.name for field in flags.settable(Options) if field.name in given]
-    asked = flags.convert({name: given[name] for name in names}, {"": Options})
-    made: Options = flags.merge({"": Options}, {"given": asked, "stored": stored})[0][""]
-    return made
-
-
-def carry_out(
-    given: Mapping[str, Any], rest: Sequence[str] = (), *, leave_early: bool = False
-) -> Swept:
+def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
     """Carries out a sweep, or continues it.
 
     Args:
       given: Flag name to text or value; see `flags.tokenize`.
-      rest: Words of the command line that are no flags.
       leave_early: Whether a signal ends the process, as of a command; else see `sweep`.
 
     Raises:
@@ -145,26 +122,27 @@ def carry_out(
       RunError: The folder can no longer be written.
       NoAction, PoolError: See `runner.run`.
     """
-    options = options_of(given)
+    options = settings.options_of(SCRIPT, given)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    asked = resumed(given, rest, stored, options.out) if stored else read(given, rest, options)
-    options = options_of(asked.flags)
-    sections = sections_of(options)
+    asked = resumed(given, stored, options.out) if stored else read(given, options)
+    options = settings.options_of(SCRIPT, asked.flags)
+    sections = settings.sections_of(SCRIPT, options)
     refuse(options, asked)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(search.EXACT)
     groups = group(asked, options, sections, rounded=rounded)
     with flags.locating(sections):
-        check([[settings for _, settings in each] for each in groups], options)
+        check([[one for _, one in each] for each in groups], options)
     with (
+        flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
         interrupts.kept(out, leave_early=leave_early),
     ):
-        fields = fields_of(sections)
+        fields = settings.fields_of(sections)
         lasting = {
             name: value
             for name, value in asked.flags.items()
-            if fields[name].stored and fields[name].compared
+            if fields[name].stored and name != "out"
         }
         said = {
             "script": "sweep",
@@ -175,14 +153,14 @@ def carry_out(
         for line in provenance.note(provenance.differences(code, stored.get("resolved", {}))):
             print(line, flush=True)
         folder.write_settings(out, said | {"resolved": code})
-        rows = done(out / "sweep.json") if options.resume else []
+        rows = done(out / "sweep.json", sections) if options.resume else []
         try:
             for number, each in enumerate(groups, 1):
                 if all(combination in [row["flags"] for row in rows] for combination, _ in each):
                     continue
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
-                of_group = [settings for _, settings in each], options, place, title
+                of_group = [one for _, one in each], options, place, title
                 result, interrupted = (
                     interrupts.in_thread(run, *of_group) if leave_early else run(*of_group)
                 )
@@ -206,8 +184,6 @@ def carry_out(
             with plotting.beside(out / "sweep.png"):
                 axis = f"final {metrics.axis('greedy_return')}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
-        except ConfigError as error:
-            raise flags.located(error, sections) from None
         except KeyboardInterrupt:
             raise Interrupted(swept=Swept(rows, best(asked, rows, sections), out)) from None
     return Swept(rows, best(asked, rows, sections), out)
@@ -230,8 +206,8 @@ def group(
         print(f"{len(combinations)} of {total} combinations are distinct; each trains once")
     groups: dict[str, list[tuple[Combination, Settings[ControlConfig]]]] = {}
     for combination in combinations:
-        settings = asked.settings(combination, sections)
-        groups.setdefault(search.static_part(settings.config), []).append((combination, settings))
+        made = asked.settings(combination, sections)
+        groups.setdefault(search.static_part(made.config), []).append((combination, made))
     return list(groups.values())
 
 
@@ -239,30 +215,28 @@ def best(asked: Asked, rows: list[dict[str, Any]], sections: dict[str, type]) ->
     """Returns the flags of the first row that were set or tuned; none without a row."""
     if not rows:
         return {}
-    settled = flags.flatten(settle(asked.settings(rows[0]["flags"], sections))[0].sections())
-    fields = fields_of(sections)
+    first = asked.settings(rows[0]["flags"], sections)
+    config, _ = settings.settle(control.SCRIPT, first, control.open_world(first.config))
+    settled, fields = flags.flatten(config.sections()), settings.fields_of(sections)
     tunable = [name for name in asked.flags if fields[name].sweep == "varies"]
     names = dict.fromkeys([*asked.tuned, *tunable, *asked.swept, *asked.drawn])
     return {name: settled[name] for name in names if name in settled}
 
 
-def read(given: Mapping[str, Any], rest: Sequence[str], options: Options) -> Asked:
+def read(given: Mapping[str, Any], options: Options) -> Asked:
     """Returns the sweep that flags ask for."""
-    sections = sections_of(options)
-    kept, swept, drawn = search.split(given, fields_of(sections))
-    fixed = flags.convert(kept, sections, rest)
+    sections = settings.sections_of(SCRIPT, options)
+    kept, swept, drawn = search.split(given, settings.fields_of(sections))
+    fixed = flags.convert(kept, sections)
     tuned = {**control.presets(options, fixed), **control.tuned(options, fixed)}
     return Asked(fixed | sources.absolute(fixed), swept, drawn, flags.current(tuned, sections))
 
 
-def resumed(
-    given: Mapping[str, Any], rest: Sequence[str], stored: Mapping[str, Any], out: str
-) -> Asked:
+def resumed(given: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> Asked:
     """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
 
     Args:
       given: Flag name to text or value.
-      rest: Words of the command line that are no flags.
       stored: Content of the sweep's `config.json`.
       out: Value of `--out`.
 
@@ -278,11 +252,12 @@ def resumed(
     if not all(isinstance(field, dict) for field in (*asked, code)):
         raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
     found = sources.located(asked.flags, code, str(stored.get("out", "")), Path(out))
-    options = options_of(given, stored=flags.current(asked.flags, {"": Options}) | found)
-    sections = sections_of(options)
+    before = flags.current(asked.flags, {"": Options}) | found
+    options = settings.options_of(SCRIPT, given, before)
+    sections = settings.sections_of(SCRIPT, options)
     asked = Asked(*(flags.current(each, sections) for each in asked))
     asked = asked._replace(flags=asked.flags | found)
-    again, fields = read(given, rest, options), fields_of(sections)
+    again, fields = read(given, options), settings.fields_of(sections)
     may_change = {
         name
         for name, field in fields.items()
@@ -305,10 +280,10 @@ def resumed(
 
 def refuse(options: Options, asked: Asked) -> None:
     """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
-    for name, field in fields_of({"": Options}).items():
-        if field.sweep == "absent" and name in asked.flags and asked.flags[name] is not False:
+    for name, field in settings.fields_of({"": Options}).items():
+        if field.sweep == "absent" and asked.flags.get(name):
             raise ConfigError(
-                name, "must be left out: a sweep is one process, with evaluations of its own"
+                name, "must be left out: a sweep is one process, which evaluates each run itself"
             )
     if asked.drawn and not options.draws:
         raise ConfigError("draws", "must be at least 1 with a distribution, got 0")
@@ -330,19 +305,10 @@ def check(groups: Sequence[Group], options: Options) -> None:
         )
         if placement.cuts_params:
             raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
-        for settings in group:
-            build(settle(settings)[0])
-
-
-def settle(settings: Settings[ControlConfig]) -> tuple[ControlConfig, int]:
-    """Returns the config of a combination and the iterations of its runs."""
-    world = control.open_world(settings.config)
-    return settle_settings(control.SCRIPT, settings, world)
-
-
-def build(config: ControlConfig) -> assembly.Setup:
-    """Builds the setup of a combination."""
-    return control.build(config, vmapped.ALONE, control.open_world(config))
+        world = control.open_world(group[0].config)
+        for each in group:
+            config, _ = settings.settle(control.SCRIPT, each, world)
+            control.build(config, vmapped.ALONE, world)
 
 
 def run(group: Group, options: Options, place: Path, title: str) -> tuple[dict[str, Any], bool]:
@@ -352,16 +318,17 @@ def run(group: Group, options: Options, place: Path, title: str) -> tuple[dict[s
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
       `compile_seconds`; and whether a signal came.
     """
-    settled = [settle(settings) for settings in group]
+    world = control.open_world(group[0].config)
+    settled = [settings.settle(control.SCRIPT, each, world) for each in group]
     first = settled[0][0]
     rows, interrupted = vmapped.train(
-        build(first),
+        control.build(first, vmapped.ALONE, world),
         [config.method for config, _ in settled],
         options,
         place,
         title,
         iterations=settled[0][1],
-        steps_per_iteration=control.steps(first, control.open_world(first)),
+        steps_per_iteration=control.steps(first, world),
         evaluations=options.evaluations,
     )
     scores = vmapped.curves(rows)["greedy_return"]
@@ -374,17 +341,12 @@ def run(group: Group, options: Options, place: Path, title: str) -> tuple[dict[s
     return result, interrupted
 
 
-def done(path: Path) -> list[dict[str, Any]]:
-    """The combinations that are finished; raises ConfigError for a damaged file."""
+def done(path: Path, sections: Mapping[str, type]) -> list[dict[str, Any]]:
+    """Returns the combinations that are finished; raises ConfigError for a damaged file."""
     try:
         rows: list[dict[str, Any]] = (
             json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         )
-        return [row for row in rows if row["flags"] is not None]
+        return [row | {"flags": flags.current(row["flags"], sections)} for row in rows]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("resume", f"{path} is damaged; choose another out") from None
-
-
-def sections_of(options: Options) -> dict[str, type]:
-    """Prefix to record class, of all flags of a sweep."""
-    return {**sections_of_run(control.SCRIPT, options), "": Options}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, overload
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import format_error
-from jaxrl_po.run.experiment import flags, own_learner, user_code
+from jaxrl_po.run.experiment import own_learner, settings, user_code
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.experiment.own_learner import Evaluate
@@ -140,7 +140,7 @@ def train(
             next(iter(options), "iterations"),
             "must be left out beside an Experiment, which has its own",
         )
-    asked = flags.merge({"": SCRIPTS[what.script].options}, {"given": what.settings})[0][""]
+    asked = settings.options_of(SCRIPTS[what.script], what.settings)
     if asked.compile_for:
         raise ConfigError(
             "compile_for", "trains nothing: call run.compile_for(experiment, machine)"
