@@ -28,4 +28,7 @@ def _is_field(value: Any) -> bool:
         "number",
         "static",
         "option",
+        "common_option",
+        "start_option",
+        "process_option",
     )

@@ -366,7 +366,8 @@ def test_transformer_memory_stops_early_unless_told(given, stored, stops):
 
 
 def test_a_sweep_has_the_defaults_of_its_memory():
-    given = {"network.memory": "transformer", "config.learning_rate": "1e-3,3e-4"}
+    texts = {"network.memory": "transformer", "config.learning_rate": "1e-3,3e-4"}
+    given = {name: flags.Text(text) for name, text in texts.items()}
     assert sweeping.read(given, sweeping.Options()).tuned["config.early_stop"]
 
 
@@ -379,7 +380,7 @@ def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_dow
         asked = Experiment.parse(control.SCRIPT, longer)
         with pytest.raises(
             ConfigError,
-            match=r"^total_steps: must stay as it was, got 6400: .* Begin another one, with more",
+            match=r"^total_steps: must stay as it was, got 6400: .* start another run with more",
         ):
             plan.prepare(control.SCRIPT, asked.read())
 

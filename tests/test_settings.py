@@ -12,6 +12,7 @@ import tiny
 from jaxrl_po import ppo, run
 from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, ConfigError, record, static
+from jaxrl_po.control import NetworkSettings
 from jaxrl_po.run.experiment import control, flags, settings
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.language_config import LanguageOptions
@@ -66,7 +67,7 @@ def test_config_json_has_the_origins_also_of_a_resumed_run(tmp_path, written_dow
     assert "config.lambda_" not in begun
     written_down(launch.control, [f"--out={out}", "--resume", "--total_steps=6400"])
     resumed = json.loads((out / "config.json").read_text())["resolved"]["origin"]
-    assert resumed == begun | {"total_steps": "given", "out": "given"}
+    assert resumed == begun | {"total_steps": "given"}
 
 
 def test_arguments_and_environment_are_read_once(tmp_path, monkeypatch, written_down):
@@ -80,6 +81,28 @@ def test_arguments_and_environment_are_read_once(tmp_path, monkeypatch, written_
     main = functools.partial(launch.main, script)
     written_down(main, [*tiny.CONTROL, f"--out={tmp_path / 'run'}"])
     assert calls == ["tokenize", "open_world"]
+
+
+def test_flags_keep_the_order_of_arguments():
+    argv = ["--config.gamma=0.5", "--noresume", "--env", "Acrobot-v1", "--zzz=1", "--seeds=2"]
+    found = settings.tokenize(control.SCRIPT, argv)
+    assert list(found.items()) == [
+        *(("config.gamma", "0.5"), ("resume", "false")),
+        *(("env", "Acrobot-v1"), ("zzz", ""), ("seeds", "2")),
+    ]
+
+
+def test_former_names_keep_their_place_and_former_values_are_read():
+    sections = {"config": ppo.Config, "network": NetworkSettings}
+    stored = {"config.n": 3, "config.gamma": 0.5, "network.std": ["independent", "dependent"]}
+    present = flags.current(stored, sections)
+    assert list(present) == ["config.n_steps", "config.gamma", "network.state_dependent_std"]
+    assert [*present.values()] == [3, 0.5, ["false", "true"]]
+    drawn = flags.current({"network.std": "choice(independent,dependent)"}, sections)
+    assert drawn == {"network.state_dependent_std": "choice(false,true)"}
+    assert flags.current({"network.std": "dependent"}, sections) == {
+        "network.state_dependent_std": True
+    }
 
 
 def test_experiment_is_a_value():

@@ -61,12 +61,15 @@ def read_any(
     `own` are objects of Python that are given again, and new paths of files and folders, by flag.
     """
     script, stored = maker(scripts, flag, run)
+    stored = flags.current(stored, {"": script.options})
     code = stored.get("resolved", {}).get(sources.DIGESTS, {})
     of_files = {x for x in code if sources.in_file(stored.get(x, ""))}
     anew = {x: path for x, path in sources.absolute(own).items() if x in of_files}
     folder.require_same(anew, stored, {}, run)
     try:
-        return script, settings.read(script, {}, stored={**stored, **own}).config
+        return script, settings.read(
+            script, {}, stored={**stored, **own, **sources.absolute(own)}
+        ).config
     except ConfigError as error:
         raise unsuitable(flag, run, error) from None
 

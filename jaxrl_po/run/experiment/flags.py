@@ -9,6 +9,7 @@ has no flag.
 import contextlib
 import dataclasses
 import difflib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -121,11 +122,15 @@ def tokenize(argv: Sequence[str], sections: Iterable[tuple[str, type]]) -> dict[
         raise UsageError(f"{error.object!a} must be UTF-8") from None
     except (absl_flags.Error, ValueError) as error:
         raise UsageError(" ".join(str(error).split())) from None
+    words = [word.lstrip("-").partition("=")[0] for word in argv]
     unknown = [word.lstrip("-").partition("=")[0] for word in rest if word.startswith("-")]
-    if rest and not any(unknown):
+    if rest and not all(unknown[:1] or [""]):
         raise UsageError(f"{rest[0]!r} is not a flag; write --name=value")
     found = {name: Text(values[name].value) for name in fields if values[name].present}
-    return found | {name: Text() for name in unknown}
+    found |= {name: Text() for name in unknown}
+    order = {name.removeprefix("no"): i for i, name in reversed([*enumerate(words)])}
+    order |= {name: i for i, name in reversed([*enumerate(words)])}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(words))))
 
 
 def named(sections: Iterable[tuple[str, type]]) -> dict[str, dataclasses.Field[Any]]:
@@ -173,7 +178,9 @@ def _converted(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
             return parser(value)
         value = config.static_value(name, value)
         if kind is str:
-            return value if isinstance(value, str) else shown(value)
+            value = value if isinstance(value, str) else shown(value)
+            value.encode()  # text that is not UTF-8 could not be stored
+            return value
         if kind is tuple:
             return parser(shown(value))
         if isinstance(value, str | tuple | list) or isinstance(value, bool) != (kind is bool):
@@ -184,26 +191,36 @@ def _converted(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def current(stored: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
-    """Returns stored settings under the present names of their fields and values.
+    """Returns stored settings under the present names of their fields and values, in their order.
 
     Args:
       stored: Flag name to value, as a former version may have written it.
       sections: Prefix to record class.
     """
-    found = dict(stored)
-    code = dict(found.get("resolved", {}).get(DIGESTS, {}))
+    names, found = dict[str, str](), dict(stored)
+    code = found.get("resolved", {}).get(DIGESTS, {})
     for prefix, record in sections.items():
         for field in settable(record):
             name, setting = join(prefix, field.name), config.setting_of(field)
             for old in former_names(prefix, field):
-                for values in (found, code):
-                    if old in values:
-                        values.setdefault(name, values.pop(old))
+                names |= {old: name} if old in found and name not in found else {}
             if not setting.stored:  # a former version stored it
                 found.pop(name, None)
-            for old, value in setting.were if name in found else ():
-                found[name] = value if found[name] == old else found[name]
-    return found | ({"resolved": found["resolved"] | {DIGESTS: code}} if code else {})
+            for key in {name, *(old for old in names if names[old] == name)} & found.keys():
+                for pair in setting.were:
+                    found[key] = _present(found[key], *pair)
+    if code:
+        found["resolved"] = found["resolved"] | {DIGESTS: {names.get(x, x): code[x] for x in code}}
+    return {names.get(name, name): value for name, value in found.items()}
+
+
+def _present(value: Any, old: str, new: Any) -> Any:
+    """Returns a stored value, or a list or distribution of values, with the present of a former."""
+    if isinstance(value, list):
+        return [shown(new) if each == old else each for each in value]
+    if isinstance(value, str) and value != old:
+        return re.sub(rf"\b{old}\b", shown(new), value) if "(" in value else value
+    return new if value == old else value
 
 
 def former_names(prefix: str, field: dataclasses.Field[Any]) -> list[str]:
@@ -322,6 +339,9 @@ def unknown_flag(name: str, sections: Mapping[str, type]) -> str:
       'is not a setting; did you mean config.learning_rate?'
     """
     section, _, field = name.lower().replace("-", "_").rpartition(".")
+    for present, former in FORMER_SECTIONS.items():
+        if section == former:
+            return f"is not a setting; did you mean {join(present, field)}?"
     fields: dict[str, str] = {}  # to their flags, that of the same section if there is one
     own: list[str] = []
     for prefix, record in sorted(sections.items(), key=lambda item: item[0] != section):

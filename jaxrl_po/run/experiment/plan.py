@@ -162,8 +162,13 @@ def prepare(
 
 def new_origins(settings: Settings[Any], fields: Mapping[str, Setting]) -> dict[str, str]:
     """Returns the origins of values that this start sets: given, tuned or preset."""
-    found = ((x, y) for x, y in settings.origins.items() if y not in ("default", "stored"))
-    return {name: origin for name, origin in found if fields[name].stored}
+    values, stored = flags.flatten(settings.config.sections()), settings.stored
+    return {
+        name: origin
+        for name, origin in settings.origins.items()
+        if origin not in ("default", "stored") and fields[name].stored
+        if name not in stored or metrics.strict(values[name]) != stored[name]
+    }
 
 
 def _rebuild(

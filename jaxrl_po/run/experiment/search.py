@@ -16,7 +16,6 @@ from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.store import statistics
-from jaxrl_po.run.store.sources import Given
 
 Combination = dict[str, str]
 DRAW = re.compile(r"(\w+) *\((.*)\)")
@@ -63,21 +62,21 @@ def split(
     """Splits flags into those with one value, the values of a grid, and distributions.
 
     Args:
-      given: Flag name to its text or value.
+      given: Flag name to its text, which may search, or to its value.
       fields: Flag name to the metadata of its field, of which some may vary in a sweep.
 
     Example:
       >>> fields = {name: Setting("") for name in ("config.gamma", "config.learning_rate")}
       >>> rates = {"config.gamma": "0.9,0.99", "config.learning_rate": "uniform(0,1)"}
-      >>> split({"seeds": "2", **rates}, fields)
-      ({'seeds': '2'}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
+      >>> split({"seeds": 2} | {name: flags.Text(rates[name]) for name in rates}, fields)
+      ({'seeds': 2}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
 
     Raises:
       ConfigError: An unknown distribution; the message suggests the nearest.
     """
     kept, swept, drawn = dict[str, Any](), dict[str, list[str]](), dict[str, str]()
     for name, value in given.items():
-        text = value if isinstance(value, str) and not isinstance(value, Given) else ""
+        text = value if isinstance(value, flags.Text) else ""
         found = DRAW.fullmatch(text.strip())
         varies = name in fields and fields[name].sweep == "varies"
         if varies and found:

@@ -62,8 +62,9 @@ def read(
     stored = flags.current(stored, sections)
     typed = flags.convert(given, sections)
     typed |= sources.absolute(typed)
-    if compares:
-        folder.require_same(typed, stored, fields_of(sections), options.out)
+    if compares:  # an option that a former version lacked has its default
+        before = {field.name: field.default for field in flags.settable(script.options)} | stored
+        folder.require_same(typed, before if stored else {}, fields_of(sections), options.out)
     values = {**stored, **typed}
     tuned = flags.current(script.tuned(options, values), sections)
     presets = script.presets(options, values)
@@ -106,10 +107,11 @@ def usage(script: AnyScript, given: Mapping[str, Any], *, everything: bool) -> s
     sections = sections_of(script, options)
     values = flags.convert(given, sections)
     presets = script.presets(options, values)
+    fields = flags.named(sections.items())
     notes = {
         name: f"  (tuned: {errors.shown(value)})"
         for name, value in flags.current(script.tuned(options, values), sections).items()
-        if name not in presets
+        if name not in presets and value != fields[name].default
     }
     name = f"jaxrl-po {script.name}"
     return flags.usage(name, script.summary, sections, presets, notes=notes, everything=everything)
@@ -168,7 +170,7 @@ def settle(
     schedule = vars(method).get("schedule", AUTO)
     follows = iterations and origins.get(DECAY) in chosen and schedule == AUTO
     follows = follows or schedule in (LINEAR, COSINE)
-    if follows and not resumed and origins.get(DECAY) != "given":
+    if follows and not resumed and origins.get(DECAY) not in ("given", "stored"):
         method = dataclasses.replace(method, decay_iterations=max(iterations, 1))
     if not resumed and origins.get(WARM_UP) in chosen:
         warm_up = min(method.warm_up_iterations, iterations // 10)
@@ -179,7 +181,7 @@ def settle(
             raise ConfigError(
                 "total_steps",
                 f"must stay as it was, got {total}: the learning rate of this run reaches 0 after "
-                f"its {decay_iterations} iterations. start another run with more steps or "
+                f"its {decay_iterations} iterations; start another run with more steps or "
                 "config.decay_iterations = 0",
             )
         raise ConfigError(

@@ -347,6 +347,8 @@ def done(path: Path, sections: Mapping[str, type]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = (
             json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         )
-        return [row | {"flags": flags.current(row["flags"], sections)} for row in rows]
+        present = [flags.current(row["flags"], sections) for row in rows]
+        written = [{name: errors.shown(x) for name, x in each.items()} for each in present]
+        return [row | {"flags": each} for row, each in zip(rows, written, strict=True)]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("resume", f"{path} is damaged; choose another out") from None
