@@ -51,8 +51,8 @@ WRONG = [
     Wrong(
         "arguments are read twice",
         "cli.launch",
-        "settings.read(script, given, rest)",
-        "settings.read(script, *flags.tokenize(words, script.config.every_section()))",
+        "settings.read(script, given)",
+        "settings.read(script, settings.tokenize(script, words))",
         ("test_settings.py::test_arguments_and_environment_are_read_once",),
     ),
     Wrong(
@@ -65,9 +65,24 @@ WRONG = [
     Wrong(
         "former values of stored settings are not read",
         "run.experiment.flags",
-        "for old, value in setting.were if name in found else ():",
-        "for old, value in ():",
+        "for pair in setting.were:",
+        "for pair in ():",
         ("test_former_names.py::test_former_values_of_a_stored_run_load",),
+    ),
+    Wrong(
+        "a renamed draw changes the draws of the others",
+        "run.experiment.flags",
+        "return {names.get(name, name): value for name, value in found.items()}",
+        "moved = [*(found.keys() - names.keys()), *(found.keys() & names.keys())]\n"
+        "    return {names.get(name, name): found[name] for name in moved}",
+        ("test_settings.py::test_former_names_keep_their_place_and_former_values_are_read",),
+    ),
+    Wrong(
+        "flags lose the order of their arguments, and a sweep its draws",
+        "run.experiment.flags",
+        "return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(words))))",
+        "return found",
+        ("test_settings.py::test_flags_keep_the_order_of_arguments",),
     ),
     Wrong(
         "a former flag suggests nothing",
