@@ -221,7 +221,7 @@ def test_a_surrogate_of_ones_own_replaces_the_clipped_one():
 
 
 def test_reference_coefficient_is_not_negative():
-    with pytest.raises(ConfigError, match="^kl_coefficient: must lie in"):
+    with pytest.raises(ConfigError, match=r"^kl_coefficient: must lie in"):
         check(reference.Settings(enabled=True, kl_coefficient=-1.0))
 
 

@@ -21,9 +21,9 @@ import wrong_random_numbers
 import wrong_regressions
 import wrong_rounding
 import wrong_samples
+import wrong_settings
 import wrong_spaces
 import wrong_static_values
-import wrong_settings
 import wrong_store
 import wrong_timings
 from wrong import Wrong

@@ -70,6 +70,13 @@ WRONG = [
         ("test_former_names.py::test_former_values_of_a_stored_run_load",),
     ),
     Wrong(
+        "former sections of stored settings are not read",
+        "run.experiment.flags",
+        'FORMER_SECTIONS = {"tools": "environment"}',
+        "FORMER_SECTIONS: dict[str, str] = {}",
+        ("test_former_names.py::test_former_values_and_sections_become_present_ones",),
+    ),
+    Wrong(
         "a former flag suggests nothing",
         "run.experiment.flags",
         "if name in former_names(prefix, each):",
