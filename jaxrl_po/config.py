@@ -92,7 +92,7 @@ When = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Metadata of a field: everything that is known about a setting beside its type and default.
+    """Metadata of a setting; type and default are the field's own.
 
     Attributes:
       doc: Description in one line, also shown by `--help`.
@@ -100,13 +100,11 @@ class Setting:
       within: Valid values of a number; None for any.
       choices: Valid values of a name, or a table of which they are the keys; empty for any.
       static: Whether another value compiles another program.
-      when: `(field, *values)`, a field of the same record and those of its values with which this
-        field has an effect; an `Interval` stands for the numbers in it, `GIVEN` for any text but
-        the empty one. Empty for always.
-      common: Whether plain `--help` shows the field, as `--help=all` does with every field.
+      when: `(field, *values)`: the setting has an effect if that field of the record has one of the
+        values; an `Interval` means any number in it, `GIVEN` any text but the empty one, () always.
+      common: Whether `--help` shows the field; `--help=all` shows all.
       resume: Whether a resumed run may have another value: `same`, `grows` or `any`.
-      sweep: Whether a sweep may vary the field, keeps its value, or cannot have it: `varies`,
-        `same` or `absent`.
+      sweep: Use in a sweep: `varies`, `same` in all runs, or `absent`.
       stored: Whether `config.json` keeps the value; False for a setting of one start.
       compared: Whether the processes of a run must agree on the value.
       was: Former names of the field, read from JSON only.
@@ -179,7 +177,7 @@ def static(
 
 
 class common:  # reads as a prefix of the functions
-    """Functions `number` and `static` for the fields that plain `--help` shows."""
+    """Variants of `number` and `static` for fields that `--help` shows."""
 
     number = functools.partial(number, common=True)
     static = functools.partial(static, common=True)
@@ -293,7 +291,7 @@ def describe(field: dataclasses.Field[Any], *, default: bool = False) -> str:
 def check(config: Any) -> None:
     """Checks the range and the effect of every field; traced numbers are skipped.
 
-    They are checked before tracing. A field without effect must have its default.
+    Traced numbers were checked before tracing. A field without effect must have its default.
 
     Args:
       config: a record; of numeric leaves that are arrays (stacked hyperparameters), every element

@@ -103,6 +103,10 @@ def name(path):
     return f"{path.parent.name}-{path.stem}"
 
 
+def test_every_tuned_file_is_read():
+    assert len(configs()) == 28
+
+
 @pytest.mark.parametrize("path", configs(), ids=name)
 def test_tuned_settings_are_valid(path):
     """Every file names a method and an environment that exist, and flags that they have."""
@@ -114,6 +118,7 @@ def test_tuned_settings_are_valid(path):
     assert control.tuned_file(options) == path
     sections = settings.sections_of(control.SCRIPT, options)
     tuned = flags_lib.current(saved["flags"], sections)
+    assert len(tuned) == len(saved["flags"])
     records = flags_lib.parse(
         [f"--{name}={flags_lib.shown(value)}" for name, value in tuned.items()], sections
     )

@@ -344,7 +344,7 @@ def test_all_processes_end_with_the_run_and_a_worker_that_was_killed_is_an_error
     ]
     assert len(children) == 2
     os.kill(worker, signal.SIGKILL)
-    with pytest.raises(PoolError, match="its worker ended its process, with status -9"):
+    with pytest.raises(PoolError, match="the worker ended its process, with status -9"):
         partner.answer([[GUESS[0], END]] * 2)
     deadline = time.monotonic() + 10.0
     while any(Path(f"/proc/{child}").exists() for child in children):

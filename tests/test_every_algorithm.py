@@ -123,8 +123,8 @@ def test_another_method_with_a_critic_is_one_entry(tmp_path, monkeypatch):
     assert [stored[f"config.{name}"] for name in ("value_epochs", "num_epochs")] == [4, 1]
     judged = settings.parse(language.SCRIPT, ["--algorithm=own", "--reward=model"]).config
     assert judged.reference.enabled
-    assert judged["problem"].num_prompts == presets.WITH_CRITIC["problem.num_prompts"]
-    assert judged["config"].num_epochs == 2
+    assert judged.problem.num_prompts == presets.WITH_CRITIC["problem.num_prompts"]
+    assert judged.method.num_epochs == 2
 
 
 @pytest.mark.usefixtures("trace_only")

@@ -125,7 +125,7 @@ def test_every_switch_and_size_does_something(algorithm, field):
             "penalty: must be one of fixed, adaptive, satisfied",
         ),
         ("ppo_penalty", {"penalty": "satisfied", "max_rounds": 1}, r"max_rounds: must lie in \[2"),
-        ("a2c", {"n": 17}, r"n: must be at most num_steps = 16, got 17"),
+        ("a2c", {"n_steps": 17}, r"^n_steps: must be at most num_steps = 16, got 17"),
         ("trpo", {"max_kl": 0.0}, "max_kl"),
         ("trpo", {"damping": -0.1}, "damping"),
         ("trpo", {"cg_iterations": 0}, "cg_iterations"),

@@ -6,9 +6,12 @@ import shutil
 import pytest
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run.experiment import flags, settings
+from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.store import folder
 from jaxrl_po.run.store.checkpoint import Store
 
+FIELDS = settings.fields_of({"": Options})
 STORED = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": [8]}
 
 
@@ -83,7 +86,8 @@ def test_what_may_be_more_than_a_beginning_blocks(begun, change):
 
 
 def test_resuming_reads_the_config(used):
-    assert inspect(used, resume=True) == {"seed": 3}
+    stored = flags.current(inspect(used, resume=True), {"": Options})
+    assert stored == {"seed": 3}
     assert inspect(used / "absent", resume=True) == {}
     assert inspect(used, overwrite=True) == {}
 
@@ -92,7 +96,8 @@ def test_the_flags_of_a_start_are_not_taken_over(used):
     (used / folder.CONFIG).write_text(
         '{"seed": 3, "overwrite": true, "resume": true, "distributed": true, "process_id": 1}'
     )
-    assert inspect(used, resume=True) == {"seed": 3}
+    stored = flags.current(inspect(used, resume=True), {"": Options})
+    assert stored == {"seed": 3}
 
 
 @pytest.mark.parametrize(
@@ -266,9 +271,9 @@ def refusal(number):
 )
 def test_going_on_with_other_settings_names_the_flag(changed, message):
     same = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": (8,)}
-    folder.require_same(same, STORED, "runs/x")
+    folder.require_same(same, STORED, FIELDS, "runs/x")
     with pytest.raises(ConfigError, match=message):
-        folder.require_same(same | changed, STORED, "runs/x")
+        folder.require_same(same | changed, STORED, FIELDS, "runs/x")
 
 
 @pytest.mark.parametrize(
@@ -278,6 +283,7 @@ def test_what_may_differ(changed):
     folder.require_same(
         {"seed": 0, "total_steps": 100} | changed,
         STORED | {"devices": "1", "out": "runs/x"},
+        FIELDS,
         "runs/x",
     )
 

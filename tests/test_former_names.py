@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from test_golden_flags import RENAMED, records
 
-from jaxrl_po import config, run
+from jaxrl_po import config, control, run
 from jaxrl_po.__main__ import main
 from jaxrl_po.config import ConfigError, setting_of
+from jaxrl_po.run.experiment import flags, language_config
 
 RUN_OF_0_4 = Path(__file__).parent / "run_of_0_4.tar.xz"
-TUNED = sorted(Path(run.__file__).parent.glob("experiment/configs/*/*.json"))
 SELECTING = {
     "groups": ["--algorithm=grpo"],
     "vine": ["--algorithm=trpo", "--sampling=vine"],
@@ -29,32 +29,6 @@ def settings(record):
 
 def joined(section, name):
     return f"{section}.{name}".lstrip(".")
-
-
-def test_every_tuned_file_is_found():
-    assert len(TUNED) == 28
-
-
-@pytest.mark.parametrize("path", TUNED, ids=lambda path: f"{path.parent.name}, {path.stem}")
-def test_tuned_flags_are_valid_settings(path):
-    algorithm, found = path.parent.name, records()
-    problem = "groups" if algorithm == "grpo" else "paths"
-    made = {
-        "config": found["control language sweep", "config", algorithm],
-        "problem": found["control sweep", "problem", problem],
-        "network": found["control sweep", "network", "only"],
-    }
-    given = {section: {} for section in made}
-    for flag, value in json.loads(path.read_text())["flags"].items():
-        section, _, name = flag.partition(".")
-        fields = [x for x in settings(made[section]) if name in (x.name, *setting_of(x).was)]
-        assert len(fields) == 1, flag
-        value = tuple(value) if isinstance(value, list) else value
-        given[section][fields[0].name] = dict(setting_of(fields[0]).were).get(value, value)
-    for section, record in made.items():
-        settled = record(**given[section])
-        config.check(settled)
-        getattr(settled, "validate", lambda: None)()
 
 
 @pytest.fixture
@@ -74,15 +48,28 @@ def of_run():
 def test_former_values_of_a_stored_run_load(kept):
     stored = json.loads((kept / "config.json").read_text())
     changes = [
-        {joined(section, name): old}
+        (joined(section, name), old, joined(section, field.name), new)
         for section, field in of_run()
         for name in (field.name, *setting_of(field).was)
         for old, new in setting_of(field).were
         if new is not True  # CartPole-v1 has no σ
     ]
-    for change in ({}, {"sampling": "path"}, *changes):
-        (kept / "config.json").write_text(json.dumps(stored | change))
-        assert run.load(kept, checkpoint="latest").act([0.0] * 4) in (0, 1)
+    for name, old, present, new in changes:
+        (kept / "config.json").write_text(json.dumps(stored | {name: old}))
+        policy = run.load(kept, checkpoint="latest")
+        assert policy.settings[present] == new
+        assert policy.act([0.0] * 4) in (0, 1)
+
+
+def test_former_values_and_sections_become_present_ones():
+    """Also of settings that the stored run does not have."""
+    network = {"network": control.NetworkSettings}
+    for old, new in {"dependent": True, "independent": False}.items():
+        found = flags.current({"network.std": old}, network)
+        assert found == {"network.state_dependent_std": new}
+    stored = {"environment": "a.py:A", "environment.turns": 3}
+    tools = {"": language_config.LanguageOptions, "tools": language_config.ToolSettings}
+    assert flags.current(stored, tools) == {"tools": "a.py:A", "tools.turns": 3}
 
 
 def test_a_former_name_of_a_stored_run_is_read(kept):

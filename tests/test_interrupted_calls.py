@@ -297,7 +297,7 @@ def test_interrupted_sweep_holds_programs_so_far(tmp_path, monkeypatch, evaluate
         ended.append(number)
         if number == 1 and not evaluated:
             raise KeyboardInterrupt
-        scores = [[[number + float(each["config"].learning_rate)]] * 2 for each in group]
+        scores = [[[number + float(each.config.method.learning_rate)]] * 2 for each in group]
         return {"steps": [8], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}, number == 1
 
     monkeypatch.setattr(sweeping, "run", program)

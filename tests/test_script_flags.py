@@ -133,6 +133,11 @@ from jaxrl_po.run.experiment.experiment import Experiment
             r"coordinator_timeout: must lie in \[1, inf\) seconds, got 0",
         ),
         ("language", "--distributed --coordinator=host", r"coordinator: must read like host:port"),
+        (
+            "language",
+            "--coordinator=host:1",
+            r"coordinator: has no effect unless distributed is on",
+        ),
         ("control", "--out=", r"out: must name a folder"),
         ("control", "--overwrite --resume", r"resume: must be left out with overwrite"),
         ("language", "--task=adition", r"task: unknown name 'adition'; did you mean addition\?"),
@@ -209,6 +214,11 @@ from jaxrl_po.run.experiment.experiment import Experiment
             "--warm_start.steps=-1",
             r"warm_start\.steps: must lie in \[0, inf\) steps, got -1",
         ),
+        (
+            "language",
+            "--warm_start.steps=0 --warm_start.accuracy=0.4",
+            r"warm_start\.accuracy: has no effect unless steps is above 0",
+        ),
     ],
 )
 def test_bad_input_ends_before_compiling_and_leaves_no_folder(
@@ -245,6 +255,7 @@ def test_a_word_that_is_no_flag_is_named():
         ("config.batch_size", "config.num_minibatches"),
         ("config.num_envs", "problem.num_envs"),
         ("n_steps", "config.n_steps"),
+        ("problem.n_steps", "problem.num_steps"),
         ("n_envs", "problem.num_envs"),
         ("update_epochs", "config.num_epochs"),
         ("total_timesteps", "total_steps"),

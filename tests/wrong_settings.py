@@ -85,6 +85,13 @@ WRONG = [
         ("test_settings.py::test_flags_keep_the_order_of_arguments",),
     ),
     Wrong(
+        "former sections of stored settings are not read",
+        "run.experiment.flags",
+        'FORMER_SECTIONS = {"tools": "environment"}',
+        "FORMER_SECTIONS: dict[str, str] = {}",
+        ("test_former_names.py::test_former_values_and_sections_become_present_ones",),
+    ),
+    Wrong(
         "a former flag suggests nothing",
         "run.experiment.flags",
         "if name in former_names(prefix, each):",

@@ -9,18 +9,21 @@ from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
 from jaxrl_po.language import demonstrations, lora, unembedding
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.dialogues.recorded import recorded_problem
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags, methods, models, rewarding
-from jaxrl_po.run.experiment.language_config import LanguageConfig
+from jaxrl_po.run.experiment.language_config import LanguageConfig, ProblemSettings
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
 
-def problem_settings(config: LanguageConfig, task: AnyTask, base: models.Base | None = None) -> Any:
+def problem_settings(
+    config: LanguageConfig, task: AnyTask, base: models.Base | None = None
+) -> ProblemSettings:
     """`--problem.*`, with a token budget for the longest answer.
 
     A pretrained model answers in sentences, and soft overlong punishment needs room.
@@ -37,7 +40,7 @@ def problem_settings(config: LanguageConfig, task: AnyTask, base: models.Base | 
     return dataclasses.replace(settings, max_new_tokens=budget)
 
 
-def filtered(settings: Any, model: Any) -> tuple[str, ...]:
+def filtered(settings: ProblemSettings, model: Transformer) -> tuple[str, ...]:
     """A line where a filter keeps fewer tokens than it asks for."""
     decoding, vocabulary = settings.decoding, model.vocabulary
     if not decoding.filters or decoding.top_k or vocabulary <= unembedding.HELD:
@@ -66,7 +69,7 @@ class Composition(NamedTuple):
     config: LanguageConfig
     placement: Placement
     start: models.Start
-    settings: Any
+    settings: ProblemSettings
     teacher: models.Teacher | None
     verify: bool
     columns: int | None
@@ -93,7 +96,7 @@ class Composition(NamedTuple):
         rows = (method.get("train_prompts") or self.settings.num_prompts) * (group - unused)
         return rows // (self.placement.data_devices * parts), 1 if parts > 1 or unused else group
 
-    def learner(self, warm_start: Any, method: Any = None) -> Learner:
+    def learner(self, warm_start: language.WarmStart | None, method: Any = None) -> Learner:
         """The learner with a warm start and the settings of its method, by default those given.
 
         Where there is something `given`, its `init` takes `(key, given)`.
@@ -137,6 +140,7 @@ class Composition(NamedTuple):
         own |= shared | vars(settings)
         if self.columns is not None:
             assert isinstance(task, language.Task)
+            assert isinstance(settings, Sampling)
             return recorded_problem(
                 task._replace(data=None),  # drawn from on the host
                 policy,

@@ -6,6 +6,7 @@ from typing import Any
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.pretrained import ChatTemplate
 from jaxrl_po.language.pretrained import tools as tools_lib
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
 from jaxrl_po.language.settings import Sampling
@@ -42,11 +43,8 @@ def make(
     options, settings, sizes = config.run, config.tools, config.problem
     assert isinstance(sizes, Sampling)
     assert settings is not None
-    require_fit(config, start, placement)
-    assert start.base is not None
+    template, text = require_fit(config, start, placement)
     assert isinstance(start.task, language.Task)
-    template = start.base.text.template
-    assert template is not None
     rows = read_rows(config)
     environments = Environments(options.tools, float(settings.timeout))
     offer = environments.start(list(rows[0]))
@@ -58,7 +56,7 @@ def make(
         written = config.task.template_arguments
         arguments = errors.json_object("task.template_arguments", written)
         try:
-            found = tools_lib.read(template, start.base.text.tokenizer, offer.tools, arguments)
+            found = tools_lib.read(template, text.tokenizer, offer.tools, arguments)
             longest = max(len(found.prompt(row["prompt"])) for row in rows)
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error}") from None
@@ -75,15 +73,17 @@ def make(
             longest + settings.reply_length,
             settings.reply_length,
         )
-        require_context(scene, start.base.text.context, options.init_from)
+        require_context(scene, text.context, options.init_from)
     except BaseException:
         environments.close()
         raise
     return HostDialogues(scene, options.eval_prompts, options.eval_samples, options.show)
 
 
-def require_fit(config: LanguageConfig, start: models.Start, placement: Placement) -> None:
-    """Raises ConfigError for flags that do not go together with `--tools`."""
+def require_fit(
+    config: LanguageConfig, start: models.Start, placement: Placement
+) -> tuple[ChatTemplate, prompts.Text]:
+    """Returns the chat template and its text; raises ConfigError for flags unfit for `--tools`."""
     options = config.run
     if not sources.is_source(options.tools):
         raise ConfigError("tools", "must be a file and a class, file.py:Class")
@@ -112,6 +112,7 @@ def require_fit(config: LanguageConfig, start: models.Start, placement: Placemen
             "problem.max_new_tokens",
             "must be given with tools: the token budget of a message",
         )
+    return start.base.text.template, start.base.text
 
 
 def read_rows(config: LanguageConfig) -> list[dict[str, Any]]:

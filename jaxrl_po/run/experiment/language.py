@@ -9,7 +9,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po import language
 from jaxrl_po.algorithms import reference
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import demonstrations
+from jaxrl_po.language import Transformer, demonstrations
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.table import Rows
@@ -107,7 +107,11 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
 
 
 def examples(
-    task: AnyTask, policy: Any, settings: Any, show: int, judged: Callable[[Any], Any] = lambda x: x
+    task: AnyTask,
+    policy: Transformer,
+    settings: Any,
+    show: int,
+    judged: Callable[[Any], Any] = lambda x: x,
 ) -> Examples | None:
     """Completions of held-out prompts, to be shown; None for 0 prompts."""
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language

@@ -15,6 +15,7 @@ from jaxrl_po.run.experiment.tasks import TASKS
 
 DISTILLATION = "distillation"
 VERIFIER, MODEL = "verifier", "model"
+ProblemSettings = language.Settings | Sampling | demonstrations.Settings
 
 
 @config.record
@@ -125,14 +126,14 @@ class Adapters:
 
     @property
     def lora(self) -> lora.Lora:
-        """As an argument of a `Transformer`."""
+        """Adapters as an argument of `Transformer`."""
         names = tuple(name for name in self.targets.split(",") if name)
         return lora.Lora(self.rank, self.alpha, names)
 
 
 @config.record
 class RewardSettings:
-    """What a reward in Python asks of a completion."""
+    """Conditions on completions that Python rewards score."""
 
     require_end: bool = static(
         False,
@@ -166,7 +167,7 @@ class LanguageConfig(RunConfig):
 
     Attributes:
       run: Settings of the run as a whole.
-      task: Settings of the task, of the record that stands beside it in `tasks.TASKS`.
+      task: Settings of the task; `tasks.TASKS` has its record.
       problem: Sizes of an iteration, and the sampler's filters.
       tools: Settings of dialogues with tools in Python.
       model: Computation of the model and, for a new one, its sizes.
@@ -182,7 +183,7 @@ class LanguageConfig(RunConfig):
 
     run: LanguageOptions
     task: Any
-    problem: language.Settings | Sampling | demonstrations.Settings
+    problem: ProblemSettings
     tools: ToolSettings | None = None
     model: Computation | language.ModelSettings
     critic: language.ModelSettings | None = None

@@ -25,11 +25,13 @@ from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import earlier, methods, tasks
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.language_config import DISTILLATION, LanguageConfig
 from jaxrl_po.run.store import checkpoint, folder, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
+
+Command = Script[LanguageConfig, None]
 
 
 def root(init_from: str, *seen: str) -> str:
@@ -85,12 +87,12 @@ class Base(NamedTuple):
     text: prompts.Text
 
 
-def read_base(init_from: str, settings: Any) -> Base | None:
+def read_base(init_from: str, settings: Computation) -> Base | None:
     """The pretrained model at the root of `--init_from`; None where there is none.
 
     Args:
       init_from: see `root`.
-      settings: record of `--model.*`, a `Computation`.
+      settings: Settings of `--model.*`.
 
     Raises:
       ConfigError: it cannot be used; names the flag.
@@ -149,7 +151,7 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
     )
 
 
-def start(script: AnyScript, config: LanguageConfig, *, answers: bool = True) -> Start:
+def start(script: Command, config: LanguageConfig, *, answers: bool = True) -> Start:
     """What a run trains.
 
     Args:
@@ -206,7 +208,7 @@ def _on_host(path: tuple[str, ...], array: Any) -> Any:
     return array
 
 
-def of_run(script: AnyScript, config: LanguageConfig, task: AnyTask, model: Transformer) -> PyTree:
+def of_run(script: Command, config: LanguageConfig, task: AnyTask, model: Transformer) -> PyTree:
     """The policy that `--init_from`, a run, ended with: `{"params": …}` of its first seed.
 
     Args:
@@ -257,7 +259,7 @@ class Teacher(NamedTuple):
     params: PyTree
 
 
-def teacher(script: AnyScript, config: LanguageConfig, task: AnyTask) -> Teacher | None:
+def teacher(script: Command, config: LanguageConfig, task: AnyTask) -> Teacher | None:
     """The policy of `--teacher`, the latest of the first seed of a run; None where none is asked.
 
     Raises:
@@ -276,12 +278,13 @@ def teacher(script: AnyScript, config: LanguageConfig, task: AnyTask) -> Teacher
     if root(settings.run.init_from):
         raise ConfigError("teacher", f"must be a run without a pretrained model, got {run}")
     require_vocabulary("teacher", run, config, settings, task)
+    assert isinstance(settings.model, language.ModelSettings)
     model = settings.model.build(task.tokenizer.size)
     return Teacher(model, _latest(script, "teacher", run, settings, model))
 
 
 def _latest(
-    script: AnyScript, flag: str, run: str, settings: LanguageConfig, model: Transformer
+    script: Command, flag: str, run: str, settings: LanguageConfig, model: Transformer
 ) -> PyTree:
     """The newest policy of the first seed of a run with these settings; see `of_run`."""
     adapted = settings.lora.rank > 0

@@ -6,7 +6,7 @@ from typing import Any
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.algorithms.actor_critic import GAE, Epochs
 from jaxrl_po.run.experiment import methods, models, rewarding, tasks
-from jaxrl_po.run.experiment.language_config import MODEL
+from jaxrl_po.run.experiment.language_config import MODEL, LanguageOptions
 from jaxrl_po.run.experiment.settings import DECAY, WARM_UP
 
 # Few epochs over large batches keep a small model stable.
@@ -69,7 +69,7 @@ JUDGED = {"reward_model.width": 32, "reward_model.mlp_width": 64}
 REFERRED = {"reference.enabled": True}
 
 
-def of_pretrained(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def of_pretrained(options: LanguageOptions, given: Mapping[str, Any]) -> dict[str, Any]:
     """Default values of flags that suit a pretrained model, or adapters of one; else none."""
     published = given.get("model.shape", "none") != "none"
     if not (published or models.root(options.init_from)):
@@ -77,7 +77,7 @@ def of_pretrained(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return applicable(options, ADAPTED if given.get("lora.rank") else PRETRAINED)
 
 
-def applicable(options: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def applicable(options: LanguageOptions, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings without those of fields that the method's Config lacks."""
     fields = methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
     return {
@@ -87,7 +87,7 @@ def applicable(options: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def of_language(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def of_language(options: LanguageOptions, given: Mapping[str, Any]) -> dict[str, Any]:
     """Default values of flags that suit small transformers."""
     small: dict[str, Any] = dict(SMALL)
     if options.init_from or options.task == tasks.RANDOM:

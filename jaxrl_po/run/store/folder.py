@@ -23,12 +23,12 @@ from jaxrl_po.version import FORMATS
 CONFIG = "config.json"
 REMOVED = {"reproducible": False}  # settings of former versions, with their defaults
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-OF_A_BEGUN_RUN = (
+STARTED_RUN_FILES = (
     *(CONFIG, "metrics.jsonl", "samples.jsonl"),
     *("checkpoints", "tensorboard", "wandb_id", "arms"),
 )
 ARTEFACTS = (
-    *OF_A_BEGUN_RUN,
+    *STARTED_RUN_FILES,
     *(".chunk.json", "summary.json", "curves.png"),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
     *("sweep.json", "sweep.png", "table.txt", "programs"),  # written by `sweep`
@@ -94,7 +94,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
 def _only_begun(folder: Path) -> bool:
     """Whether it holds nothing but a run that ended before its first line and checkpoint."""
     held = {path.name: path for path in folder.iterdir() if not path.name.startswith(".")}
-    if not held.keys() <= {*OF_A_BEGUN_RUN} or any(path.is_symlink() for path in held.values()):
+    if not held.keys() <= {*STARTED_RUN_FILES} or any(path.is_symlink() for path in held.values()):
         return False
     try:
         ours = "script" in read_settings(folder)
@@ -140,10 +140,10 @@ def read_settings(folder: Path, flag: str = "out") -> dict[str, Any]:
 def require_same(
     given: Mapping[str, Any], stored: Mapping[str, Any], fields: Mapping[str, Setting], out: str
 ) -> None:
-    """Checks that given settings are those of an earlier run, or may change when it is resumed.
+    """Raises ConfigError for a given setting that differs from the stored run and may not change.
 
-    A file or folder may have another path if the run has its digest: that of code is compared here,
-    that of data by `provenance.require_data`.
+    A path may change if its content has the stored digest; digests of code are compared here, of
+    data by `provenance.require_data`.
 
     Args:
       given: Flag name to value, of this start.
