@@ -4,25 +4,25 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 23_944,
-    "run layer code": 10_553,
-    "run layer files": 85,
-    "run layer import pairs": 347,
+    "library code": 24_360,
+    "run layer code": 10_879,
+    "run layer files": 88,
+    "run layer import pairs": 377,
     "folders of run/ in import cycles": 0,
-    "signatures with Any in the run layer": 301,
-    "records above 14 fields in the run layer": 3,
-    "modules of run/ with one importer": 18,
-    "experiments code": 5_645,
+    "signatures with Any in the run layer": 286,
+    "records above 14 fields in the run layer": 4,
+    "modules of run/ with one importer": 17,
+    "experiments code": 5_651,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 400 lines of code": 0,
     "ppo's imports, files": 15,
-    "ppo's imports, code": 1_928,
+    "ppo's imports, code": 1_971,
     "public without a docstring": 0,
     "README lines": 150,
     "CHANGELOG lines": 180,
-    "docs words (studies aside)": 27_240,
-    "test code": 42_048,
+    "docs words (studies aside)": 27_239,
+    "test code": 42_553,
 }
 
 

@@ -102,9 +102,7 @@ def prepare(
     # All processes must see the same folder, so whether it holds a run is compared too.
     holds = f"{options.out} ({'with a run' if before else 'without a run'})"
     require_same({"out": holds, **{x: y for x, y in values.items() if fields[x].compared}})
-    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
-        if getattr(options, flag):
-            errors.require(flag, package, flag)
+    _require_exporters(options)
     with flags.locating(sections):
         placement = _place(script, config, described)
         world = script.open_world(config)
@@ -158,6 +156,13 @@ def prepare(
         [*folder.removed(before), *_notes(setup, job, options, chosen["tuned"], changes)],
         ("script", *values, "resolved"),
     )
+
+
+def _require_exporters(options: Options) -> None:
+    """Raises ConfigError if the package of an exporter is missing."""
+    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
+        if getattr(options, flag):
+            errors.require(flag, package, flag)
 
 
 def new_origins(settings: Settings[Any], fields: Mapping[str, Setting]) -> dict[str, str]:
