@@ -208,7 +208,7 @@ def test_what_is_best_can_be_given(tmp_path, programs_run, monkeypatch, capsys):
 
 
 def test_sweep_help_names_the_flags(capsys):
-    assert sweep.main(["--help"]) == 0
+    assert sweep.main(["--help", "--config.gamma=0.9,0.99"]) == 0
     assert "  --evaluations=10\n" in capsys.readouterr().out
 
 

@@ -23,8 +23,8 @@ def main(argv: Sequence[str]) -> int:
     asks, words = flags.help_of(argv)
     given = settings.tokenize(sweeping.SCRIPT, words)
     if asks:
-        everything = flags.EVERYTHING in argv
-        print(settings.usage(sweeping.SCRIPT, given, everything=everything))
+        single = {name: text for name, text in given.items() if "." not in name}
+        print(settings.usage(sweeping.SCRIPT, single, everything=flags.EVERYTHING in argv))
         return 0
     try:
         swept = sweeping.carry_out(given, leave_early=True)
