@@ -81,7 +81,7 @@ WRONG = [
         "a sweep takes lists of text for numbers",
         "run.experiment.sweeping",
         "flags.convert({name: value}, sections)",
-        "pass",
+        "{name: value}",
         (f"{TESTS}test_a_sweep_takes_arrays_and_lists_of_scalars",),
     ),
     Wrong(
