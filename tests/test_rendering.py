@@ -176,9 +176,7 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
     options = script.flags.parse(flags, {"": script.Options})[""]
     player = script.restore(options, script.earlier.read(script.control.SCRIPT, "run", str(run)))
     assert player.iteration == 10
-    evaluate = jax.jit(
-        control.make_evaluate(player.world.env, player.problem, num_episodes=1)
-    )
+    evaluate = jax.jit(control.make_evaluate(player.world.env, player.problem, num_episodes=1))
     expected = evaluate(player.state.params, player.state.collector, jax.random.key(3))
     length = int(expected["length"][0])
     with Image.open(out) as gif:
