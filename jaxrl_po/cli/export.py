@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("out", f"must be a folder that is new or empty, got {options.out}")
     earlier.require_seed("seed_index", options.seed_index, config.run.seeds, "run", options.run)
     try:
-        base = models.read_base(config.run.init_from, config.model)
+        base = models.read_base(config.initial.pretrained, config.model)
         before = base and weights.read(base.folder, base.model, dtype=None, place=on_host)
     except ConfigError as error:
         raise earlier.unsuitable("run", options.run, error) from None

@@ -149,12 +149,11 @@ def tuned_file(options: ControlOptions) -> Path:
     return CONFIGS / options.algorithm / f"{name.replace(':', '-')}.json"
 
 
-def presets(options: ControlOptions, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def presets(options: ControlOptions) -> Mapping[str, Any]:
     """Returns flag name to default: DAPO without its treatment of overlong answers.
 
     An episode that lasts to its time limit is not too long.
     """
-    del values
     overlong = {"config.overlong_filtering": False, "config.soft_overlong": False}
     return overlong if options.algorithm == "dapo" else {}
 
@@ -290,10 +289,10 @@ SCRIPT = Script(
     summary="Trains a method of policy optimisation on a control environment.",
     options=ControlOptions,
     config=ControlConfig,
-    require_known=lambda options, given: None,
-    presets=presets,
-    tuned=tuned,
-    sections=lambda options: {
+    require_known=lambda *_: None,
+    presets=lambda options, *_: presets(options),
+    tuned=lambda options, values, _: tuned(options, values),
+    sections=lambda options, _: {
         "problem": sampling(options).settings,
         "network": control.NetworkSettings,
     },

@@ -13,7 +13,6 @@ from jaxrl_po.run.experiment import methods
 from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
 from jaxrl_po.run.experiment.tasks import TASKS
 
-DISTILLATION = "distillation"
 VERIFIER, MODEL = "verifier", "model"
 ProblemSettings = language.Settings | Sampling | demonstrations.Settings
 
@@ -33,7 +32,7 @@ class LanguageOptions(Options):
     teacher: str = option(
         "",
         "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
-        f"the teacher of --algorithm={DISTILLATION}; empty for none",
+        f"the teacher of --algorithm={'|'.join(methods.WITH_TEACHER)}; empty for none",
     )
     tools: str = common_option(
         "",

@@ -26,7 +26,8 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import earlier, methods, tasks
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.language_config import DISTILLATION, LanguageConfig
+from jaxrl_po.run.experiment.language_config import LanguageConfig, LanguageOptions
+from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.store import checkpoint, folder, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
@@ -87,17 +88,23 @@ class Base(NamedTuple):
     text: prompts.Text
 
 
-def read_base(init_from: str, settings: Computation) -> Base | None:
-    """The pretrained model at the root of `--init_from`; None where there is none.
+def initial_model(options: LanguageOptions) -> InitialModel:
+    """Reads from the files of `--init_from` which model a run starts from; see `root`."""
+    replaced = [os.path.realpath(options.out)] if options.overwrite else []
+    found = root(options.init_from, *replaced)
+    return InitialModel(os.path.abspath(found) if found else "", found != options.init_from)
+
+
+def read_base(path: str, settings: Computation) -> Base | None:
+    """Reads a pretrained model without its parameters; returns None for an empty path.
 
     Args:
-      init_from: see `root`.
+      path: Folder or GGUF file; see `InitialModel.pretrained`.
       settings: Settings of `--model.*`.
 
     Raises:
-      ConfigError: it cannot be used; names the flag.
+      ConfigError: The model cannot be used; names the flag.
     """
-    path = root(init_from)
     if not path:
         return None
     if Path(path).is_file():
@@ -138,7 +145,7 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
     """The task of a run; see `tasks.make`."""
     options = config.run
     supervised = options.algorithm in methods.SUPERVISED
-    shape = vars(config.model).get("shape")
+    shape = config.model.shape if isinstance(config.model, language.ModelSettings) else ""
     return tasks.make(
         options.task,
         config.task,
@@ -163,7 +170,7 @@ def start(script: Command, config: LanguageConfig, *, answers: bool = True) -> S
       ConfigError: the value of `--init_from`, `--task` or `--lora` cannot be used.
     """
     options, adapters = config.run, config.lora
-    base = read_base(options.init_from, config.model)
+    base = read_base(config.initial.pretrained, config.model)
     task = make_task(config, base, answers=answers)
     if base is None:
         assert isinstance(config.model, language.ModelSettings)
@@ -177,7 +184,7 @@ def start(script: Command, config: LanguageConfig, *, answers: bool = True) -> S
                 f"= {options.init_from} has {whole.vocabulary}",
             )
     params: PyTree = None
-    if base is not None and root(options.init_from) == options.init_from:
+    if base is not None and not config.initial.by_run:
         # A base in the type of the products is not rounded again where it is used.
         half = adapters.rank > 0 and config.model.dtype != "float32"
         try:
@@ -267,15 +274,17 @@ def teacher(script: Command, config: LanguageConfig, task: AnyTask) -> Teacher |
         with a model of ours and the vocabulary of this task, or has no intact checkpoint.
     """
     options = config.run
-    if options.teacher and options.algorithm != DISTILLATION:
-        raise ConfigError("teacher", f"has no effect unless algorithm = {DISTILLATION}")
-    if not options.teacher and options.algorithm == DISTILLATION:
-        raise ConfigError("teacher", "must name a run of jaxrl-po language, e.g. runs/first")
-    if not options.teacher:
+    taught = options.algorithm in methods.WITH_TEACHER
+    if options.teacher and not taught:
+        needs = " or ".join(methods.WITH_TEACHER)
+        raise ConfigError("teacher", f"has no effect unless algorithm = {needs}")
+    if not taught:
         return None
+    if not options.teacher:
+        raise ConfigError("teacher", "must name a run of jaxrl-po language, e.g. runs/first")
     run = options.teacher
     settings = earlier.read(script, "teacher", run)
-    if root(settings.run.init_from):
+    if settings.initial.pretrained:
         raise ConfigError("teacher", f"must be a run without a pretrained model, got {run}")
     require_vocabulary("teacher", run, config, settings, task)
     assert isinstance(settings.model, language.ModelSettings)

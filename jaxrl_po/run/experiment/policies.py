@@ -267,7 +267,7 @@ class _Generating(_Rebuilt):
 
     def __init__(self, config: LanguageConfig, params: ActorCritic):
         self._arguments = config, params
-        base = models.read_base(config.run.init_from, config.model)
+        base = models.read_base(config.initial.pretrained, config.model)
         task = models.make_task(config, base, answers=False)
         if base is None:
             assert isinstance(config.model, language.ModelSettings)
