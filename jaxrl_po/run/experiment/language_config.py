@@ -120,14 +120,14 @@ class Adapters:
 
     def validate(self) -> None:
         """Raises ConfigError for targets that a block does not have."""
-        if self.rank:
+        if self.lora is not None:
             self.lora.validate()
 
     @property
-    def lora(self) -> lora.Lora:
-        """Adapters as an argument of `Transformer`."""
+    def lora(self) -> lora.Lora | None:
+        """Adapters as an argument of `Transformer`; None if there are none."""
         names = tuple(name for name in self.targets.split(",") if name)
-        return lora.Lora(self.rank, self.alpha, names)
+        return lora.Lora(self.rank, self.alpha, names) if self.rank else None
 
 
 @config.record

@@ -1,6 +1,7 @@
 """The table of methods, by their names on the command line, and facts about them."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_po.algorithms import (
@@ -26,30 +27,17 @@ from jaxrl_po.algorithms import (
     trpo,
 )
 
-WITH_CRITIC = {
-    "reinforce": reinforce,
-    "a2c": a2c,
-    "npg": npg,
-    "trpo": trpo,
-    "ppo": ppo,
-    "ppo_penalty": ppo_penalty,
-}
-IN_GROUPS = {
-    "grpo": grpo,
-    "dapo": dapo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "reinforce_pp": reinforce_pp,
-    "gspo": gspo,
-    "cispo": cispo,
-    "sapo": sapo,
-    "gmpo": gmpo,
-    "dppo": dppo,
-    "pkpo": pkpo,
-    "kl_cov": kl_cov,
-    "distillation": distillation,
-}
-SUPERVISED = {"sft": sft}
+
+def _by_name(*modules: ModuleType) -> dict[str, ModuleType]:
+    return {module.__name__.rpartition(".")[2]: module for module in modules}
+
+
+WITH_CRITIC = _by_name(reinforce, a2c, npg, trpo, ppo, ppo_penalty)
+IN_GROUPS = _by_name(
+    *(grpo, dapo, dr_grpo, rloo, reinforce_pp, gspo, cispo, sapo, gmpo, dppo, pkpo, kl_cov),
+    distillation,
+)
+SUPERVISED = _by_name(sft)
 ALGORITHMS = WITH_CRITIC | IN_GROUPS | SUPERVISED
 # Methods whose surrogate is not clipped, so that it is valid only near the old policy.
 UNCLIPPED = ("rloo", "pkpo", "distillation")

@@ -90,8 +90,7 @@ class Base(NamedTuple):
 
 def initial_model(options: LanguageOptions) -> InitialModel:
     """Reads from the files of `--init_from` which model a run starts from; see `root`."""
-    replaced = [os.path.realpath(options.out)] if options.overwrite else []
-    found = root(options.init_from, *replaced)
+    found = root(options.init_from, *[os.path.realpath(options.out)] * options.overwrite)
     return InitialModel(os.path.abspath(found) if found else "", found != options.init_from)
 
 
@@ -172,67 +171,54 @@ def start(script: Command, config: LanguageConfig, *, answers: bool = True) -> S
     options, adapters = config.run, config.lora
     base = read_base(config.initial.pretrained, config.model)
     task = make_task(config, base, answers=answers)
-    if base is None:
-        assert isinstance(config.model, language.ModelSettings)
-        whole = config.model.build(task.tokenizer.size)
-    else:
-        whole = base.model
-        if task.tokenizer.size != whole.vocabulary:
-            raise ConfigError(
-                "task",
-                f"{options.task} has a vocabulary of {task.tokenizer.size} tokens, but init_from "
-                f"= {options.init_from} has {whole.vocabulary}",
-            )
+    whole = bare(config, base, task)
+    policy = whole.clone(lora=adapters.lora)
+    if task.tokenizer.size != whole.vocabulary:
+        raise ConfigError(
+            "task",
+            f"{options.task} has a vocabulary of {task.tokenizer.size} tokens, but init_from = "
+            f"{options.init_from} has {whole.vocabulary}",
+        )
     params: PyTree = None
     if base is not None and not config.initial.by_run:
         # A base in the type of the products is not rounded again where it is used.
         half = adapters.rank > 0 and config.model.dtype != "float32"
         try:
             params = weights.read(
-                base.folder, whole, dtype=None if half else "float32", place=_on_host
+                base.folder, whole, dtype=None if half else "float32", place=on_host
             )
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error.message}") from None
     elif options.init_from:
-        params = of_run(script, config, task, whole)
+        settings = earlier.read(script, "init_from", options.init_from)
+        if isinstance(config.model, language.ModelSettings):
+            require_alike(config, settings, task)
+        params = _latest(script, "init_from", options.init_from, settings, whole)
     elif adapters.rank and options.compile_for:  # no machine need hold the parameters
         dtype = DTYPES[config.model.dtype]
         shapes = whole.parameter_shapes()
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
-        return Start(task, whole.clone(lora=adapters.lora), params, base, "")
+        return Start(task, policy, params, base, "")
     elif adapters.rank:
         drawn = jax.jit(whole.init)(
             jax.random.key(options.seed), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
         )
         params = jax.device_get(drawn)
-    if not adapters.rank:
-        return Start(task, whole, params, base, "")
-    whole = whole.clone(lora=adapters.lora)
-    return Start(task, whole, params, base, digest(params, base))
+    return Start(task, policy, params, base, digest(params, base) if adapters.rank else "")
 
 
-def _on_host(path: tuple[str, ...], array: Any) -> Any:
+def bare(config: LanguageConfig, base: Base | None, task: AnyTask) -> Transformer:
+    """Returns the transformer of a run without adapters: of its sizes, or pretrained."""
+    if base is not None:
+        return base.model
+    assert isinstance(config.model, language.ModelSettings)
+    return config.model.build(task.tokenizer.size)
+
+
+def on_host(path: tuple[str, ...], array: Any) -> Any:
+    """Returns a parameter of a pretrained model as it is, beside the state on the device."""
+    del path
     return array
-
-
-def of_run(script: Command, config: LanguageConfig, task: AnyTask, model: Transformer) -> PyTree:
-    """The policy that `--init_from`, a run, ended with: `{"params": …}` of its first seed.
-
-    Args:
-      script: `language`.
-      config: Settings of the run that begins.
-      task: of that run.
-      model: of that run, without adapters.
-
-    Raises:
-      ConfigError: its vocabulary or model differs, its base is another one by now, or it has no
-        intact checkpoint.
-    """
-    run = config.run.init_from
-    settings = earlier.read(script, "init_from", run)
-    if isinstance(config.model, language.ModelSettings):
-        require_alike(config, settings, task)
-    return _latest(script, "init_from", run, settings, model)
 
 
 def require_shares(start: Start, placement: Placement) -> None:
@@ -295,11 +281,14 @@ def teacher(script: Command, config: LanguageConfig, task: AnyTask) -> Teacher |
 def _latest(
     script: Command, flag: str, run: str, settings: LanguageConfig, model: Transformer
 ) -> PyTree:
-    """The newest policy of the first seed of a run with these settings; see `of_run`."""
+    """The newest policy of the first seed of a run with these settings.
+
+    Raises:
+      ConfigError: The run has no intact checkpoint, or its base is another one by now.
+    """
     adapted = settings.lora.rank > 0
     try:
-        like = model.clone(lora=settings.lora.lora) if adapted else model
-        shapes = like.parameter_shapes()
+        shapes = model.clone(lora=settings.lora.lora).parameter_shapes()
         found = checkpoint.peek_policy(
             Path(run) / "checkpoints" / "latest",
             {lora.ADAPTERS: shapes[lora.ADAPTERS]} if adapted else shapes,

@@ -1,6 +1,7 @@
 """Default flags of `jaxrl-po language` that suit its models, by start, reward and method."""
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxrl_po.algorithms import dapo
@@ -10,13 +11,12 @@ from jaxrl_po.run.experiment.language_config import MODEL, LanguageOptions
 from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.experiment.settings import DECAY, WARM_UP
 
-ANY = ""
-# Kinds of start. Adapters of a pretrained model are of two kinds.
-NEW, PRETRAINED, ADAPTERS = "new", "pretrained", "adapters"
+# Kinds of start. Adapters of a pretrained model are of the last two.
+ANY, NEW, PRETRAINED, ADAPTERS = "", "new", "pretrained", "adapters"
 FUNCTIONS = "functions"  # kind of reward, computed on the host
 # Kinds of methods, and of critics.
 WITH_CRITIC, IN_GROUPS, SUPERVISED = "with a critic", "in groups", "supervised"
-BY_GAE, IN_EPOCHS, UNCLIPPED = "estimates by GAE", "in epochs", "unclipped"
+BY_GAE, IN_EPOCHS = "estimates by GAE", "in epochs"
 
 # (Kind of start, kind of reward, method or kind of method) to flags, of which the last row wins.
 # A flag that a run lacks has no effect.
@@ -62,7 +62,7 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
         "problem.num_prompts": 64,
         "problem.group_size": 8,
     },
-    (ANY, ANY, UNCLIPPED): {"config.num_epochs": 1},
+    **{(ANY, ANY, name): {"config.num_epochs": 1} for name in methods.UNCLIPPED},
     # A refill needs the scores inside the program.
     (ANY, FUNCTIONS, "dapo"): {"config.dynamic_sampling": dapo.REWEIGHT},
     (ANY, ANY, SUPERVISED): {"seeds": 1, WARM_UP: 100, DECAY: 400},
@@ -74,50 +74,37 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
 
 
 def of_language(
-    options: LanguageOptions, values: Mapping[str, Any], initial: InitialModel
+    options: LanguageOptions,
+    values: Mapping[str, Any],
+    initial: InitialModel,
+    starts: Collection[str] = (ANY, NEW, PRETRAINED, ADAPTERS),
 ) -> dict[str, Any]:
-    """Returns flag name to preset, from all rows that apply to a run."""
-    rows = _rows(options, values, initial)
-    return {name: value for _, row in rows for name, value in row.items()}
-
-
-def of_pretrained(
-    options: LanguageOptions, values: Mapping[str, Any], initial: InitialModel
-) -> dict[str, Any]:
-    """Returns flag name to preset, from the rows for a pretrained model or adapters of one."""
-    rows = _rows(options, values, initial)
-    kinds = (PRETRAINED, ADAPTERS)
-    return {name: x for start, row in rows if start in kinds for name, x in row.items()}
-
-
-def _rows(
-    options: LanguageOptions, values: Mapping[str, Any], initial: InitialModel
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the rows that apply to a run, each with its kind of start."""
-    published = values.get("model.shape", "none") != "none"
-    pretrained = published or bool(initial.pretrained)
-    starts = {
+    """Returns flag name to preset of a run, from the rows whose kind of start is among `starts`."""
+    pretrained = bool(initial.pretrained) or values.get("model.shape", "none") != "none"
+    scored_on_host = bool(options.tools or rewarding.functions(options))
+    name = options.algorithm
+    config = methods.ALGORITHMS[name].Config
+    start = {
         # Random prompts have no answers to warm up on.
         NEW: not options.init_from and options.task != tasks.RANDOM,
         PRETRAINED: pretrained,
         ADAPTERS: pretrained and bool(values.get("lora.rank")),
     }
-    rewards = {
-        MODEL: options.reward == MODEL,
-        FUNCTIONS: bool(options.tools or rewarding.functions(options)),
-    }
-    name = options.algorithm
-    config = methods.ALGORITHMS[name].Config
-    of_method = {
+    reward = {MODEL: options.reward == MODEL, FUNCTIONS: scored_on_host}
+    method = {
         name: True,
         WITH_CRITIC: name in methods.WITH_CRITIC,
         IN_GROUPS: name in methods.IN_GROUPS,
         SUPERVISED: name in methods.SUPERVISED,
-        UNCLIPPED: name in methods.UNCLIPPED,
         BY_GAE: getattr(config, "estimator", "") == GAE,
         IN_EPOCHS: issubclass(config, Epochs),
     }
+    found: dict[str, Any] = {}
     for key, row in PRESETS.items():
-        kinds = zip(key, (starts, rewards, of_method), strict=True)
-        if all(kind == ANY or found.get(kind) for kind, found in kinds):
-            yield key[0], row
+        pairs = zip(key, (start, reward, method), strict=True)
+        if key[0] in starts and all(kind == ANY or kinds.get(kind) for kind, kinds in pairs):
+            found |= row
+    return found
+
+
+of_pretrained = functools.partial(of_language, starts=(PRETRAINED, ADAPTERS))

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple
 
 from jaxrl_po.config import ConfigError, Setting, setting_of
-from jaxrl_po.optimizers import AUTO, COSINE, LINEAR
+from jaxrl_po.optimizers import AUTO, COSINE, LINEAR, Optimization
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
@@ -68,14 +68,13 @@ def read(
         before = {field.name: field.default for field in flags.settable(script.options)} | stored
         folder.require_same(typed, before if stored else {}, fields_of(sections), options.out)
     values = {**stored, **typed}
-    tuned = flags.current(script.tuned(options, values, initial), sections)
+    suited = flags.current(script.tuned(options, values, initial), sections)
     presets = script.presets(options, values, initial)
+    tuned = {name: x for name, x in suited.items() if name not in presets}
     layers = {"given": typed, "stored": stored, "tuned": tuned, "preset": presets}
-    layers["tuned"] = {name: x for name, x in tuned.items() if name not in presets}
     records, origins = flags.merge(sections, layers)
-    tuned = {name: x for name, x in tuned.items() if origins.get(name) in ("tuned", "preset")}
-    config = script.config.of_sections(records, initial)
-    return Settings(config, typed, tuned, origins, stored)
+    suited = {name: x for name, x in suited.items() if origins.get(name) in ("tuned", "preset")}
+    return Settings(script.config.of_sections(records, initial), typed, suited, origins, stored)
 
 
 def parse(script: Script[Config, World], argv: Sequence[str]) -> Settings[Config]:
@@ -173,7 +172,7 @@ def settle(
             "total_steps", f"must make fewer than {2**31:,} iterations of {of_one}, got {total}"
         )
     method, chosen = config.method, ("tuned", "preset")
-    schedule = vars(method).get("schedule", AUTO)
+    schedule = method.schedule if isinstance(method, Optimization) else AUTO
     follows = iterations and origins.get(DECAY) in chosen and schedule == AUTO
     follows = follows or schedule in (LINEAR, COSINE)
     if follows and not resumed and origins.get(DECAY) not in ("given", "stored"):
@@ -181,7 +180,7 @@ def settle(
     if not resumed and origins.get(WARM_UP) in chosen:
         warm_up = min(method.warm_up_iterations, iterations // 10)
         method = dataclasses.replace(method, warm_up_iterations=warm_up)
-    decay_iterations = vars(method).get("decay_iterations", 0)
+    decay_iterations = method.decay_iterations if isinstance(method, Optimization) else 0
     if 0 < decay_iterations < iterations:
         if resumed:
             raise ConfigError(
