@@ -82,8 +82,7 @@ def of_language(
     """Returns flag name to preset of a run, from the rows whose kind of start is among `starts`."""
     pretrained = bool(initial.pretrained) or values.get("model.shape", "none") != "none"
     scored_on_host = bool(options.tools or rewarding.functions(options))
-    name = options.algorithm
-    config = methods.ALGORITHMS[name].Config
+    name, config = options.algorithm, methods.ALGORITHMS[options.algorithm].Config
     start = {
         # Random prompts have no answers to warm up on.
         NEW: not options.init_from and options.task != tasks.RANDOM,
