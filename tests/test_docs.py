@@ -95,9 +95,9 @@ def training_flags(script):
         variants += [{"tools": "mine.py:Game", **variants[-1], "task": "file"}]
     return {
         flags.join(prefix, field.name)
-        for variant in variants
+        for options in (script.SCRIPT.options(**variant) for variant in variants)
         for prefix, record in settings.sections_of(
-            script.SCRIPT, script.SCRIPT.options(**variant)
+            script.SCRIPT, options, script.SCRIPT.initial(options)
         ).items()
         for field in flags.settable(record)
     }

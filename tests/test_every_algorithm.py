@@ -117,13 +117,14 @@ def test_another_method_with_a_critic_is_one_entry(tmp_path, monkeypatch):
     argv = arguments("language", "own", tmp_path)
     assert launch.language([flag for flag in argv if "warm_start" not in flag]) == 0
     stored = json.loads((tmp_path / "config.json").read_text())
-    assert stored["warm_start.steps"] == presets.SMALL["warm_start.steps"]
+    assert stored["warm_start.steps"] == presets.PRESETS[presets.NEW, "", ""]["warm_start.steps"]
     assert stored["reference.enabled"] is False
     assert [stored[f"config.{name}"] for name in ("gamma", "lambda_")] == [1.0, 1.0]
     assert [stored[f"config.{name}"] for name in ("value_epochs", "num_epochs")] == [4, 1]
     judged = settings.parse(language.SCRIPT, ["--algorithm=own", "--reward=model"]).config
+    of_critic = presets.PRESETS["", "", presets.WITH_CRITIC]
     assert judged.reference.enabled
-    assert judged.problem.num_prompts == presets.WITH_CRITIC["problem.num_prompts"]
+    assert judged.problem.num_prompts == of_critic["problem.num_prompts"]
     assert judged.method.num_epochs == 2
 
 

@@ -152,7 +152,6 @@ def test_a_script_has_defaults_of_its_own():
     assert records[""].total_steps == 9
     assert records["config"].gamma == 0.75  # what is given comes first
     assert records["config"].early_stop is False  # then what is stored
-    assert "  --total_steps=9\n" in flags.usage("x.py", "", SECTIONS, defaults)
 
 
 def test_a_default_of_a_script_without_effect_does_not_apply():

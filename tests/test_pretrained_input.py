@@ -154,6 +154,24 @@ def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, t
     assert settings_lib.settle(script.SCRIPT, read, None)[0].method.warm_up_iterations == 50
 
 
+def test_start_is_read_once_and_has_presets(place, tmp_path, monkeypatch, written_down):
+    calls, root = [], models.root
+    monkeypatch.setattr(models, "root", lambda *given: calls.append(given) or root(*given))
+    out = tmp_path / "run"
+    flags = [flag for flag in arguments(place, out, "--lora.rank=2") if "num_epochs" not in flag]
+    written_down(launch.language, flags)
+    assert calls == [(str(place / "model"),)]
+    resolved = json.loads((out / "config.json").read_text())["resolved"]
+    assert resolved["tuned"] == {
+        "config.learning_rate": 5e-4,
+        "config.num_epochs": 1,
+        "config.use_reference": False,
+    }
+    assert resolved["tuned"].keys() <= {
+        name for name, origin in resolved["origin"].items() if origin == "preset"
+    }
+
+
 def test_paths_of_prompts_are_kept_for_use_from_elsewhere(place, tmp_path, monkeypatch):
     write_rows(tmp_path / "chat.jsonl", CHAT)
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import shapes
 import tiny
-from folders import ADAPTED, ROWS, arguments
+from folders import ADAPTED, BONUS, ROWS, arguments
 from scripts import everything
 
 from jaxrl_po import run
@@ -304,6 +304,38 @@ def test_a_warm_start_of_adapters_can_be_asked_for(warmed):
     fitted = supervised.run(parts, job.start, at_once, nothing, nothing, given=job.given)
     state = jax.jit(job.warm.init)((job.start, fitted))
     assert np.mean(jax.jit(job.evaluate)(state)["greedy_accuracy"]) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_chain_of_runs_is_loaded_and_exported(place, tmp_path):
+    """Supervised, then GRPO, then DAPO with adapters, each from the run before."""
+    demonstrated, grouped, adapted = (tmp_path / name for name in ("sft", "grpo", "dapo"))
+    flags = arguments(place, "")
+    settings = [flag for flag in flags if not flag.startswith(("--algorithm", "--out"))]
+    samples = ("--eval_samples", "--problem.group_size", "--problem.max_new_tokens")
+    supervised = [flag for flag in settings if not flag.startswith(samples)]
+    supervised += ["--algorithm=sft", "--show=0", "--total_steps=4", f"--out={demonstrated}"]
+    assert launch.language([*supervised, "--config.learning_rate=0.05"]) == 0
+    of_groups = [*over(demonstrated, *settings), "--algorithm=grpo", f"--out={grouped}", BONUS]
+    assert launch.language([*of_groups, "--total_steps=8", "--config.learning_rate=0.05"]) == 0
+    last = [*over(grouped, *settings), "--algorithm=dapo", f"--out={adapted}", *ADAPTED]
+    last += ["--total_steps=8", "--config.dynamic_sampling=off"]
+    assert launch.language(last) == 0
+    read_back = settings_lib.parse(script.SCRIPT, last).config.initial
+    assert read_back == (str(place / "model"), True)
+    loaded = run.load(adapted, checkpoint="latest")
+    assert len(loaded.generate(["w8 w9"])) == 1
+    policies = names_of(adapted)
+    assert all("['lora']" in name for name in policies if name.startswith(".params"))
+    merged, before = (
+        pretrained.load(export_of(out, tmp_path / f"{out.name}_model", "--checkpoint=latest"))
+        for out in (adapted, grouped)
+    )
+    first = pretrained.load(place / "model").params
+    for one, other in ((merged.params, before.params), (before.params, first)):
+        moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), one, other)
+        assert max(jax.tree.leaves(moved)) > 1e-4
 
 
 @pytest.fixture

@@ -332,13 +332,18 @@ def test_the_process_ends_with_status_2_and_one_line(tmp_path):
     assert errors == "error: --config.gama: is not a setting; did you mean config.gamma?\n"
 
 
-def test_a_script_has_defaults_of_its_own(capsys):
+def test_help_of_language_shows_defaults_and_presets(capsys):
     assert launch.language(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "--config.gamma=1.0" in shown
-    assert "--total_steps=131072" in shown
+    lines = capsys.readouterr().out.splitlines()
+    assert "  --config.gamma=0.99  (preset: 1.0)" in lines
+    assert "  --total_steps=500000  (preset: 131072)" in lines
+    assert "  --config.entropy_coefficient=0.0" in lines
+    assert launch.language(["--help", "--algorithm=grpo", "--task=random"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  --total_steps=500000  (preset: 204800)" in lines
+    assert not any("tuned" in line for line in lines)
     assert launch.control(["--help"]) == 0
-    assert "--config.gamma=0.99" in capsys.readouterr().out
+    assert "--config.gamma=0.99\n" in capsys.readouterr().out
 
 
 def test_a_decay_that_ends_before_the_run_is_refused(tmp_path):

@@ -54,9 +54,9 @@ WRONG = [
     ),
     Wrong(
         "microbatches divide rows that are not learned from",
-        "run.experiment.composition",
-        'rows = (method.get("train_prompts") or self.settings.num_prompts)',
-        "rows = self.settings.num_prompts",
+        "run.experiment.methods",
+        "(config.train_prompts or prompts, members)",
+        "(prompts, members)",
         ("test_microbatches.py::test_microbatch_is_of_whole_prompts_or_of_one",),
     ),
     Wrong(
@@ -189,15 +189,15 @@ WRONG = [
     Wrong(
         "another method with a critic has the defaults of methods in groups",
         "run.experiment.presets",
-        "if options.algorithm in methods.WITH_CRITIC:",
-        "if options.algorithm in ('reinforce', 'a2c', 'npg', 'trpo', 'ppo', 'ppo_penalty'):",
+        "WITH_CRITIC: name in methods.WITH_CRITIC",
+        "WITH_CRITIC: name in ('reinforce', 'a2c', 'npg', 'trpo', 'ppo', 'ppo_penalty')",
         ("test_every_algorithm.py::test_another_method_with_a_critic_is_one_entry",),
     ),
     Wrong(
         "a reward model has a reference by the name of the method",
         "run.experiment.presets",
         "issubclass(config, Epochs)",
-        "options.algorithm in ('ppo', 'ppo_penalty')",
+        "name in ('ppo', 'ppo_penalty')",
         ("test_every_algorithm.py::test_another_method_with_a_critic_is_one_entry",),
     ),
     Wrong(
@@ -609,8 +609,8 @@ WRONG = [
     Wrong(
         "adapters are trained at the step size of a whole model",
         "run.experiment.presets",
-        'ADAPTED = {**PRETRAINED, "config.learning_rate": 5e-4,',
-        "ADAPTED = {**PRETRAINED,",
+        '(ADAPTERS, ANY, ANY): {"config.learning_rate": 5e-4, ',
+        "(ADAPTERS, ANY, ANY): {",
         (
             "test_pretrained_input.py::"
             "test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth",

@@ -56,6 +56,27 @@ WRONG = [
         ("test_settings.py::test_arguments_and_environment_are_read_once",),
     ),
     Wrong(
+        "the start of a run is read twice",
+        "run.experiment.models",
+        "base = read_base(config.initial.pretrained, config.model)\n    task",
+        "base = read_base(root(config.run.init_from), config.model)\n    task",
+        ("test_pretrained_input.py::test_start_is_read_once_and_has_presets",),
+    ),
+    Wrong(
+        "presets of a pretrained start are not announced",
+        "run.experiment.settings",
+        'if origins.get(name) in ("tuned", "preset")',
+        'if origins.get(name) == "tuned"',
+        ("test_pretrained_input.py::test_start_is_read_once_and_has_presets",),
+    ),
+    Wrong(
+        "help does not show presets",
+        "run.experiment.settings",
+        '"preset": script.presets(options, values, initial)}\n    fields',
+        "}\n    fields",
+        ("test_script_flags.py::test_help_of_language_shows_defaults_and_presets",),
+    ),
+    Wrong(
         "former names of stored settings are not read",
         "run.experiment.flags",
         "for old in former_names(prefix, field):",

@@ -27,6 +27,11 @@ class Steps(Optimization):
     )
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
+    @property
+    def num_parts(self) -> int:
+        """Number of microbatches in a whole batch."""
+        return self.num_minibatches * self.num_microbatches
+
 
 @config_lib.record
 class GradientSteps(corrections.Corrections, Steps):

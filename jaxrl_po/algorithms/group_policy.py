@@ -201,13 +201,12 @@ def make(
         config_lib.require_effect(
             reference, "reweight_kl", loss_kl is not None, "the penalty is in the loss"
         )
-    num_parts = config.num_minibatches * config.num_microbatches
     estimate = make_estimate(config, group_advantage, reward_fn, loss_mask_fn, select)
     if reference is not None:
         estimate = reference_lib.with_reference_log_prob(
             estimate,
             problem,
-            num_parts=num_parts,
+            num_parts=config.num_parts,
             reward_kl=reward_kl,
             coefficient=reference.kl_coefficient,
         )
@@ -223,7 +222,7 @@ def make(
         ),
         init_optimizer=lambda params: optimizer.init(params.policy),
         init_reference=lambda params: None if reference is None else params.policy,
-        num_parts=num_parts,
+        num_parts=config.num_parts,
         axis_name=config.axis_name,
     )
 
@@ -280,7 +279,6 @@ def make_improve(
     """Gradient steps on the samples, and the KL of all of them; arguments as for `make`."""
     loss = make_loss(config, problem, surrogate, aggregate, loss_kl)
     reference = reference_of(config)
-    num_parts = config.num_minibatches * config.num_microbatches
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         of_budget = functools.partial(loss, steps=samples.mask.shape[1])
@@ -304,7 +302,7 @@ def make_improve(
             state.params.policy, state.opt_state, trained_on, key, scale
         )
         params = state.params._replace(policy=new)
-        num_kl_parts = -(-num_parts // KL_STRIDE)
+        num_kl_parts = -(-config.num_parts // KL_STRIDE)
         kl = actor_critic.update_kl(problem, params, samples.measured, num_parts=num_kl_parts)
         metrics = masked.merge(metrics, kl)
         if "teacher_log_prob" not in samples.columns:  # else every token has a signal

@@ -45,12 +45,6 @@ class Options:
     )
 
 
-def on_host(path: tuple[str, ...], array: Any) -> Any:
-    """Returns a parameter of the base as it is, beside the state on the device."""
-    del path
-    return array
-
-
 def as_base(params: PyTree, base: PyTree) -> PyTree:
     """Returns the parameters; those equal to the base's have its type."""
 
@@ -94,8 +88,8 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("out", f"must be a folder that is new or empty, got {options.out}")
     earlier.require_seed("seed_index", options.seed_index, config.run.seeds, "run", options.run)
     try:
-        base = models.read_base(config.run.init_from, config.model)
-        before = base and weights.read(base.folder, base.model, dtype=None, place=on_host)
+        base = models.read_base(config.initial.pretrained, config.model)
+        before = base and weights.read(base.folder, base.model, dtype=None, place=models.on_host)
     except ConfigError as error:
         raise earlier.unsuitable("run", options.run, error) from None
     if base is None:
@@ -105,8 +99,8 @@ def main(argv: Sequence[str]) -> int:
             "by jaxrl_po.run.load, or start another run from it by init_from",
         )
     _, iteration, state = earlier.state(script, config, "run", options.run, options.checkpoint)
-    model = base.model.clone(lora=config.lora.lora) if config.lora.rank else base.model
-    params = models.trained(model, of_seed(state, options.seed_index).params)
+    policy = base.model.clone(lora=config.lora.lora)
+    params = models.trained(policy, of_seed(state, options.seed_index).params)
     text, context, dtype = base.text, base.text.context, options.dtype or None
     if dtype is None:
         params = as_base(params, before)

@@ -14,7 +14,7 @@ from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
 from jaxrl_po.run.devices.sharding import LogicalAxes
-from jaxrl_po.run.experiment.options import Options, RunConfig
+from jaxrl_po.run.experiment.options import NEW_MODEL, InitialModel, Options, RunConfig
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.supervised import Warm
@@ -93,11 +93,14 @@ class Script(NamedTuple, Generic[Config, World]):
       summary: First line of `--help`.
       options: Record of the flags without a prefix, an extension of `Options`.
       config: Class of the config.
-      require_known: `(options, given)`, raises ConfigError for given flags of sections that this
-        run lacks.
-      presets: `(options, values) -> {flag: default}`, defaults that replace those of the records.
-      tuned: `(options, values) -> {flag: default}`, defaults that are reported before the run.
-      sections: `(options) -> {prefix: record}`, sections beside `config`, which is the method's.
+      require_known: `(options, given, initial)`, raises ConfigError for given flags of sections
+        that this run lacks.
+      presets: `(options, values, initial) -> {flag: default}`, defaults that replace those of the
+        records.
+      tuned: `(options, values, initial) -> {flag: default}`, defaults that are reported before the
+        run.
+      sections: `(options, initial) -> {prefix: record}`, sections beside `config`, which is the
+        method's.
       open_world: `(config) -> world`, makes what the run acts in once, such as an environment.
       rows: `(config) -> int`, environments or prompts of one seed.
       steps: `(config, world) -> int`, environment steps or completions of one iteration of a seed.
@@ -107,6 +110,7 @@ class Script(NamedTuple, Generic[Config, World]):
       unit: Name of a step, plural.
       curves: Metrics to draw, with their labels.
       y_label: Label of the curves' axis.
+      initial: `(options) -> InitialModel`, reads the files of `--init_from`.
       continued: `(config) -> config`, settings with which a run is resumed or loaded: without the
         run that it began from, if its checkpoints hold all of that.
     """
@@ -115,10 +119,10 @@ class Script(NamedTuple, Generic[Config, World]):
     summary: str
     options: type[Options]
     config: type[Config]
-    require_known: Callable[[Any, Mapping[str, Any]], None]
-    presets: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
-    tuned: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
-    sections: Callable[[Any], Mapping[str, type]]
+    require_known: Callable[[Any, Mapping[str, Any], InitialModel], None]
+    presets: Callable[[Any, Mapping[str, Any], InitialModel], Mapping[str, Any]]
+    tuned: Callable[[Any, Mapping[str, Any], InitialModel], Mapping[str, Any]]
+    sections: Callable[[Any, InitialModel], Mapping[str, type]]
     open_world: Callable[[Config], World]
     rows: Callable[[Config], int]
     steps: Callable[[Config, World], int]
@@ -128,6 +132,7 @@ class Script(NamedTuple, Generic[Config, World]):
     unit: str
     curves: tuple[plotting.Series, ...]
     y_label: str
+    initial: Callable[[Any], InitialModel] = lambda options: NEW_MODEL
     continued: Callable[[Config], Config] = lambda config: config
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from jaxrl_po import language
-from jaxrl_po.algorithms import dapo, reference
+from jaxrl_po.algorithms import reference
 from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
 from jaxrl_po.language import demonstrations, lora, unembedding
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
@@ -28,14 +28,14 @@ def problem_settings(
 
     A pretrained model answers in sentences, and soft overlong punishment needs room.
     """
-    settings, method = config.problem, config.method
+    settings = config.problem
     if settings.max_new_tokens or isinstance(task, Dialogue) or config.run.tools:
         return settings
     budget = task.answer_length
     if base is not None:
         room = base.text.context - task.prompt_length if base.text.context else SENTENCE
         budget = max(budget, min(SENTENCE, room))
-    if isinstance(method, dapo.Config) and method.soft_overlong:
+    if methods.facts(config.run.algorithm).needs_room(config.method):
         budget = language.rewards.budget_with_room(budget)
     return dataclasses.replace(settings, max_new_tokens=budget)
 
@@ -90,11 +90,12 @@ class Composition(NamedTuple):
     @property
     def learned(self) -> tuple[int, int]:
         """See `Setup.learned`; rows that are shuffled, or lack some members, share no prompt."""
-        method, group = vars(self.config.method), self.settings.group_size
-        group = 1 if self.config.run.algorithm in methods.SUPERVISED else group
-        parts, unused = method.get("num_minibatches", 1), method.get("extra_samples", 0)
-        rows = (method.get("train_prompts") or self.settings.num_prompts) * (group - unused)
-        return rows // (self.placement.data_devices * parts), 1 if parts > 1 or unused else group
+        method, group = self.config.method, self.settings.group_size
+        learned = methods.facts(self.config.run.algorithm).learned
+        prompts, members = learned(method, self.settings.num_prompts, group)
+        parts = method.num_parts // method.num_microbatches
+        together = members if parts == 1 and members == group else 1
+        return prompts * members // (self.placement.data_devices * parts), together
 
     def learner(self, warm_start: language.WarmStart | None, method: Any = None) -> Learner:
         """The learner with a warm start and the settings of its method, by default those given.
@@ -118,7 +119,7 @@ class Composition(NamedTuple):
                 problem,
                 given[TEACHER],
                 kind.make_problem(self.start.task, self.teacher.model, **vars(self.settings)).apply,
-                num_parts=method.num_minibatches * method.num_microbatches,
+                num_parts=method.num_parts,
             )
         if self.placement.cuts_params:  # the prompts of some devices would be read on others
             problem = problem._replace(speedups=SpeedUps())

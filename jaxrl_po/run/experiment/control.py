@@ -38,6 +38,8 @@ from jaxrl_po.run.store import sources
 from jaxrl_po.types import Distribution, Learner, Problem, Samples
 
 CONFIGS = Path(__file__).parent / "configs"
+# Method to flags. An episode that lasts to its time limit is not too long.
+PRESETS = {"dapo": {"config.overlong_filtering": False, "config.soft_overlong": False}}
 
 
 class Sampling(NamedTuple):
@@ -147,16 +149,6 @@ def tuned_file(options: ControlOptions) -> Path:
     """Returns the file of those settings; the environments of MuJoCo share one."""
     name = vector_envs.family(options.env) if vector_envs.is_host(options.env) else options.env
     return CONFIGS / options.algorithm / f"{name.replace(':', '-')}.json"
-
-
-def presets(options: ControlOptions, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns flag name to default: DAPO without its treatment of overlong answers.
-
-    An episode that lasts to its time limit is not too long.
-    """
-    del values
-    overlong = {"config.overlong_filtering": False, "config.soft_overlong": False}
-    return overlong if options.algorithm == "dapo" else {}
 
 
 def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:
@@ -290,10 +282,10 @@ SCRIPT = Script(
     summary="Trains a method of policy optimisation on a control environment.",
     options=ControlOptions,
     config=ControlConfig,
-    require_known=lambda options, given: None,
-    presets=presets,
-    tuned=tuned,
-    sections=lambda options: {
+    require_known=lambda *_: None,
+    presets=lambda options, *_: PRESETS.get(options.algorithm, {}),
+    tuned=lambda options, values, _: tuned(options, values),
+    sections=lambda options, _: {
         "problem": sampling(options).settings,
         "network": control.NetworkSettings,
     },

@@ -14,7 +14,7 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import models, rewarding
+from jaxrl_po.run.experiment import methods, models, rewarding
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.host.dialogues.exchange import Scene
 from jaxrl_po.run.host.dialogues.held import HostDialogues
@@ -102,7 +102,7 @@ def require_fit(
         raise ConfigError("reward", f"must be left out with tools, got {options.reward}")
     if config.warm_start is not None and config.warm_start.steps:
         raise ConfigError("warm_start.steps", "must be 0 with tools")
-    if vars(config.method).get("dynamic_sampling") == dapo.REFILL:
+    if methods.facts(options.algorithm).refills(config.method):
         raise ConfigError(
             "config.dynamic_sampling",
             f"must be {dapo.REWEIGHT} or off with tools: a refill needs JAX",

@@ -402,9 +402,8 @@ def usage(
     program: str,
     summary: str,
     sections: Mapping[str, type],
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-    *,
     notes: Mapping[str, str] = MappingProxyType({}),
+    *,
     everything: bool = True,
 ) -> str:
     """Returns the text of `--help`: flags with their defaults, descriptions, units and ranges.
@@ -413,7 +412,6 @@ def usage(
       program: Name of the command.
       summary: First line.
       sections: Prefix to record class.
-      defaults: Flag name to the script's default, where it differs from the record's.
       notes: Flag name to a remark that is shown beside its default.
       everything: Whether to show every field, and not the common ones alone.
     """
@@ -431,7 +429,7 @@ def usage(
         for field in found:
             name = join(prefix, field.name)
             lines += [
-                f"  --{name}={shown(defaults.get(name, field.default))}{notes.get(name, '')}",
+                f"  --{name}={shown(field.default)}{notes.get(name, '')}",
                 streams.wrapped(config.describe(field), indent=" " * 6),
             ]
     more = ["", streams.wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []

@@ -1,7 +1,6 @@
 """Trains a transformer on a task: `jaxrl-po language --task=addition --out=runs/addition`."""
 
 import functools
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,6 +37,7 @@ from jaxrl_po.run.experiment.language_config import (
     RewardSettings,
     ToolSettings,
 )
+from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import supervised
 from jaxrl_po.run.store import sources
@@ -206,7 +206,9 @@ def require_room(config: LanguageConfig, start: models.Start) -> None:
         )
 
 
-def require_known(options: LanguageOptions, given: Mapping[str, Any]) -> None:
+def require_known(
+    options: LanguageOptions, given: Mapping[str, Any], initial: InitialModel
+) -> None:
     """Raises ConfigError for flags of another task, rank 0, and sizes beside a pretrained model."""
     tasks.require_flags(options.task, given)
     rank = {name: value for name, value in given.items() if name == "lora.rank"}
@@ -214,9 +216,7 @@ def require_known(options: LanguageOptions, given: Mapping[str, Any]) -> None:
         raise ConfigError(
             "lora.rank", "must lie in [1, inf), got 0; leave it out to train all parameters"
         )
-    if not models.root(options.init_from, *[os.path.realpath(options.out)] * options.overwrite):
-        return
-    for name in given:
+    for name in given if initial.pretrained else ():
         prefix, _, field = name.partition(".")
         if prefix == "model" and field not in vars(Computation()):
             raise ConfigError(
@@ -226,9 +226,9 @@ def require_known(options: LanguageOptions, given: Mapping[str, Any]) -> None:
             )
 
 
-def sections(options: LanguageOptions) -> dict[str, type]:
+def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]:
     """Prefix to record class, besides the algorithm's."""
-    hosted, pretrained = bool(options.tools), bool(models.root(options.init_from))
+    hosted, pretrained = bool(options.tools), bool(initial.pretrained)
     samples = options.algorithm not in methods.SUPERVISED
     critic, judge = options.algorithm in methods.WITH_CRITIC, options.reward == MODEL
     problem: type = language.Settings
@@ -272,6 +272,7 @@ SCRIPT = Script(
     rows=lambda config: config.problem.num_prompts,
     steps=lambda config, world: config.problem.num_prompts * config.problem.group_size,
     shards_params=lambda options: options.shard_params,
+    initial=models.initial_model,
     build=build,
     title=title,
     unit="completions",

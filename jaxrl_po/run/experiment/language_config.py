@@ -13,7 +13,6 @@ from jaxrl_po.run.experiment import methods
 from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
 from jaxrl_po.run.experiment.tasks import TASKS
 
-DISTILLATION = "distillation"
 VERIFIER, MODEL = "verifier", "model"
 ProblemSettings = language.Settings | Sampling | demonstrations.Settings
 
@@ -33,7 +32,7 @@ class LanguageOptions(Options):
     teacher: str = option(
         "",
         "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
-        f"the teacher of --algorithm={DISTILLATION}; empty for none",
+        f"the teacher of --algorithm={'|'.join(methods.WITH_TEACHER)}; empty for none",
     )
     tools: str = common_option(
         "",
@@ -121,14 +120,14 @@ class Adapters:
 
     def validate(self) -> None:
         """Raises ConfigError for targets that a block does not have."""
-        if self.rank:
+        if self.lora is not None:
             self.lora.validate()
 
     @property
-    def lora(self) -> lora.Lora:
-        """Adapters as an argument of `Transformer`."""
+    def lora(self) -> lora.Lora | None:
+        """Adapters as an argument of `Transformer`; None if there are none."""
         names = tuple(name for name in self.targets.split(",") if name)
-        return lora.Lora(self.rank, self.alpha, names)
+        return lora.Lora(self.rank, self.alpha, names) if self.rank else None
 
 
 @config.record

@@ -26,7 +26,8 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import earlier, methods, tasks
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.language_config import DISTILLATION, LanguageConfig
+from jaxrl_po.run.experiment.language_config import LanguageConfig, LanguageOptions
+from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.store import checkpoint, folder, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
@@ -87,17 +88,22 @@ class Base(NamedTuple):
     text: prompts.Text
 
 
-def read_base(init_from: str, settings: Computation) -> Base | None:
-    """The pretrained model at the root of `--init_from`; None where there is none.
+def initial_model(options: LanguageOptions) -> InitialModel:
+    """Reads from the files of `--init_from` which model a run starts from; see `root`."""
+    found = root(options.init_from, *[os.path.realpath(options.out)] * options.overwrite)
+    return InitialModel(os.path.abspath(found) if found else "", found != options.init_from)
+
+
+def read_base(path: str, settings: Computation) -> Base | None:
+    """Reads a pretrained model without its parameters; returns None for an empty path.
 
     Args:
-      init_from: see `root`.
+      path: Folder or GGUF file; see `InitialModel.pretrained`.
       settings: Settings of `--model.*`.
 
     Raises:
-      ConfigError: it cannot be used; names the flag.
+      ConfigError: The model cannot be used; names the flag.
     """
-    path = root(init_from)
     if not path:
         return None
     if Path(path).is_file():
@@ -138,7 +144,7 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
     """The task of a run; see `tasks.make`."""
     options = config.run
     supervised = options.algorithm in methods.SUPERVISED
-    shape = vars(config.model).get("shape")
+    shape = config.model.shape if isinstance(config.model, language.ModelSettings) else ""
     return tasks.make(
         options.task,
         config.task,
@@ -163,69 +169,56 @@ def start(script: Command, config: LanguageConfig, *, answers: bool = True) -> S
       ConfigError: the value of `--init_from`, `--task` or `--lora` cannot be used.
     """
     options, adapters = config.run, config.lora
-    base = read_base(options.init_from, config.model)
+    base = read_base(config.initial.pretrained, config.model)
     task = make_task(config, base, answers=answers)
-    if base is None:
-        assert isinstance(config.model, language.ModelSettings)
-        whole = config.model.build(task.tokenizer.size)
-    else:
-        whole = base.model
-        if task.tokenizer.size != whole.vocabulary:
-            raise ConfigError(
-                "task",
-                f"{options.task} has a vocabulary of {task.tokenizer.size} tokens, but init_from "
-                f"= {options.init_from} has {whole.vocabulary}",
-            )
+    whole = bare(config, base, task)
+    policy = whole.clone(lora=adapters.lora)
+    if task.tokenizer.size != whole.vocabulary:
+        raise ConfigError(
+            "task",
+            f"{options.task} has a vocabulary of {task.tokenizer.size} tokens, but init_from = "
+            f"{options.init_from} has {whole.vocabulary}",
+        )
     params: PyTree = None
-    if base is not None and root(options.init_from) == options.init_from:
+    if base is not None and not config.initial.by_run:
         # A base in the type of the products is not rounded again where it is used.
         half = adapters.rank > 0 and config.model.dtype != "float32"
         try:
             params = weights.read(
-                base.folder, whole, dtype=None if half else "float32", place=_on_host
+                base.folder, whole, dtype=None if half else "float32", place=on_host
             )
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error.message}") from None
     elif options.init_from:
-        params = of_run(script, config, task, whole)
+        settings = earlier.read(script, "init_from", options.init_from)
+        if isinstance(config.model, language.ModelSettings):
+            require_alike(config, settings, task)
+        params = _latest(script, "init_from", options.init_from, settings, whole)
     elif adapters.rank and options.compile_for:  # no machine need hold the parameters
         dtype = DTYPES[config.model.dtype]
         shapes = whole.parameter_shapes()
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
-        return Start(task, whole.clone(lora=adapters.lora), params, base, "")
+        return Start(task, policy, params, base, "")
     elif adapters.rank:
         drawn = jax.jit(whole.init)(
             jax.random.key(options.seed), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
         )
         params = jax.device_get(drawn)
-    if not adapters.rank:
-        return Start(task, whole, params, base, "")
-    whole = whole.clone(lora=adapters.lora)
-    return Start(task, whole, params, base, digest(params, base))
+    return Start(task, policy, params, base, digest(params, base) if adapters.rank else "")
 
 
-def _on_host(path: tuple[str, ...], array: Any) -> Any:
+def bare(config: LanguageConfig, base: Base | None, task: AnyTask) -> Transformer:
+    """Returns the transformer of a run without adapters: of its sizes, or pretrained."""
+    if base is not None:
+        return base.model
+    assert isinstance(config.model, language.ModelSettings)
+    return config.model.build(task.tokenizer.size)
+
+
+def on_host(path: tuple[str, ...], array: Any) -> Any:
+    """Returns a parameter of a pretrained model as it is, beside the state on the device."""
+    del path
     return array
-
-
-def of_run(script: Command, config: LanguageConfig, task: AnyTask, model: Transformer) -> PyTree:
-    """The policy that `--init_from`, a run, ended with: `{"params": …}` of its first seed.
-
-    Args:
-      script: `language`.
-      config: Settings of the run that begins.
-      task: of that run.
-      model: of that run, without adapters.
-
-    Raises:
-      ConfigError: its vocabulary or model differs, its base is another one by now, or it has no
-        intact checkpoint.
-    """
-    run = config.run.init_from
-    settings = earlier.read(script, "init_from", run)
-    if isinstance(config.model, language.ModelSettings):
-        require_alike(config, settings, task)
-    return _latest(script, "init_from", run, settings, model)
 
 
 def require_shares(start: Start, placement: Placement) -> None:
@@ -267,15 +260,17 @@ def teacher(script: Command, config: LanguageConfig, task: AnyTask) -> Teacher |
         with a model of ours and the vocabulary of this task, or has no intact checkpoint.
     """
     options = config.run
-    if options.teacher and options.algorithm != DISTILLATION:
-        raise ConfigError("teacher", f"has no effect unless algorithm = {DISTILLATION}")
-    if not options.teacher and options.algorithm == DISTILLATION:
-        raise ConfigError("teacher", "must name a run of jaxrl-po language, e.g. runs/first")
-    if not options.teacher:
+    taught = options.algorithm in methods.WITH_TEACHER
+    if options.teacher and not taught:
+        needs = " or ".join(methods.WITH_TEACHER)
+        raise ConfigError("teacher", f"has no effect unless algorithm = {needs}")
+    if not taught:
         return None
+    if not options.teacher:
+        raise ConfigError("teacher", "must name a run of jaxrl-po language, e.g. runs/first")
     run = options.teacher
     settings = earlier.read(script, "teacher", run)
-    if root(settings.run.init_from):
+    if settings.initial.pretrained:
         raise ConfigError("teacher", f"must be a run without a pretrained model, got {run}")
     require_vocabulary("teacher", run, config, settings, task)
     assert isinstance(settings.model, language.ModelSettings)
@@ -286,11 +281,14 @@ def teacher(script: Command, config: LanguageConfig, task: AnyTask) -> Teacher |
 def _latest(
     script: Command, flag: str, run: str, settings: LanguageConfig, model: Transformer
 ) -> PyTree:
-    """The newest policy of the first seed of a run with these settings; see `of_run`."""
+    """The newest policy of the first seed of a run with these settings.
+
+    Raises:
+      ConfigError: The run has no intact checkpoint, or its base is another one by now.
+    """
     adapted = settings.lora.rank > 0
     try:
-        like = model.clone(lora=settings.lora.lora) if adapted else model
-        shapes = like.parameter_shapes()
+        shapes = model.clone(lora=settings.lora.lora).parameter_shapes()
         found = checkpoint.peek_policy(
             Path(run) / "checkpoints" / "latest",
             {lora.ADAPTERS: shapes[lora.ADAPTERS]} if adapted else shapes,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any, NamedTuple, Self, get_args, get_type_hints
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
@@ -144,6 +144,22 @@ PREFIXES = {
 }  # section to the prefix of its flags, if that is not its name
 
 
+class InitialModel(NamedTuple):
+    """Model that a run starts from, as the files of `--init_from` tell.
+
+    Attributes:
+      pretrained: Absolute path of the pretrained model's folder or GGUF file, which `--init_from`
+        names or leads to through earlier runs; empty without one.
+      by_run: Whether `--init_from` names an earlier run.
+    """
+
+    pretrained: str = ""
+    by_run: bool = False
+
+
+NEW_MODEL = InitialModel()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """All settings of a run.
@@ -151,16 +167,19 @@ class RunConfig:
     Attributes:
       run: Settings of the run as a whole.
       method: Hyperparameters of the method, an `algorithms.<name>.Config`.
+      initial: Model that the run starts from; not a section.
     """
 
     run: Options
     method: Any
+    initial: InitialModel = NEW_MODEL
 
     @classmethod
-    def of_sections(cls, sections: Mapping[str, Any]) -> Self:
+    def of_sections(cls, sections: Mapping[str, Any], initial: InitialModel = NEW_MODEL) -> Self:
         """Makes the config of records by the prefix of their flags."""
         names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{x: sections[y] for x in names if (y := PREFIXES.get(x, x)) in sections})
+        found = {x: sections[y] for x in names if (y := PREFIXES.get(x, x)) in sections}
+        return cls(**found, initial=initial)
 
     @classmethod
     def every_section(cls) -> list[tuple[str, type]]:
@@ -177,4 +196,4 @@ class RunConfig:
     def sections(self) -> dict[str, Any]:
         """Returns the records by the prefix of their flags."""
         found = {PREFIXES.get(name, name): record for name, record in vars(self).items()}
-        return {prefix: record for prefix, record in found.items() if record is not None}
+        return {prefix: x for prefix, x in found.items() if dataclasses.is_dataclass(x)}

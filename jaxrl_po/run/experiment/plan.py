@@ -14,13 +14,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags
 from jaxrl_po.run.experiment.assembly import AnyScript, Setup
 from jaxrl_po.run.experiment.options import LINES, Options, RunConfig
-from jaxrl_po.run.experiment.settings import (
-    Settings,
-    fields_of,
-    sections_of,
-    settle,
-    stored_settings,
-)
+from jaxrl_po.run.experiment.settings import Settings, fields_of, settle, stored_settings
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.microbatches import FLAG
 from jaxrl_po.run.store import exporters, folder, metrics, provenance, sources
@@ -92,7 +86,7 @@ def prepare(
       ConfigError: Settings that cannot work, or not with the run in the folder.
     """
     config, before = settings.config, settings.stored
-    options, sections = config.run, sections_of(script, config.run)
+    options, sections = config.run, {x: type(y) for x, y in config.sections().items()}
     if not described:
         stored_settings(script, options)
     keep_programs(options.compilation_cache)

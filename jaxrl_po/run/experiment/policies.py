@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
@@ -267,15 +266,9 @@ class _Generating(_Rebuilt):
 
     def __init__(self, config: LanguageConfig, params: ActorCritic):
         self._arguments = config, params
-        base = models.read_base(config.run.init_from, config.model)
+        base = models.read_base(config.initial.pretrained, config.model)
         task = models.make_task(config, base, answers=False)
-        if base is None:
-            assert isinstance(config.model, language.ModelSettings)
-            model = config.model.build(task.tokenizer.size)
-        else:
-            model = base.model
-        if config.lora.rank:
-            model = model.clone(lora=config.lora.lora)
+        model = models.bare(config, base, task).clone(lora=config.lora.lora)
         settings = composition.problem_settings(config, task, base)
         budget = settings.max_new_tokens or task.answer_length
 

@@ -6,12 +6,12 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple
 
 from jaxrl_po.config import ConfigError, Setting, setting_of
-from jaxrl_po.optimizers import AUTO, COSINE, LINEAR
+from jaxrl_po.optimizers import AUTO, COSINE, LINEAR, Optimization
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
 from jaxrl_po.run.experiment.methods import ALGORITHMS
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.options import NEW_MODEL, InitialModel, Options
 from jaxrl_po.run.store import folder, sources
 
 DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
@@ -23,7 +23,8 @@ class Settings(NamedTuple, Generic[Config]):
     Attributes:
       config: All settings.
       given: Flag name to value, for each flag that the user set.
-      tuned: Flag name to value, found by a sweep or chosen for a pretrained model or a memory.
+      tuned: Flag name to value, which a start reports: found by a sweep, or chosen for a pretrained
+        model or a memory.
       origins: Flag name to the origin of its value; see `flags.ORIGINS`.
       stored: Content of `config.json` of the run that is resumed; empty for a new one.
     """
@@ -57,8 +58,9 @@ def read(
         stored = stored_settings(script, options) if options.resume else {}
     stored = flags.current(stored, {"": script.options})
     options = options_of(script, given, stored)
-    script.require_known(options, given)
-    sections = sections_of(script, options)
+    initial = script.initial(options)
+    script.require_known(options, given, initial)
+    sections = sections_of(script, options, initial)
     stored = flags.current(stored, sections)
     typed = flags.convert(given, sections)
     typed |= sources.absolute(typed)
@@ -66,13 +68,13 @@ def read(
         before = {field.name: field.default for field in flags.settable(script.options)} | stored
         folder.require_same(typed, before if stored else {}, fields_of(sections), options.out)
     values = {**stored, **typed}
-    tuned = flags.current(script.tuned(options, values), sections)
-    presets = script.presets(options, values)
+    suited = flags.current(script.tuned(options, values, initial), sections)
+    presets = script.presets(options, values, initial)
+    tuned = {name: x for name, x in suited.items() if name not in presets}
     layers = {"given": typed, "stored": stored, "tuned": tuned, "preset": presets}
     records, origins = flags.merge(sections, layers)
-    config = script.config.of_sections(records)
-    tuned = {name: x for name, x in tuned.items() if origins[name] == "tuned"}
-    return Settings(config, typed, tuned, origins, stored)
+    suited = {name: x for name, x in suited.items() if origins.get(name) in ("tuned", "preset")}
+    return Settings(script.config.of_sections(records, initial), typed, suited, origins, stored)
 
 
 def parse(script: Script[Config, World], argv: Sequence[str]) -> Settings[Config]:
@@ -104,17 +106,20 @@ def usage(script: AnyScript, given: Mapping[str, Any], *, everything: bool) -> s
       everything: Whether to show every field, and not the common ones alone.
     """
     options = options_of(script, given)
-    sections = sections_of(script, options)
+    initial = script.initial(options)
+    sections = sections_of(script, options, initial)
     values = flags.convert(given, sections)
-    presets = script.presets(options, values)
+    tuned = flags.current(script.tuned(options, values, initial), sections)
+    layers = {"tuned": tuned, "preset": script.presets(options, values, initial)}
     fields = flags.named(sections.items())
     notes = {
-        name: f"  (tuned: {errors.shown(value)})"
-        for name, value in flags.current(script.tuned(options, values), sections).items()
-        if name not in presets and value != fields[name].default
+        name: f"  ({origin}: {errors.shown(value)})"
+        for origin, layer in layers.items()
+        for name, value in layer.items()
+        if name in fields and value != fields[name].default
     }
     name = f"jaxrl-po {script.name}"
-    return flags.usage(name, script.summary, sections, presets, notes=notes, everything=everything)
+    return flags.usage(name, script.summary, sections, notes, everything=everything)
 
 
 def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
@@ -167,7 +172,7 @@ def settle(
             "total_steps", f"must make fewer than {2**31:,} iterations of {of_one}, got {total}"
         )
     method, chosen = config.method, ("tuned", "preset")
-    schedule = vars(method).get("schedule", AUTO)
+    schedule = method.schedule if isinstance(method, Optimization) else AUTO
     follows = iterations and origins.get(DECAY) in chosen and schedule == AUTO
     follows = follows or schedule in (LINEAR, COSINE)
     if follows and not resumed and origins.get(DECAY) not in ("given", "stored"):
@@ -175,7 +180,7 @@ def settle(
     if not resumed and origins.get(WARM_UP) in chosen:
         warm_up = min(method.warm_up_iterations, iterations // 10)
         method = dataclasses.replace(method, warm_up_iterations=warm_up)
-    decay_iterations = vars(method).get("decay_iterations", 0)
+    decay_iterations = method.decay_iterations if isinstance(method, Optimization) else 0
     if 0 < decay_iterations < iterations:
         if resumed:
             raise ConfigError(
@@ -192,7 +197,9 @@ def settle(
     return dataclasses.replace(config, method=method), iterations
 
 
-def sections_of(script: AnyScript, options: Options) -> dict[str, type]:
+def sections_of(
+    script: AnyScript, options: Options, initial: InitialModel = NEW_MODEL
+) -> dict[str, type]:
     """Returns the record class of each section by its prefix, including the method's."""
     algorithm = errors.lookup("algorithm", options.algorithm, ALGORITHMS)
-    return {"": script.options, "config": algorithm.Config, **script.sections(options)}
+    return {"": script.options, "config": algorithm.Config, **script.sections(options, initial)}

@@ -228,7 +228,7 @@ def read(given: Mapping[str, Any], options: Options) -> Asked:
     sections = settings.sections_of(SCRIPT, options)
     kept, swept, drawn = search.split(given, settings.fields_of(sections))
     fixed = flags.convert(kept, sections)
-    tuned = {**control.presets(options, fixed), **control.tuned(options, fixed)}
+    tuned = {**control.PRESETS.get(options.algorithm, {}), **control.tuned(options, fixed)}
     return Asked(fixed | sources.absolute(fixed), swept, drawn, flags.current(tuned, sections))
 
 
