@@ -1,5 +1,6 @@
 """Every task: its text is read back on the host, by a verifier of its own, in plain Python."""
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 from task_cases import COUNT, EVERY, cases, drawn, judge, texts, verifier
 
-from jaxrl_po import language
+from jaxrl_po import config, language
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import tasks
+from jaxrl_po.language import dialogues, tasks
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.run.experiment import tasks as catalogue
+from jaxrl_po.run.experiment import language_config, models, settings
+from jaxrl_po.run.experiment.language import SCRIPT
+
+OF_OURS = tasks.TASKS | dialogues.DIALOGUES
 
 
 @EVERY
@@ -332,10 +336,41 @@ def test_malformed_completions_are_counted_apart():
 
 def test_every_task_has_its_flags():
     """Records of the command line are the functions' arguments, and their defaults work."""
-    for name, entry in catalogue.GENERATED.items():
-        assert entry.make is getattr(tasks, name)
-        assert vars(entry.settings()).keys() == inspect.signature(entry.make).parameters.keys()
-        assert entry.make(**vars(entry.settings())).parses is not None
+    for name, (record, make) in OF_OURS.items():
+        assert make is getattr(tasks if name in tasks.TASKS else dialogues, name)
+        assert vars(record()).keys() == inspect.signature(make).parameters.keys()
+        made = make(**vars(record()))
+        assert name in dialogues.DIALOGUES or made.parses is not None
+
+
+@pytest.mark.parametrize("name", OF_OURS)
+def test_a_task_has_the_ranges_of_its_flags(name):
+    record, make = OF_OURS[name]
+    for field in dataclasses.fields(record):
+        within = config.setting_of(field).within
+        for outside in (within.low - 1, within.high + 1) if within else ():
+            if np.isfinite(outside):
+                with pytest.raises(ConfigError, match=f"^{field.name}: must be a whole number in"):
+                    make(**vars(record()) | {field.name: int(outside)})
+
+
+def test_a_row_of_the_table_gives_a_task_its_flags(monkeypatch):
+    @config.record
+    class Dummy:
+        """Settings of a task of ours."""
+
+        size: int = config.common.static(3, "size of the dummy", within=config.COUNT)
+
+    def make(size):
+        return tasks.addition(size)._replace(name=f"dummy of {size}")
+
+    monkeypatch.setitem(language_config.TASKS, "dummy", (Dummy, make))
+    flags = {"task": "dummy", "task.size": "2"}
+    read = settings.parse(SCRIPT, [f"--{name}={value}" for name, value in flags.items()])
+    assert models.make_task(read.config, None).name == "dummy of 2"
+    assert "--task.size=3\n" in settings.usage(SCRIPT, {"task": "dummy"}, everything=False)
+    with pytest.raises(ConfigError, match=r"^task\.size: is not a setting .* but of task = dummy$"):
+        settings.parse(SCRIPT, ["--task=sorting", "--task.size=2"])
 
 
 def test_answers_that_are_written_lowest_digit_first_say_so():

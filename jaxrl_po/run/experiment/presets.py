@@ -5,8 +5,8 @@ from typing import Any
 
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.algorithms.actor_critic import GAE, Epochs
-from jaxrl_po.run.experiment import methods, models, rewarding, tasks
-from jaxrl_po.run.experiment.language_config import MODEL, LanguageOptions
+from jaxrl_po.run.experiment import methods, models, rewarding
+from jaxrl_po.run.experiment.language_config import MODEL, RANDOM, LanguageOptions
 from jaxrl_po.run.experiment.settings import DECAY, WARM_UP
 
 # Few epochs over large batches keep a small model stable.
@@ -90,7 +90,7 @@ def applicable(options: LanguageOptions, settings: Mapping[str, Any]) -> dict[st
 def of_language(options: LanguageOptions, given: Mapping[str, Any]) -> dict[str, Any]:
     """Default values of flags that suit small transformers."""
     small: dict[str, Any] = dict(SMALL)
-    if options.init_from or options.task == tasks.RANDOM:
+    if options.init_from or options.task == RANDOM:
         small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
     if options.reward == MODEL:
         small |= JUDGED
