@@ -257,34 +257,9 @@ def test_demonstrations_of_the_running_sum_differ_in_length():
     [
         (lambda: tasks.addition(2.0), r"num_digits: must be a whole number in \[1, 9\], got 2\.0"),
         (lambda: tasks.addition(True), r"num_digits: must be a whole number in \[1, 9\], got True"),
-        (lambda: tasks.multiplication(0), r"num_digits: must be a whole number in \[1, 4\], got 0"),
-        (lambda: tasks.multiplication(5), r"num_digits: must be a whole number in \[1, 4\], got 5"),
-        (lambda: tasks.sorting(1), r"length: must be a whole number in \[2, 64\], got 1"),
-        (lambda: tasks.sorting(65), r"length: must be a whole number in \[2, 64\], got 65"),
-        (
-            lambda: tasks.sorting(4, symbols=11),
-            r"symbols: must be a whole number in \[2, 10\], got 11",
-        ),
-        (
-            lambda: tasks.countdown(1, max_number=9),
-            r"num_numbers: must be a whole number in \[2, 8\], got 1",
-        ),
         (
             lambda: tasks.countdown(8, max_number=15),
             r"max_number: must be a whole number in \[2, 14\], got 15",
-        ),
-        (
-            lambda: tasks.countdown(3, max_number=1),
-            r"max_number: must be a whole number in \[2, 1290\], got 1",
-        ),
-        (lambda: tasks.running_sum(1), r"length: must be a whole number in \[2, 64\], got 1"),
-        (
-            lambda: tasks.running_sum(4, modulus=1),
-            r"modulus: must be a whole number in \[2, 10\], got 1",
-        ),
-        (
-            lambda: tasks.running_sum(4, max_filler=-1),
-            r"max_filler: must be a whole number in \[0, 256\], got -1",
         ),
         (
             lambda: make_draw([(1, 4)], advice="raise it"),
@@ -349,9 +324,10 @@ def test_a_task_has_the_ranges_of_its_flags(name):
     for field in dataclasses.fields(record):
         within = config.setting_of(field).within
         for outside in (within.low - 1, within.high + 1) if within else ():
+            shown = re.escape(str(within).removesuffix(" inf)"))
             if np.isfinite(outside):
-                with pytest.raises(ConfigError, match=f"^{field.name}: must be a whole number in"):
-                    make(**vars(record()) | {field.name: int(outside)})
+                with pytest.raises(ConfigError, match=f"^{field.name}: .* whole number in {shown}"):
+                    make(**vars(record()) | {field.name: outside})
 
 
 def test_a_row_of_the_table_gives_a_task_its_flags(monkeypatch):
@@ -361,13 +337,11 @@ def test_a_row_of_the_table_gives_a_task_its_flags(monkeypatch):
 
         size: int = config.common.static(3, "size of the dummy", within=config.COUNT)
 
-    def make(size):
-        return tasks.addition(size)._replace(name=f"dummy of {size}")
-
-    monkeypatch.setitem(language_config.TASKS, "dummy", (Dummy, make))
-    flags = {"task": "dummy", "task.size": "2"}
-    read = settings.parse(SCRIPT, [f"--{name}={value}" for name, value in flags.items()])
-    assert models.make_task(read.config, None).name == "dummy of 2"
+    row = (Dummy, lambda size: tasks.addition(size)._replace(name="dummy"))
+    monkeypatch.setitem(language_config.TASKS, "dummy", row)
+    read = settings.parse(SCRIPT, ["--task=dummy", "--task.size=2"])
+    made = models.make_task(read.config, None)
+    assert (made.name, made.prompt_length) == ("dummy", 6)
     assert "--task.size=3\n" in settings.usage(SCRIPT, {"task": "dummy"}, everything=False)
     with pytest.raises(ConfigError, match=r"^task\.size: is not a setting .* but of task = dummy$"):
         settings.parse(SCRIPT, ["--task=sorting", "--task.size=2"])

@@ -15,7 +15,7 @@ from jaxrl_po.language.tasks.random_prompts import RandomPromptsSettings
 from jaxrl_po.language.tasks.types import DRAWN
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import tables
-from jaxrl_po.run.experiment import methods, user_code
+from jaxrl_po.run.experiment import flags, methods, user_code
 from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
 from jaxrl_po.run.store import sources
 
@@ -76,13 +76,11 @@ def require_task_flags(name: str, given: Iterable[str]) -> None:
       Traceback (most recent call last):
       jaxrl_po...ConfigError: task.train: is not a setting of task = addition, but of task = file
     """
-    own = task_entry(name)[0].__dataclass_fields__
+    own = flags.named([("task", task_entry(name)[0])])
+    of_tasks = {task: flags.named([("task", record)]) for task, (record, _) in TASKS.items()}
     for flag in given:
-        prefix, _, field = flag.partition(".")
-        others = [
-            task for task, (record, _) in TASKS.items() if field in record.__dataclass_fields__
-        ]
-        if prefix == "task" and field not in own and others:
+        others = [task for task, fields in of_tasks.items() if flag in fields]
+        if others and flag not in own:
             raise ConfigError(
                 flag, f"is not a setting of task = {name}, but of task = {' or '.join(others)}"
             )
