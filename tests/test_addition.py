@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po.config import ConfigError
 from jaxrl_po.language import tasks
 
 EACH = [(1, True, True), (2, True, False), (3, False, True), (9, False, False)]
@@ -182,9 +181,3 @@ def test_operands_are_uniform():
 def test_keys_decide():
     one, other = (examples((1, True, True), seed=seed)[0].tokens for seed in (0, 1))
     assert not np.array_equal(one, other)
-
-
-@pytest.mark.parametrize("num_digits", [0, -1, 10])
-def test_bad_input(num_digits):
-    with pytest.raises(ConfigError, match=r"num_digits: must be a whole number in \[1, 9\]"):
-        tasks.addition(num_digits)

@@ -23,7 +23,15 @@ from jaxrl_po import __main__ as command_line
 from jaxrl_po import language as words
 from jaxrl_po.cli import evaluate, export, plot, render, report
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import control, flags, language, methods, settings, sweeping, tasks
+from jaxrl_po.run.experiment import (
+    control,
+    flags,
+    language,
+    language_config,
+    methods,
+    settings,
+    sweeping,
+)
 from jaxrl_po.run.store import metrics
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +98,9 @@ def training_flags(script):
     if script is control:
         variants += [{"sampling": sampling} for sampling in control.SAMPLINGS]
     else:
-        variants += [{"task": task} for task in tasks.TASKS] + [{"reward": language.MODEL}]
+        variants += [{"task": task} for task in language_config.TASKS] + [
+            {"reward": language.MODEL}
+        ]
         variants += [{"init_from": str(pretrained_folder())}]
         variants += [{"tools": "mine.py:Game", **variants[-1], "task": "file"}]
     return {

@@ -19,7 +19,7 @@ from jaxrl_po.language import demonstrations
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.run.experiment import control as control_command
 from jaxrl_po.run.experiment import language as language_command
-from jaxrl_po.run.experiment import language_config, sweeping, tasks
+from jaxrl_po.run.experiment import language_config, sweeping
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 
 GOLDEN = Path(__file__).parent / "golden_flags.json"
@@ -100,7 +100,10 @@ def records():
         ("language", "problem", "dialogues"): Sampling,
         ("language", "problem", "demonstrations"): demonstrations.Settings,
         (CONTROL, "network", "only"): control.NetworkSettings,
-        **{("language", "task", name): row.settings for name, row in tasks.TASKS.items()},
+        **{
+            ("language", "task", name): record
+            for name, (record, _) in language_config.TASKS.items()
+        },
         **{("language", section, "only"): record for section, record in parts.items()},
         ("language", "model", "pretrained"): Computation,
     }

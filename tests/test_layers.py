@@ -185,9 +185,9 @@ def test_everything_in_run_has_a_place():
         ("run/store/folder.py", "def f():\n    from jaxrl_po.run.loop import log"),
         ("run/store/folder.py", "if TYPE_CHECKING:\n    import jaxrl_po.run.loop.log"),
         ("run/errors.py", "from jaxrl_po.run import devices"),
-        ("run/data/tables.py", "SCORE = 'jaxrl_po.run.experiment.tasks:score'"),
-        ("run/experiment/tasks.py", "from jaxrl_po.run import Experiment"),
-        ("run/experiment/tasks.py", "from jaxrl_po import run"),
+        ("run/data/tables.py", "SCORE = 'jaxrl_po.run.experiment.models:score'"),
+        ("run/experiment/models.py", "from jaxrl_po.run import Experiment"),
+        ("run/experiment/models.py", "from jaxrl_po import run"),
         ("run/host/rollouts.py", "import jaxrl_po.run"),
     ],
 )

@@ -153,11 +153,6 @@ from jaxrl_po.run.experiment.experiment import Experiment
         ("language", "--env=CartPole-v1", r"env: is not a setting"),
         (
             "language",
-            "--task.train=rows.jsonl",
-            r"^task.train: is not a setting of task = addition, but of task = file$",
-        ),
-        (
-            "language",
             "--task.num_digits=10",
             r"task\.num_digits: must lie in \[1, 9\] digits, got 10",
         ),

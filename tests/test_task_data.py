@@ -19,7 +19,7 @@ from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
-from jaxrl_po.run.experiment import assembly, settings, tasks
+from jaxrl_po.run.experiment import assembly, language_config, settings
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.store import provenance
 
@@ -158,7 +158,7 @@ def test_a_list_of_ones_own_is_shared_too(tmp_path):
         "    return table('own', make_tokenizer('abc'), ROWS[:4], ROWS[6:], validation=ROWS[4:6])\n"
     )
     for name, validation, test in (("made", [4, 6, 8], [5, 7]), ("named", [4, 5], [6, 7, 8])):
-        task = tasks.make(f"{tmp_path / 'own.py'}:{name}", tasks.NoSettings())
+        task = language_config.own_task(f"{tmp_path / 'own.py'}:{name}")
         assert (list(task.validation), list(task.test)) == (validation, test)
 
 

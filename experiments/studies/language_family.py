@@ -17,11 +17,11 @@ import numpy as np
 from comparison import Result
 from rich import filesize
 
-from jaxrl_po import config
+from jaxrl_po import config, language
 from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, SEED, UNIT, static
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import flags, tasks
+from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import folder, metrics
 
@@ -33,7 +33,7 @@ class Options:
     methods: str = static("ppo,trpo,grpo,dapo", "methods, separated by commas")
     task: str = static(
         "addition",
-        f"one of {', '.join(tasks.GENERATED)}, with its default settings but for --num_digits",
+        f"one of {', '.join(language.tasks.TASKS)}, with its default settings but for --num_digits",
     )
     num_digits: int = static(2, "digits of an operand, where the task has operands", within=COUNT)
     seeds: int = static(4, "runs of each method", unit="seeds", within=COUNT)
@@ -113,7 +113,7 @@ def arguments(method: Method, options: Options) -> list[str]:
 
 def run(options: Options, out: Path) -> list[Result]:
     """Trains every method."""
-    digits = "num_digits" in vars(errors.lookup("task", options.task, tasks.GENERATED).settings)
+    digits = "num_digits" in vars(errors.lookup("task", options.task, language.tasks.TASKS)[0])
     shared = {
         "task": options.task,
         **({"task.num_digits": options.num_digits} if digits else {}),

@@ -16,7 +16,7 @@ from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo, npg
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import earlier, language, methods, tasks
+from jaxrl_po.run.experiment import earlier, language, methods, models
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.store import metrics, statistics
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, SpeedUps
@@ -234,7 +234,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
 
 def untrained(config: LanguageConfig) -> Problem:
     """Returns the run's task with an untrained policy, whose responses have all lengths."""
-    task = tasks.entry(config.run.task).make(**vars(config.task))
+    task = models.make_task(config, None)
     assert isinstance(task, language_lib.Task)
     assert isinstance(config.model, language_lib.ModelSettings)
     policy, critic = (

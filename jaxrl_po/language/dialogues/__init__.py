@@ -1,14 +1,25 @@
 """Dialogues: episodes of several turns, in which an environment replies to messages."""
 
+from collections.abc import Callable
+
 from jaxrl_po.language.dialogue import Dialogue, Reply
-from jaxrl_po.language.dialogues.calculator import calculator
+from jaxrl_po.language.dialogues.calculator import CalculatorSettings, calculator
 from jaxrl_po.language.dialogues.evaluation import make_describe, make_evaluate, render
 from jaxrl_po.language.dialogues.game import game
-from jaxrl_po.language.dialogues.higher_lower import higher_lower
-from jaxrl_po.language.dialogues.mastermind import mastermind
+from jaxrl_po.language.dialogues.higher_lower import HigherLowerSettings, higher_lower
+from jaxrl_po.language.dialogues.mastermind import MastermindSettings, mastermind
 from jaxrl_po.language.dialogues.problem import make_problem
 
+DIALOGUES: dict[str, tuple[type, Callable[..., Dialogue]]] = {
+    "mastermind": (MastermindSettings, mastermind),
+    "higher_lower": (HigherLowerSettings, higher_lower),
+    "calculator": (CalculatorSettings, calculator),
+}
+"""Name of a dialogue to the record of its flags and the function that makes it from their values.
+"""
+
 __all__ = [
+    "DIALOGUES",
     "Dialogue",
     "Reply",
     "calculator",

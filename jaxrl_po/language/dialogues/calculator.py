@@ -5,13 +5,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import Interval, check_size, static_value
+from jaxrl_po import config
+from jaxrl_po.config import Interval, check_size, common, static, static_value
 from jaxrl_po.language.dialogue import Dialogue, Reply
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.types import Prompt
 from jaxrl_po.language.tokenizer import Tokenizer, make_tokenizer
 
 MAX_DIGITS = 8  # a sum of two such numbers fits into int32
+
+
+@config.record
+class CalculatorSettings:
+    """Settings of `--task=calculator`."""
+
+    num_digits: int = common.static(
+        6, "digits of a number", unit="digits", within=Interval(1, MAX_DIGITS)
+    )
+    tool: bool = static(True, "reply with the values of expressions; off, to see their worth")
+    max_turns: int = common.static(3, "messages, the answer included", within=Interval(1, 64))
 
 
 class State(NamedTuple):

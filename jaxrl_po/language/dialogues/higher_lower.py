@@ -5,13 +5,24 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import Interval, check_size
+from jaxrl_po import config
+from jaxrl_po.config import Interval, check_size, common, static
 from jaxrl_po.language.dialogue import Dialogue, Reply
 from jaxrl_po.language.dialogues import guessing
 from jaxrl_po.language.tasks.types import Prompt
 from jaxrl_po.language.tokenizer import make_tokenizer
 
 DIGITS = 2
+
+
+@config.record
+class HigherLowerSettings:
+    """Settings of `--task=higher_lower`."""
+
+    numbers: int = static(64, "numbers to choose from", within=Interval(2, 10**DIGITS))
+    max_turns: int = common.static(
+        10, "guesses; a lost game counts as one more", within=Interval(1, 100)
+    )
 
 
 class State(NamedTuple):

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import Interval, check_size
+from jaxrl_po import config
+from jaxrl_po.config import Interval, check_size, common, static
 from jaxrl_po.language.dialogue import Dialogue, Reply
 from jaxrl_po.language.dialogues import guessing
 from jaxrl_po.language.tasks.types import Prompt
@@ -15,6 +16,19 @@ from jaxrl_po.language.tokenizer import make_tokenizer
 
 ALPHABET = "0123456789"
 MAX_CODES = 4096
+
+
+@config.record
+class MastermindSettings:
+    """Settings of `--task=mastermind`."""
+
+    length: int = common.static(3, "symbols of a code", within=Interval(1, 6))
+    symbols: int = static(
+        4, "symbols to choose from; symbols ** length at most 4096", within=Interval(2, 10)
+    )
+    max_turns: int = common.static(
+        8, "guesses; a lost game counts as one more", within=Interval(1, 64)
+    )
 
 
 class State(NamedTuple):

@@ -4,26 +4,34 @@ A task is a tuple of pure functions of one example, which callers `vmap`; your o
 way.
 """
 
-from jaxrl_po.language.tasks.addition import addition
-from jaxrl_po.language.tasks.countdown import MAX_NUMBERS, Countdown, countdown
+from collections.abc import Callable
+
+from jaxrl_po.language.tasks.addition import AdditionSettings, addition
+from jaxrl_po.language.tasks.countdown import Countdown, CountdownSettings, countdown
 from jaxrl_po.language.tasks.finite import finite
-from jaxrl_po.language.tasks.multiplication import multiplication
+from jaxrl_po.language.tasks.multiplication import MultiplicationSettings, multiplication
 from jaxrl_po.language.tasks.random_prompts import random_prompts
-from jaxrl_po.language.tasks.running_sum import MAX_FILLER, running_sum
-from jaxrl_po.language.tasks.sorting import sorting
+from jaxrl_po.language.tasks.running_sum import RunningSumSettings, running_sum
+from jaxrl_po.language.tasks.sorting import SortingSettings, sorting
 from jaxrl_po.language.tasks.split import HELD_OUT, is_held_out
 from jaxrl_po.language.tasks.table import Example, table
-from jaxrl_po.language.tasks.text import MAX_DIGITS, MAX_FACTOR_DIGITS, MAX_LENGTH
+from jaxrl_po.language.tasks.text import MAX_DIGITS
 from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.tasks.verify import exact_match, token_match
+
+TASKS: dict[str, tuple[type, Callable[..., Task]]] = {
+    "addition": (AdditionSettings, addition),
+    "multiplication": (MultiplicationSettings, multiplication),
+    "sorting": (SortingSettings, sorting),
+    "countdown": (CountdownSettings, countdown),
+    "running_sum": (RunningSumSettings, running_sum),
+}
+"""Name of a task to the record of its flags and the function that makes it from their values."""
 
 __all__ = [
     "HELD_OUT",
     "MAX_DIGITS",
-    "MAX_FACTOR_DIGITS",
-    "MAX_FILLER",
-    "MAX_LENGTH",
-    "MAX_NUMBERS",
+    "TASKS",
     "Countdown",
     "Example",
     "Prompt",

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import Interval, check_size, static_value
+from jaxrl_po import config
+from jaxrl_po.config import Interval, check_size, common, static, static_value
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.text import (
     LOWEST_FIRST,
@@ -18,6 +19,21 @@ from jaxrl_po.language.tasks.verify import one_answer
 from jaxrl_po.language.tokenizer import make_tokenizer
 
 Pair = tuple[jax.Array, jax.Array]
+
+
+@config.record
+class AdditionSettings:
+    """Settings of `--task=addition`."""
+
+    num_digits: int = common.static(
+        3, "digits of an operand", unit="digits", within=Interval(1, MAX_DIGITS)
+    )
+    zero_pad: bool = static(
+        True,
+        "pad operands and sum with zeros to their full width; otherwise prompts and answers "
+        "vary in length",
+    )
+    reverse: bool = static(True, "answer with the lowest digit first, the order of the carries")
 
 
 def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) -> Task:

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import Interval, check_size
+from jaxrl_po import config
+from jaxrl_po.config import Interval, check_size, static
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.stack_machine import OPERATORS, run
 from jaxrl_po.language.tasks.text import Piece, literal, number, write_answer, write_prompt
@@ -15,6 +16,18 @@ from jaxrl_po.language.tokenizer import make_tokenizer
 
 MAX_NUMBERS = 8
 LARGEST = 2**31 - 1  # the largest int32
+
+
+@config.record
+class CountdownSettings:
+    """Settings of `--task=countdown`."""
+
+    num_numbers: int = static(
+        3, "given numbers, each to be used once", within=Interval(2, MAX_NUMBERS)
+    )
+    max_number: int = static(
+        9, "largest given number; max_number ** num_numbers below 2 ** 31", within=Interval(2)
+    )
 
 
 class Countdown(NamedTuple):

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import Interval, check_size
+from jaxrl_po import config
+from jaxrl_po.config import Interval, check_size, common
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.text import (
     LOWEST_FIRST,
@@ -20,6 +21,15 @@ from jaxrl_po.language.tasks.verify import after_scratch, at_end, fill
 from jaxrl_po.language.tokenizer import make_tokenizer
 
 Pair = tuple[jax.Array, jax.Array]
+
+
+@config.record
+class MultiplicationSettings:
+    """Settings of `--task=multiplication`."""
+
+    num_digits: int = common.static(
+        2, "digits of an operand", unit="digits", within=Interval(1, MAX_FACTOR_DIGITS)
+    )
 
 
 def multiplication(num_digits: int) -> Task:

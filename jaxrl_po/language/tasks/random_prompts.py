@@ -7,8 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.config import COUNT, Interval, check_size
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, Interval, check_size, static
 from jaxrl_po.language.tasks.types import Prompt, Task
+
+
+@config.record
+class RandomPromptsSettings:
+    """Settings of `--task=random`."""
+
+    prompt_tokens: int = static(64, "length of a prompt", unit="tokens", within=COUNT)
+    answer_tokens: int = static(
+        64, "longest completion, unless --problem.max_new_tokens says otherwise", within=COUNT
+    )
 
 
 class Words(NamedTuple):

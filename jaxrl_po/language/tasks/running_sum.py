@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import Interval, check_size
+from jaxrl_po import config
+from jaxrl_po.config import Interval, check_size, common, static
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.text import MAX_LENGTH, Piece, literal, write_answer, write_prompt
 from jaxrl_po.language.tasks.types import Prompt, Task
@@ -14,6 +15,22 @@ from jaxrl_po.language.tokenizer import make_tokenizer
 MAX_FILLER = 256  # most dots in a demonstration
 
 Problem = tuple[jax.Array, jax.Array]
+
+
+@config.record
+class RunningSumSettings:
+    """Settings of `--task=running_sum`."""
+
+    length: int = common.static(
+        6, "digits of a list", unit="digits", within=Interval(2, MAX_LENGTH)
+    )
+    modulus: int = static(10, "modulus of the sums", within=Interval(2, 10))
+    max_filler: int = static(
+        8,
+        "maximum number of filler tokens in a demonstration",
+        unit="tokens",
+        within=Interval(0, MAX_FILLER),
+    )
 
 
 def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:

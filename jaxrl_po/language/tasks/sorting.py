@@ -4,12 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import Interval, check_size
+from jaxrl_po import config
+from jaxrl_po.config import Interval, check_size, common, static
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.text import MAX_LENGTH, Piece, literal, write_answer, write_prompt
 from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.tasks.verify import one_answer
 from jaxrl_po.language.tokenizer import make_tokenizer
+
+
+@config.record
+class SortingSettings:
+    """Settings of `--task=sorting`."""
+
+    length: int = common.static(
+        6, "digits of a list", unit="digits", within=Interval(2, MAX_LENGTH)
+    )
+    symbols: int = static(10, "digits to choose from", within=Interval(2, 10))
 
 
 def sorting(length: int, *, symbols: int = 10) -> Task:

@@ -1,7 +1,9 @@
 """Tasks from tables of prompts: a JSONL file, or the items of a reasoning-gym data set."""
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, common, number, static
@@ -79,43 +81,40 @@ class ReasoningGym(Prompts):
     options: str = static("{}", 'further settings of the data set, as JSON, e.g. {"max_digits": 1}')
 
 
-def from_file(
-    *,
-    train: str,
-    test: str,
-    test_fraction: float,
-    characters: str,
-    max_prompt_length: int,
-    text: prompts.Text | None = None,
-    answers: bool = True,
-    whole: bool = False,
-    supervised: bool = False,
-    **wording: str,
-) -> language.Task:
-    """The task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
+@config.record
+class NoSettings:
+    """A task of the user's own has no flags."""
 
-    With `supervised` its answers are those of `prompts.Row.demonstrations`.
+
+class Reading(NamedTuple):
+    """How a run reads the rows of a table.
+
+    Attributes:
+      text: How a pretrained model reads prompts; None without one.
+      answers: Whether each prompt needs an answer.
+      whole: Whether prompts may repeat; see `prompts.make_task`.
+      supervised: Whether answers come from `prompts.Row.demonstrations`.
+    """
+
+    text: prompts.Text | None = None
+    answers: bool = True
+    whole: bool = False
+    supervised: bool = False
+
+
+def from_file(settings: File, reading: Reading) -> language.Task:
+    """Makes the task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
 
     Raises:
-      ConfigError: names the flag, the file and the line.
+      ConfigError: A file that cannot be used; names the flag, the file and the line.
     """
-    if text is not None and characters:
+    if reading.text is not None and settings.characters:
         raise ConfigError("task.characters", "has no effect with a pretrained model's tokenizer")
-    whole |= supervised
-    parts = read_rows(train, test, test_fraction, answers=answers, whole=whole, texts=supervised)
+    whole, supervised = reading.whole or reading.supervised, reading.supervised
+    parts = read_rows(settings, answers=reading.answers, whole=whole, texts=supervised)
     if supervised:
         parts = demonstrated(parts)
-    (rows, validation, held_out), text = worded(parts, text, **wording)
-    return prompts.make_task(
-        train,
-        rows,
-        held_out,
-        validation=validation,
-        characters=characters,
-        max_prompt_length=max_prompt_length,
-        text=text,
-        whole=whole,
-    )
+    return _as_task(settings, settings.train, parts, reading.text, settings.characters, whole)
 
 
 def demonstrated(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Row]]:
@@ -136,76 +135,82 @@ def demonstrated(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Ro
     return found
 
 
-def worded(
+def _as_task(
+    settings: Prompts,
+    name: str,
     parts: Sequence[Sequence[prompts.Row]],
     text: prompts.Text | None,
-    *,
-    template: str,
-    system: str,
-    template_arguments: str,
-) -> tuple[list[list[prompts.Row]], prompts.Text | None]:
-    """Rows as `Prompts` has them, and how they are read.
+    characters: str = "",
+    whole: bool = False,
+) -> language.Task:
+    """Writes the prompts of training, validation and test rows and makes a task of them.
 
     Raises:
-      ConfigError: arguments of a template that is not used.
+      ConfigError: Arguments of a template that is not used, or rows that make no task.
     """
-    written = [[row.worded(template, system) for row in part] for part in parts]
-    arguments = errors.json_object("task.template_arguments", template_arguments)
-    if arguments and (text is None or prompts.MESSAGES not in written[0][0].columns):
+    rows = [[row.worded(settings.template, settings.system) for row in part] for part in parts]
+    arguments = errors.json_object("task.template_arguments", settings.template_arguments)
+    if arguments and (text is None or prompts.MESSAGES not in rows[0][0].columns):
         raise ConfigError(
             "task.template_arguments",
             "has no effect unless a pretrained model reads messages or task.template = chat",
         )
-    return written, text and text._replace(arguments=arguments)
+    train, validation, test = rows
+    return prompts.make_task(
+        name,
+        train,
+        test,
+        validation=validation,
+        characters=characters,
+        max_prompt_length=settings.max_prompt_length,
+        text=text and text._replace(arguments=arguments),
+        whole=whole,
+    )
 
 
 def read_rows(
-    train: str, test: str, test_fraction: float, *, answers: bool, whole: bool, texts: bool = False
+    settings: File, *, answers: bool, whole: bool, texts: bool = False
 ) -> list[list[prompts.Row]]:
-    """Training, validation and test rows of `--task=file`, in the order of its task.
+    """Reads the training, validation and test rows of `--task=file`, in the order of its task.
 
     Raises:
-      ConfigError: names the flag, the file and the line.
+      ConfigError: A file that cannot be used; names the flag, the file and the line.
     """
-    rows = prompts.read_jsonl(train, answers=answers, texts=texts)
-    tests = (
-        [prompts.read_jsonl(test, answers=answers, texts=texts, flag="task.test")] if test else []
-    )
-    return prompts.split(rows, test_fraction, 1 if test else 2, whole=whole) + tests
+    read = functools.partial(prompts.read_jsonl, answers=answers, texts=texts)
+    rows = read(settings.train)
+    tests = [read(settings.test, flag="task.test")] if settings.test else []
+    return prompts.split(rows, settings.test_fraction, 1 if tests else 2, whole=whole) + tests
 
 
-def from_reasoning_gym(
-    *,
-    dataset: str,
-    size: int,
-    seed: int,
-    options: str,
-    test_fraction: float,
-    max_prompt_length: int,
-    text: prompts.Text | None = None,
-    answers: bool = True,
-    **wording: str,
-) -> language.Task:
-    """The task of `--task=reasoning_gym`; items with the same question are in the same split.
+def from_reasoning_gym(settings: ReasoningGym, reading: Reading) -> language.Task:
+    """Makes the task of `--task=reasoning_gym`; items with the same question share a split.
 
-    All items have answers, whether `answers` are needed or not.
+    All items have answers.
 
     Raises:
-      ConfigError: the extra is not installed, or a flag is invalid; names it.
+      ConfigError: The extra is not installed, or a flag is invalid; names the flag.
     """
     errors.require("task", "reasoning_gym", "language")
     from jaxrl_po.run.data import reasoning
 
+    dataset, size = settings.dataset, settings.size
     errors.lookup("task.dataset", dataset, dict.fromkeys(reasoning.NAMES))
-    further = errors.json_object("task.options", options)
+    options = errors.json_object("task.options", settings.options)
     try:
-        items = reasoning.items(dataset, seed=seed, size=size, options=further)
+        items = reasoning.items(dataset, seed=settings.seed, size=size, options=options)
     except ValueError as error:
         raise ConfigError("task.dataset", str(error)) from None
     places = (f"item {i} of {dataset}" for i in range(size))
     rows = list(map(prompts.Row, items, places, itertools.repeat("task.dataset")))
-    parts, text = worded(prompts.split(rows, test_fraction, 2), text, **wording)
-    train, validation, test = parts
-    return prompts.make_task(
-        dataset, train, test, validation=validation, max_prompt_length=max_prompt_length, text=text
-    )
+    parts = prompts.split(rows, settings.test_fraction, 2)
+    return _as_task(settings, dataset, parts, reading.text)
+
+
+TASKS: dict[str, tuple[type, Callable[..., language.Task]]] = {
+    "file": (File, from_file),
+    "reasoning_gym": (ReasoningGym, from_reasoning_gym),
+}
+"""Name of a task to its record and the function that makes it from a record and a `Reading`."""
+
+REWARDS = {"reasoning_gym": "jaxrl_po.run.data.reasoning:score_answer"}
+"""Name of a task that Python scores to its reward function."""

@@ -122,10 +122,7 @@ def read_rows(config: LanguageConfig) -> list[dict[str, Any]]:
       ConfigError: messages without one of the user, to which a reset could add, or that end with
         the assistant's.
     """
-    task = config.task
-    parts = tables.read_rows(
-        task.train, task.test, float(task.test_fraction), answers=False, whole=True
-    )
+    parts = tables.read_rows(config.task, answers=False, whole=True)
     found = []
     for row in itertools.chain(*parts):
         columns = dict(row.columns)

@@ -26,7 +26,6 @@ from jaxrl_po.run.experiment import (
     models,
     presets,
     rewarding,
-    tasks,
 )
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.language_config import (
@@ -36,6 +35,9 @@ from jaxrl_po.run.experiment.language_config import (
     LanguageOptions,
     RewardSettings,
     ToolSettings,
+    is_dialogue,
+    require_task_flags,
+    task_entry,
 )
 from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.figures.plotting import Series
@@ -88,7 +90,7 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
             curves=(Series("loss", "training"), Series("held_out_loss", "held-out")),
             y_label="cross entropy of an answer (nats per token)",
             initial="",
-            notes=tasks.epochs(shown, options.total_steps),
+            notes=epochs(shown, options.total_steps),
             test=measure(shown),
             examples=examples(task, policy, settings, options.show),
             learner_of=functools.partial(composed.learner, None),
@@ -169,6 +171,18 @@ def demonstrated(options: LanguageOptions, task: AnyTask) -> language.Task:
     return task
 
 
+def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
+    """Returns the line shown about an epoch of supervised training; empty for endless rows."""
+    held_out = [part.start for part in (task.test, task.validation) if part]
+    if task.row is None or not held_out:
+        return ()
+    rows = min(held_out)  # held-out rows follow those to learn from
+    return (
+        f"an epoch is {rows:,} completions, so that --total_steps={total_steps} makes "
+        f"{total_steps / rows:.3g}",
+    )
+
+
 def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, ...]:
     """The lines shown about the task before the run."""
     if isinstance(task, Dialogue):
@@ -210,7 +224,7 @@ def require_known(
     options: LanguageOptions, given: Mapping[str, Any], initial: InitialModel
 ) -> None:
     """Raises ConfigError for flags of another task, rank 0, and sizes beside a pretrained model."""
-    tasks.require_flags(options.task, given)
+    require_task_flags(options.task, given)
     rank = {name: value for name, value in given.items() if name == "lora.rank"}
     if 0 in flags.convert(rank, {"lora": Adapters}).values():
         raise ConfigError(
@@ -234,10 +248,10 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
     problem: type = language.Settings
     if not samples:
         problem = demonstrations.Settings
-    elif hosted or tasks.is_dialogue(options.task):
+    elif hosted or is_dialogue(options.task):
         problem = Sampling
     each = {
-        "task": (True, tasks.entry(options.task).settings),
+        "task": (True, task_entry(options.task)[0]),
         "problem": (True, problem),
         "tools": (hosted, ToolSettings),
         "model": (True, Computation if pretrained else language.ModelSettings),

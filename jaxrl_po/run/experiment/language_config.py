@@ -1,20 +1,88 @@
 """Settings of a run of a language model."""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxrl_po import config, language
 from jaxrl_po.algorithms.reference import Settings as ReferenceSettings
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, number, static
 from jaxrl_po.language import demonstrations, lora
+from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.settings import Computation, Sampling
+from jaxrl_po.language.tasks.random_prompts import RandomPromptsSettings
 from jaxrl_po.language.tasks.types import DRAWN
-from jaxrl_po.run.experiment import methods
+from jaxrl_po.run import errors
+from jaxrl_po.run.data import tables
+from jaxrl_po.run.experiment import flags, methods, user_code
 from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
-from jaxrl_po.run.experiment.tasks import TASKS
+from jaxrl_po.run.store import sources
 
 VERIFIER, MODEL = "verifier", "model"
+RANDOM = "random"
 ProblemSettings = language.Settings | Sampling | demonstrations.Settings
+TaskEntry = tuple[type, Callable[..., AnyTask]]
+TASKS: dict[str, TaskEntry] = {
+    **language.tasks.TASKS,
+    **language.dialogues.DIALOGUES,
+    RANDOM: (RandomPromptsSettings, language.tasks.random_prompts),  # and the model's vocabulary
+    **tables.TASKS,
+}
+"""Name of a task to the record of its flags and the function that makes it."""
+
+
+def task_entry(name: str) -> TaskEntry:
+    """Returns the entry of a task of `TASKS`, or of a user-defined one, `file.py:name`.
+
+    Raises:
+      ConfigError: The name is unknown.
+    """
+    if sources.is_source(name):
+        return tables.NoSettings, functools.partial(own_task, name)
+    found: TaskEntry = errors.lookup("task", name, TASKS)
+    return found
+
+
+def own_task(source: str) -> AnyTask:
+    """Makes a user-defined task; half of its test rows select the checkpoint if no others do.
+
+    Raises:
+      ConfigError: The file cannot be used, or the object is not a task.
+    """
+    task = user_code.make("task", source)
+    if not isinstance(task, AnyTask):
+        raise ConfigError(
+            "task", f"must be a jaxrl_po.language.Task or Dialogue, got {type(task).__name__}"
+        )
+    if isinstance(task, language.Task) and len(task.test) > 1 and not task.validation:
+        task = task._replace(test=task.test[1::2], validation=task.test[::2])
+    return task
+
+
+def is_dialogue(name: str) -> bool:
+    """Returns whether a task is a dialogue."""
+    if sources.is_source(name):
+        return isinstance(own_task(name), language.Dialogue)
+    return name in language.dialogues.DIALOGUES
+
+
+def require_task_flags(name: str, given: Iterable[str]) -> None:
+    """Raises ConfigError for a flag of other tasks, which are named, that this task lacks.
+
+    Example:
+      >>> require_task_flags("addition", ["task.train"])
+      Traceback (most recent call last):
+      jaxrl_po...ConfigError: task.train: is not a setting of task = addition, but of task = file
+    """
+    own = flags.named([("task", task_entry(name)[0])])
+    of_tasks = {task: flags.named([("task", record)]) for task, (record, _) in TASKS.items()}
+    for flag in given:
+        others = [task for task, fields in of_tasks.items() if flag in fields]
+        if others and flag not in own:
+            raise ConfigError(
+                flag, f"is not a setting of task = {name}, but of task = {' or '.join(others)}"
+            )
 
 
 @config.record
@@ -166,7 +234,7 @@ class LanguageConfig(RunConfig):
 
     Attributes:
       run: Settings of the run as a whole.
-      task: Settings of the task; `tasks.TASKS` has its record.
+      task: Settings of the task; `TASKS` has its record.
       problem: Sizes of an iteration, and the sampler's filters.
       tools: Settings of dialogues with tools in Python.
       model: Computation of the model and, for a new one, its sizes.
@@ -197,5 +265,4 @@ class LanguageConfig(RunConfig):
     @classmethod
     def every_section(cls) -> list[tuple[str, type]]:
         """Returns prefix and record of all sections, with those of every task."""
-        tasks = [("task", entry.settings) for entry in TASKS.values()]
-        return [*super().every_section(), *tasks]
+        return [*super().every_section(), *(("task", record) for record, _ in TASKS.values())]

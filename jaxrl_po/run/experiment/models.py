@@ -21,12 +21,17 @@ from jaxrl_po.language.pretrained import text as texts
 from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.settings import Computation
 from jaxrl_po.run import errors
-from jaxrl_po.run.data import prompts
+from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.experiment import earlier, methods, tasks
+from jaxrl_po.run.experiment import earlier, methods
 from jaxrl_po.run.experiment.assembly import Script
-from jaxrl_po.run.experiment.language_config import LanguageConfig, LanguageOptions
+from jaxrl_po.run.experiment.language_config import (
+    RANDOM,
+    LanguageConfig,
+    LanguageOptions,
+    task_entry,
+)
 from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.store import checkpoint, folder, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
@@ -141,20 +146,36 @@ class Start(NamedTuple):
 
 
 def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True) -> AnyTask:
-    """The task of a run; see `tasks.make`."""
-    options = config.run
-    supervised = options.algorithm in methods.SUPERVISED
-    shape = config.model.shape if isinstance(config.model, language.ModelSettings) else ""
-    return tasks.make(
-        options.task,
-        config.task,
-        text=base and base.text,
-        answers=answers and not options.tools and not supervised,
-        supervised=supervised,
+    """Makes the task of a run.
+
+    Args:
+      config: Settings of the run.
+      base: Pretrained model; None for a new one.
+      answers: Whether each prompt of a table needs an answer, if completions are sampled for it.
+
+    Raises:
+      ConfigError: Settings that cannot be used, or a task whose vocabulary is not the model's.
+    """
+    options, name = config.run, config.run.task
+    make = task_entry(name)[1]
+    if name in tables.TASKS:
+        supervised, hosted = options.algorithm in methods.SUPERVISED, bool(options.tools)
+        answers = answers and not hosted and not supervised
         # A class of tools reads all columns of a row.
-        whole=bool(options.tools),
-        vocabulary=SHAPES[shape]["vocab_size"] if shape in SHAPES else 0,
-    )
+        reading = tables.Reading(base and base.text, answers, hosted, supervised)
+        return make(config.task, reading)
+    if name == RANDOM:
+        shape = config.model.shape if isinstance(config.model, language.ModelSettings) else ""
+        if shape not in SHAPES:
+            raise ConfigError("task", "random needs a model.shape, which gives its vocabulary")
+        return make(SHAPES[shape]["vocab_size"], **vars(config.task))
+    if base is not None and not sources.is_source(name):
+        raise ConfigError(
+            "task",
+            f"{name} has its own vocabulary: choose file, reasoning_gym or a task of your own for "
+            "a pretrained model",
+        )
+    return make(**vars(config.task))
 
 
 def start(script: Command, config: LanguageConfig, *, answers: bool = True) -> Start:

@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.algorithms.actor_critic import GAE, Epochs
-from jaxrl_po.run.experiment import methods, rewarding, tasks
-from jaxrl_po.run.experiment.language_config import MODEL, LanguageOptions
+from jaxrl_po.run.experiment import methods, rewarding
+from jaxrl_po.run.experiment.language_config import MODEL, RANDOM, LanguageOptions
 from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.experiment.settings import DECAY, WARM_UP
 
@@ -85,7 +85,7 @@ def of_language(
     name, config = options.algorithm, methods.ALGORITHMS[options.algorithm].Config
     start = {
         # Random prompts have no answers to warm up on.
-        NEW: not options.init_from and options.task != tasks.RANDOM,
+        NEW: not options.init_from and options.task != RANDOM,
         PRETRAINED: pretrained,
         ADAPTERS: pretrained and bool(values.get("lora.rank")),
     }

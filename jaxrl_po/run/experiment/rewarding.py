@@ -14,9 +14,9 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run import errors
-from jaxrl_po.run.data import answers, prompts, scoring
+from jaxrl_po.run.data import answers, prompts, scoring, tables
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import flags, tasks
+from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.language_config import MODEL, VERIFIER, LanguageConfig, LanguageOptions
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.sources import Given
@@ -41,7 +41,7 @@ def parts(options: LanguageOptions) -> list[str]:
 def functions(options: LanguageOptions) -> list[str]:
     """Returns the sources of the reward functions on the host: from `--reward`, or the task's."""
     named = parts(options)
-    alone = {VERIFIER: tasks.entry(options.task).reward, MODEL: ""} if len(named) == 1 else {}
+    alone = {VERIFIER: tables.REWARDS.get(options.task, ""), MODEL: ""} if len(named) == 1 else {}
     found = list[str]()
     for name in named:
         if isinstance(name, Given):
@@ -99,7 +99,7 @@ def host_score(
             "reward",
             f"must be left out with task = {options.task}, which has its own, got {options.reward}",
         )
-    if options.reward == MODEL and tasks.entry(options.task).reward:
+    if options.reward == MODEL and options.task in tables.REWARDS:
         raise ConfigError(
             "reward", f"{MODEL} must be fitted to a verifier: task = {options.task} has none"
         )
