@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from folders import TOOL_ROWS, WORDS, write_tools
 
-from jaxrl_po.language.pretrained import read_files, text, tools
+from jaxrl_po.language.pretrained import text, tools
+from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.host.dialogues.exchange import Episode
@@ -32,7 +33,7 @@ RAISES, UNHEARD, LETTER, MALFORMED = range(GUESS[2] + 1, GUESS[2] + 5)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = write_tools(tmp_path_factory.mktemp("tools")) / "model"
-    return text.read_tokenizer(read_files(folder), len(WORDS))
+    return text.read_tokenizer(read_folder(folder), len(WORDS))
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from families import tokenizers
 from folders import TOOLS_TEMPLATE, write_tools
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.pretrained import read_files, text, tools
+from jaxrl_po.language.pretrained import text, tools
+from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.run.data import scoring_worker
 from jaxrl_po.run.host.dialogues import instances, schemas, tool_partner
@@ -89,7 +90,7 @@ def test_what_a_tool_lacks_is_named(tool, lacks):
 def found(tmp_path_factory):
     """The tools of a tiny model."""
     folder = write_tools(tmp_path_factory.mktemp("tools")) / "model"
-    tokenizer, template = text.read_tokenizer(read_files(folder), 22)
+    tokenizer, template = text.read_tokenizer(read_folder(folder), 22)
     named = [schemas.schema_of(golden_tools.silent, name) for name in ("guess", "raises")]
     return tools.read(template, tokenizer, named)
 
@@ -154,7 +155,7 @@ def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
     rules = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     rules.add_special_tokens(["<image>"])
     rules.save(str(folder / "tokenizer.json"))
-    tokenizer, template = text.read_tokenizer(read_files(folder), 22)
+    tokenizer, template = text.read_tokenizer(read_folder(folder), 22)
     lacking = tools.read(template, tokenizer, ())
     assert (lacking.foreign, found.foreign) == (("<image>",), ())
 

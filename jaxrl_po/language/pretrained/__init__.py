@@ -89,14 +89,17 @@ def read_files(path: str | Path) -> ModelFiles:
       path: folder or GGUF file.
 
     Raises:
-      ConfigError: it does not exist, or see `gguf.read`.
+      ConfigError: it does not exist or lacks `config.json`; see `gguf.read` too.
     """
     path = Path(path)
     if not path.exists():
         raise ConfigError(
             "folder", f"{path} must be a folder with a pretrained model, or a GGUF file"
         )
-    return gguf.read(path) if path.is_file() else files.read_folder(path)
+    found = gguf.read(path) if path.is_file() else files.read_folder(path)
+    if files.CONFIG not in found.contents:
+        raise ConfigError("folder", f"{path} must hold {files.CONFIG}")
+    return found
 
 
 def save(

@@ -48,30 +48,26 @@ class ModelFiles(NamedTuple):
     tensors: Callable[[], Mapping[str, StoredTensor]]
     adds_tokens: bool = False
 
-    def text(self, name: str) -> str | None:
-        """Returns a text, with or without a byte order mark; None if the file is missing.
+    def text(self, name: str) -> str:
+        """Returns one of the texts, without its byte order mark.
 
         Raises:
           ConfigError: it is not UTF-8.
         """
-        if name not in self.contents:
-            return None
         try:
             return io.TextIOWrapper(io.BytesIO(self.contents[name]), encoding="utf-8-sig").read()
         except UnicodeDecodeError as error:
             raise ConfigError("folder", f"{self.path / name} must be UTF-8: {error}") from None
 
-    def json(self, name: str, *, optional: bool = False) -> dict[str, Any]:
-        """Returns the content of a JSON file, empty if the file is optional and missing.
+    def json(self, name: str) -> dict[str, Any]:
+        """Returns the content of a JSON file, empty if the file is missing.
 
         Raises:
-          ConfigError: it is missing, or not a JSON object in UTF-8.
+          ConfigError: it is not a JSON object in UTF-8.
         """
-        text = self.text(name)
-        if text is None and optional:
+        if name not in self.contents:
             return {}
-        if text is None:
-            raise ConfigError("folder", f"{self.path} must hold {name}")
+        text = self.text(name)
         try:
             content = json.loads(text)
         except ValueError as error:

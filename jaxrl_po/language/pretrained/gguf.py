@@ -271,26 +271,21 @@ def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def _array(name: str, tensor: Any, heads: int) -> np.ndarray[Any, Any]:
-    """Reads a tensor, float32 if it is quantised; with `heads`, rows of each are put in halves."""
-    array = _dequantised(name, tensor)
-    return _halves(array, heads) if heads else array
-
-
-def _dequantised(name: str, tensor: Any) -> np.ndarray[Any, Any]:
-    """A tensor in its own floating-point type, or in float32 if it is quantised; a copy."""
+    """Returns a copy of a tensor, in float32 if it is quantised; `heads` are put in halves."""
     import gguf
 
     kind: str = tensor.tensor_type.name
-    if kind in ("F32", "F16"):
-        return np.array(tensor.data)
-    if kind == "BF16":
-        return np.array(tensor.data).view(ml_dtypes.bfloat16)
-    try:
-        return gguf.dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError:
-        raise ConfigError(
-            "folder", f"tensor {name} is of type {kind}, which gguf does not read"
-        ) from None
+    if kind in ("F32", "F16", "BF16"):
+        array = np.array(tensor.data)
+        array = array.view(ml_dtypes.bfloat16) if kind == "BF16" else array
+    else:
+        try:
+            array = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise ConfigError(
+                "folder", f"tensor {name} is of type {kind}, which gguf does not read"
+            ) from None
+    return _halves(array, heads) if heads else array
 
 
 def _halves(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:

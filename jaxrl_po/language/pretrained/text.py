@@ -115,11 +115,11 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
     """
     from tokenizers import Tokenizer
 
-    path, source = files.path / TOKENIZER, files.text(TOKENIZER)
-    if source is None:
+    path = files.path / TOKENIZER
+    if TOKENIZER not in files.contents:
         raise ConfigError("folder", f"{files.path} must hold {TOKENIZER}")
     try:
-        rules = Tokenizer.from_str(source)
+        rules = Tokenizer.from_str(files.text(TOKENIZER))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError("folder", f"{path} must be a tokenizer: {error}") from None
     rules.no_padding()
@@ -131,8 +131,8 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
             "folder",
             f"{path} must have ids below {vocabulary}, the vocabulary of the model, got {largest}",
         )
-    settings = files.json(SETTINGS, optional=True)
-    named = files.json(SPECIAL_MAP, optional=True) | settings
+    settings = files.json(SETTINGS)
+    named = files.json(SPECIAL_MAP) | settings
     special = {
         name: str(token["content"]) if isinstance(token, Mapping) else token
         for name, token in named.items()
@@ -149,7 +149,7 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
     pads = (rules.token_to_id(special.get("pad_token", "")), *ends, *range(len(ends) + 1))
     pad = next(i for i in pads if i not in (None, ends[0]) and i < vocabulary)
     stops = _stops(files, rules, vocabulary)
-    others = {name: files.json(name, optional=True) for name in (SPECIAL_MAP, GENERATION)}
+    others = {name: files.json(name) for name in (SPECIAL_MAP, GENERATION)}
     others[TEMPLATES] = {
         Path(name).name: files.text(name)
         for name in files.contents
@@ -172,7 +172,7 @@ def _follow_flags(
     from tokenizers import processors
 
     kind = settings.get("tokenizer_class")
-    kind = kind or files.json(CONFIG, optional=True).get("model_type")
+    kind = kind or files.json(CONFIG).get("model_type")
     followed = files.adds_tokens or FLAGGED.match(str(kind))
     if not (followed and {"add_bos_token", "add_eos_token"} & settings.keys()):
         return
@@ -210,7 +210,7 @@ def _ends(
 ) -> tuple[int, ...]:
     """Ids of which each ends a completion, from the first file that names any."""
     for name in (GENERATION, CONFIG):
-        given = files.json(name, optional=True).get("eos_token_id")
+        given = files.json(name).get("eos_token_id")
         if given in (None, [], -1):
             continue
         ends = given if isinstance(given, list) else [given]
@@ -243,7 +243,7 @@ def _turn_end_first(ends: tuple[int, ...], template: ChatTemplate, rules: Any) -
 
 
 def _stops(files: ModelFiles, rules: Any, vocabulary: int) -> Stops | None:
-    strings = files.json(GENERATION, optional=True).get("stop_strings") or []
+    strings = files.json(GENERATION).get("stop_strings") or []
     strings = [strings] if isinstance(strings, str) else strings
     try:
         return make_stops(strings, token_texts(rules, vocabulary)) if strings else None
