@@ -141,7 +141,7 @@ WRONG = [
     Wrong(
         "special tokens of the older file are lost",
         "language.pretrained.text",
-        "named = files.json(SPECIAL_MAP, optional=True) | settings",
+        "named = files.json(SPECIAL_MAP) | settings",
         "named = settings",
         ("test_templates.py::test_special_tokens_come_from_either_file",),
     ),
