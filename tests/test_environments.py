@@ -13,8 +13,8 @@ from jaxrl_po.language.pretrained import text, tools
 from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.host.dialogues.exchange import Episode
-from jaxrl_po.run.host.dialogues.tool_partner import Environments, ToolPartner
+from jaxrl_po.run.host.dialogues.engine import Episode
+from jaxrl_po.run.host.dialogues.tool_env import Environments, ToolEnv
 from jaxrl_po.run.host.vector_envs import PoolError
 
 HERE = Path(__file__).parent
@@ -46,7 +46,7 @@ def talk(model):
         made.append(environments)
         offer = environments.start(list(ROWS[0]))
         found = tools.read(model[1], model[0], offer.tools)
-        return ToolPartner(
+        return ToolEnv(
             environments, offer, found, ROWS, reply_length=reply_length, rewarded=rewarded
         )
 
@@ -90,7 +90,7 @@ def test_calls_that_cannot_be_made_are_answered_and_counted(talk):
     partner.begin(episodes(0, 0, 0, 0), 1)
     wrong = [[UNHEARD, END], [LETTER, END], [MALFORMED, END], [GUESS[0], MALFORMED, END]]
     assert all(reply is not None for reply in partner.answer(wrong))
-    said = [each.messages[-1]["content"] for each in partner._talks]
+    said = [each.messages[-1]["content"] for each in partner._transcripts]
     assert "Tool unheard not found." in said[0]
     assert "unexpected keyword argument 'letter'" in said[1]
     assert "not JSON" in said[2]
@@ -108,7 +108,7 @@ def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
     # The first tool is interrupted, and its dialogue continues. The second ends its own process,
     # and the third has to be killed: their dialogues are over.
     assert [reply is None for reply in replies] == [False, True, True, False]
-    assert "no result within 0.4 seconds" in partner._talks[0].messages[-1]["content"]
+    assert "no result within 0.4 seconds" in partner._transcripts[0].messages[-1]["content"]
     partner.answer([[GUESS[0], END], None, None, None])
     outcome = partner.finish(first=True, report=lines.append)
     assert outcome.reward.tolist() == [1, 0, 0, 1]
@@ -145,7 +145,7 @@ def test_what_is_too_long_is_cut_and_counted(model, tmp_path):
     )
     environments = Environments(f"{own}:Long", 5.0)
     offer = environments.start(["prompt"])
-    partner = ToolPartner(
+    partner = ToolEnv(
         environments, offer, tools.read(model[1], model[0], offer.tools), ROWS, reply_length=12
     )
     (prompt,) = partner.begin(episodes(0), 1)
@@ -241,7 +241,7 @@ def test_a_tool_that_catches_every_exception_is_interrupted(talk):
     partner.begin(episodes(0), 1)
     (reply,) = partner.answer([[RAISES, END]])
     assert reply is not None
-    assert "no result within 0.3 seconds" in partner._talks[0].messages[-1]["content"]
+    assert "no result within 0.3 seconds" in partner._transcripts[0].messages[-1]["content"]
 
 
 def test_functions_may_not_run_what_a_model_wrote(tmp_path):
@@ -294,7 +294,7 @@ def test_an_environment_that_fails_ends_the_first_dialogues_and_is_counted_later
     own.write_text(f"class Broken:\n    {body}\n")
     environments, lines = Environments(f"{own}:Broken", 5.0), []
     offer = environments.start(["prompt"])._replace(reward=True)
-    partner = ToolPartner(
+    partner = ToolEnv(
         environments, offer, tools.read(model[1], model[0], ()), ROWS, reply_length=12
     )
     for first in (True, False, False):

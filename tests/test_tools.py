@@ -18,7 +18,7 @@ from jaxrl_po.language.pretrained import text, tools
 from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.run.data import scoring_worker
-from jaxrl_po.run.host.dialogues import instances, schemas, tool_partner
+from jaxrl_po.run.host.dialogues import instances, schemas, tool_env
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_schemas.json").read_text())
 
@@ -145,9 +145,9 @@ def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
         return found.tokenizer.encode("user: " + " right ".join(texts))
 
     words = "low high low high low"
-    ids, cut = tool_partner.fit(written, ["go", words], 6, found)
+    ids, cut = tool_env.fit(written, ["go", words], 6, found)
     assert (found.tokenizer.decode(ids), cut) == ("user: go right low high low", True)
-    assert tool_partner.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
+    assert tool_env.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
 
 
 def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
@@ -163,7 +163,7 @@ def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
         return tokenizer.encode(" ".join(texts))
 
     said = ["low <image>", "high"]
-    assert tool_partner.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
+    assert tool_env.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
     with pytest.raises(
         ConfigError, match=r"^text: must leave out the token '<image>': its id is 22"
     ):

@@ -19,7 +19,13 @@ from jaxrl_po.learner import next_key
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices.seeds import STATE_AXES, stack
-from jaxrl_po.run.host.dialogues.exchange import Episode, Reporter, Scene, Talking
+from jaxrl_po.run.host.dialogues.engine import (
+    DialogueEngine,
+    Episode,
+    Reporter,
+    Scene,
+    policy_of,
+)
 from jaxrl_po.run.host.rollouts import seed_of
 from jaxrl_po.types import ActorCritic, Metrics, PyTree, Row, TrainState
 
@@ -46,7 +52,7 @@ class HostDialogues(NamedTuple):
         return Dialogues(self, base_seed, seeds)
 
 
-class Dialogues:
+class Dialogues(DialogueEngine):
     """Holds the dialogues of iterations and evaluations.
 
     The random numbers of environments follow from the base seed, the index of the seed, the
@@ -59,25 +65,13 @@ class Dialogues:
     """
 
     def __init__(self, host: HostDialogues, base_seed: int, seeds: Sequence[int]):
+        super().__init__(host.scene, len(seeds))
         self._host, self._base, self._seeds = host, base_seed, list(seeds)
-        self._scene, self._outside = host.scene, 0.0
-        self._report: Reporter = _say_nothing
-        self._talking = Talking(host.scene, len(self._seeds))
+        self._report: Reporter = lambda line: None
+        self._outside = 0.0
         self._draw = jax.jit(
             stack(self._drawn, len(self._seeds), in_axes=(STATE_AXES,), out_axes=0)
         )
-
-    def recording(self) -> Recording:
-        """See `Talking.recording`."""
-        return self._talking.recording()
-
-    def compile(self, like: TrainState) -> None:
-        """See `Talking.compile`."""
-        self._talking.compile(_policy(like))
-
-    def close(self) -> None:
-        """Ends the partner."""
-        self._scene.partner.close()
 
     def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
         """See `recorded.with_recording`."""
@@ -113,7 +107,7 @@ class Dialogues:
             for number, row in enumerate(rows)
             for member in range(group)
         ]
-        made, self._outside = self._talking.hold(
+        made, self._outside = self.hold(
             self._params(state), episodes, keys, greedy=False, report=report
         )
         return state, made
@@ -184,7 +178,7 @@ class Dialogues:
                 for n, inside in zip(numbers.tolist(), within, strict=True)
             ]
             some = jnp.broadcast_to(keys[np.minimum(numbers, len(rows) - 1)], (every, size))
-            made, _ = self._talking.hold(
+            made, _ = self.hold(
                 self._params(state), episodes, some, greedy=samples == 0, report=self._report
             )
             parts.append(jax.tree.map(lambda x, within=within: np.asarray(x)[:, within], made))
@@ -213,12 +207,8 @@ class Dialogues:
 
     def _params(self, state: TrainState) -> ActorCritic:
         """The policy, on one device."""
-        moved: ActorCritic = jax.device_put(_policy(state), jax.devices()[0])
+        moved: ActorCritic = jax.device_put(policy_of(state), jax.devices()[0])
         return moved
-
-
-def _policy(state: TrainState) -> ActorCritic:
-    return state.params._replace(value=None)
 
 
 def _games(found: Recording) -> Games:
@@ -226,7 +216,3 @@ def _games(found: Recording) -> Games:
     measures = {name: x.total / np.maximum(x.count, 1.0) for name, x in found.measures.items()}
     prompt, pad = found.prompt[..., 0, :], found.pad[..., 0]
     return Games(prompt, pad, found.held, found.score, measures)
-
-
-def _say_nothing(line: str) -> None:
-    pass

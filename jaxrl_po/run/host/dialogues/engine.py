@@ -19,7 +19,7 @@ from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices.seeds import STATE_AXES, stack
-from jaxrl_po.types import ActorCritic
+from jaxrl_po.types import ActorCritic, TrainState
 
 Array = npt.NDArray[Any]
 PARAMS = STATE_AXES.params
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
     measures: dict[str, Mean]
 
 
-class Partner(Protocol):
+class DialogueEnv(Protocol):
     """Answers the messages of N rows, S seeds one after another; None for a row without a dialogue.
 
     Attributes:
@@ -80,9 +80,9 @@ class Scene(NamedTuple):
     """Who talks, and how long.
 
     Attributes:
-      task: its prompts are rows of the partner's.
+      task: its prompts are rows of the environment's.
       model: the policy.
-      partner: see `Partner`.
+      environment: see `DialogueEnv`.
       settings: P, G and how messages are sampled; their budget is T.
       max_turns: K, messages of a dialogue.
       prompt_length: L, tokens of the longest prompt.
@@ -91,7 +91,7 @@ class Scene(NamedTuple):
 
     task: Task
     model: Transformer
-    partner: Partner
+    environment: DialogueEnv
     settings: Sampling
     max_turns: int
     prompt_length: int
@@ -108,7 +108,7 @@ class Scene(NamedTuple):
         return self.settings.num_prompts * self.settings.group_size
 
 
-class Talking:
+class DialogueEngine:
     """The compiled steps of S seeds with B rows each, and the loop around them.
 
     Args:
@@ -169,12 +169,16 @@ class Talking:
                 kept=kept,
             ),
             score=number,
-            measures={name: Mean(number, number) for name in scene.partner.names},
+            measures={name: Mean(number, number) for name in scene.environment.names},
         )
 
-    def compile(self, like: ActorCritic) -> None:
-        """Compiles what begins and writes, by calls on zeros; `like` are shapes of parameters."""
-        params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    def close(self) -> None:
+        """Ends the environments."""
+        self._scene.environment.close()
+
+    def compile(self, like: TrainState) -> None:
+        """Compiles the steps that begin and write; `like` are the shapes of the state."""
+        params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy_of(like))
         prompt, no = np.zeros(self.recording().prompt.shape, np.int32), np.zeros(self._shape, bool)
         keys = jnp.broadcast_to(jax.random.key(0), self._shape)
         rows = self._begin(params, prompt, np.zeros(self._shape, np.int32), keys)
@@ -204,10 +208,10 @@ class Talking:
           The recording, leaves `[S, B, …]`, and the seconds that were spent outside programs.
 
         Raises:
-          PoolError, RewardError: see `Partner`.
+          PoolError, RewardError: see `DialogueEnv`.
         """
         begun, inside = time.perf_counter(), 0.0
-        scene, partner, shape = self._scene, self._scene.partner, self._shape
+        scene, environment, shape = self._scene, self._scene.environment, self._shape
 
         def compute(program: Callable[..., Any], *arguments: Any) -> Any:
             nonlocal inside
@@ -217,7 +221,7 @@ class Talking:
             return result
 
         prompt, pad = left_padded(
-            partner.begin(episodes, shape[0]), scene.prompt_length, scene.task.tokenizer.pad
+            environment.begin(episodes, shape[0]), scene.prompt_length, scene.task.tokenizer.pad
         )
         prompt, pad = prompt.reshape(*shape, -1), pad.reshape(shape)
         rows = compute(self._begin, params, prompt, pad, keys)
@@ -229,7 +233,7 @@ class Talking:
             )
             turns += writes
             lengths = np.asarray(written).reshape(-1)
-            replies = partner.answer(
+            replies = environment.answer(
                 [
                     ids[:length].tolist() if writing else None
                     for ids, length, writing in zip(
@@ -244,7 +248,7 @@ class Talking:
             rows = compute(
                 self._read, params, rows, reply.reshape(*shape, -1), length.reshape(shape)
             )
-        outcome = partner.finish(first=not self._proven, report=report)
+        outcome = environment.finish(first=not self._proven, report=report)
         self._proven = True
         held = compute(
             self._finish,
@@ -258,6 +262,11 @@ class Talking:
         held = jax.device_get(held)  # to be placed as the update wants it
         recording = made(prompt, pad, held, outcome.score.reshape(shape), measures)
         return recording, max(time.perf_counter() - begun - inside, 0.0)
+
+
+def policy_of(state: TrainState) -> ActorCritic:
+    """Returns the parameters that act."""
+    return state.params._replace(value=None)
 
 
 def left_padded(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Array, Array]:
