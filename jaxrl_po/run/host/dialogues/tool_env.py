@@ -24,8 +24,7 @@ CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (
 )
 
 
-Job = Mapping[str, Any]
-Result = Mapping[str, Any]
+Json = Mapping[str, Any]
 
 
 class ToolSpec(NamedTuple):
@@ -71,7 +70,7 @@ class Environments:
             raise UserCodeError("tools", f"{self.source}: {error}") from None
         return ToolSpec(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
-    def run(self, jobs: Mapping[int, Job]) -> dict[int, Result]:
+    def run(self, jobs: Mapping[int, Json]) -> dict[int, Json]:
         """The results of one job for each of some environments.
 
         A job is `{"reset": columns, "seeds": [before, after]}`, to `{"said": text or None}`;
@@ -179,7 +178,7 @@ class ToolEnv:
 
     def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
         """See `DialogueEnv`; a message without a call of a tool ends its dialogue."""
-        asked: dict[int, list[Call]] = {}
+        asked: dict[int, tuple[Sequence[int], list[Call]]] = {}
         for number, (message, talk) in enumerate(zip(messages, self._transcripts, strict=True)):
             if message is None:
                 continue
@@ -188,26 +187,21 @@ class ToolEnv:
             calls = [] if talk.dead else self._tools.calls(text)
             talk.ended = not calls
             if calls:
-                asked[number] = calls
+                asked[number] = message, calls
         sound = {
-            number: [call for call in calls if not call.error] for number, calls in asked.items()
+            number: [{"name": c.name, "arguments": c.arguments} for c in calls if not c.error]
+            for number, (_, calls) in asked.items()
         }
         results = self._environments.run(
-            {
-                number: {"calls": [{"name": c.name, "arguments": c.arguments} for c in calls]}
-                for number, calls in sound.items()
-                if calls
-            }
+            {number: {"calls": calls} for number, calls in sound.items() if calls}
         )
         return [
-            self._reply(talk, message, asked[number], results.get(number, {}))
-            if message is not None and number in asked
-            else None
-            for number, (message, talk) in enumerate(zip(messages, self._transcripts, strict=True))
+            self._reply(talk, *asked[number], results.get(number, {})) if number in asked else None
+            for number, talk in enumerate(self._transcripts)
         ]
 
     def _reply(
-        self, talk: Transcript, message: Sequence[int], calls: Sequence[Call], result: Result
+        self, talk: Transcript, message: Sequence[int], calls: Sequence[Call], result: Json
     ) -> list[int] | None:
         talk.calls += len(calls)
         if why := result.get("killed") or result.get("error"):
@@ -217,11 +211,8 @@ class ToolEnv:
         said = []
         for call in calls:
             name = call.name if call.name in self._tools.names else UNKNOWN
-            answer: dict[str, Any] = (
-                {"content": str({"error": call.error}), "failed": True}
-                if call.error
-                else next(answers)
-            )
+            unread: Json = {"content": str({"error": call.error}), "failed": True}
+            answer = unread if call.error else next(answers)
             talk.failed += answer["failed"]
             said.append({"role": TOOL, "name": name, "content": answer["content"]})
         talk.messages += said
