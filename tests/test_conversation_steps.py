@@ -10,7 +10,7 @@ from jaxrl_po.language import dialogues, sampling
 from jaxrl_po.language.dialogues.recorded import RECORDING, recorded_problem
 from jaxrl_po.language.networks import prompt_keys
 from jaxrl_po.language.settings import Sampling
-from jaxrl_po.run.host.dialogues.engine import DialogueEngine, Episode, Outcome, Scene, right_padded
+from jaxrl_po.run.host.dialogues.engine import Episode, HostDialogues, Outcome, right_padded
 from jaxrl_po.types import ActorCritic, CollectorState
 
 TOKENIZER = language.make_tokenizer("0123456789?")
@@ -130,8 +130,8 @@ def both():
     each = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(PROMPTS * GROUP)]
     partner = Game(dialogue, prompts, each)
     # A prompt has more columns than a reply, which the steps need; the policy sees no padding.
-    scene = Scene(dialogue, MODEL, partner, SIZES, TURNS, REPLY + 2, REPLY)
-    engine = DialogueEngine(scene, 1)
+    host = HostDialogues(dialogue, MODEL, partner, SIZES, TURNS, REPLY + 2, REPLY)
+    engine = host.open(0, [0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "widths_of", lambda rows, steps: [rows, 4])
         recording, outside = engine.hold(
@@ -144,7 +144,7 @@ def both():
     assert outside > 0.0
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype), recording)
     assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), engine.recording())
-    problem = recorded_problem(dialogue, MODEL, SIZES, columns=scene.columns, critic=critic)
+    problem = recorded_problem(dialogue, MODEL, SIZES, columns=host.columns, critic=critic)
     given = collector.add(sharded={RECORDING: jax.tree.map(lambda x: x[0], recording)})
 
     @jax.jit

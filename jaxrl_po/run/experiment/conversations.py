@@ -16,8 +16,7 @@ from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import models, rewarding
 from jaxrl_po.run.experiment.language_config import LanguageConfig
-from jaxrl_po.run.host.dialogues.engine import Scene
-from jaxrl_po.run.host.dialogues.held import HostDialogues
+from jaxrl_po.run.host.dialogues.engine import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_env import UNKNOWN, Environments, ToolEnv
 from jaxrl_po.run.store import sources
 
@@ -64,7 +63,7 @@ def make(
         environment = ToolEnv(
             environments, spec, found, rows, reply_length=settings.reply_length, rewarded=rewarded
         )
-        scene = Scene(
+        host = HostDialogues(
             start.task,
             start.policy,
             environment,
@@ -72,12 +71,15 @@ def make(
             settings.turns,
             longest + settings.reply_length,
             settings.reply_length,
+            options.eval_prompts,
+            options.eval_samples,
+            options.show,
         )
-        require_context(scene, text.context, options.init_from)
+        require_context(host, text.context, options.init_from)
     except BaseException:
         environments.close()
         raise
-    return HostDialogues(scene, options.eval_prompts, options.eval_samples, options.show)
+    return host
 
 
 def require_fit(
@@ -155,9 +157,9 @@ def require_reply(reply_length: int, tools: Tools) -> None:
         )
 
 
-def require_context(scene: Scene, context: int, init_from: str) -> None:
+def require_context(host: HostDialogues, context: int, init_from: str) -> None:
     """Raises ConfigError for dialogues that have no room in the model's context."""
-    whole = scene.prompt_length + scene.columns
+    whole = host.prompt_length + host.columns
     if 0 < context < whole:
         raise ConfigError(
             "tools.turns",
