@@ -38,8 +38,8 @@ class Episode(NamedTuple):
     """A dialogue to be held.
 
     Attributes:
-      row: of the prompts.
-      seeds: of Python's random numbers, before the environment is reset and after.
+      row: index of its prompt.
+      seeds: seeds of Python's random numbers, before the environment is reset and after.
     """
 
     row: int
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
       reward: `[N]`, float32.
       score: `[N]`, float32, the raw outcome.
       ended: `[N]`, bool, whether they ended by themselves.
-      measures: name to what is pooled, `[N]` each.
+      measures: name to a mean that is pooled, `[N]` each.
     """
 
     reward: npt.NDArray[np.float32]
@@ -66,7 +66,7 @@ class DialogueEnv(Protocol):
     """Answers the messages of N rows, S seeds one after another; None for a row without a dialogue.
 
     Attributes:
-      names: of the measures of an `Outcome`.
+      names: names of the measures of an `Outcome`.
     """
 
     names: tuple[str, ...]
@@ -223,7 +223,7 @@ class DialogueEngine:
         """Holds S·B dialogues.
 
         Args:
-          params: of the policy, leaves `[S, …]`.
+          params: parameters of the policy, leaves `[S, …]`.
           episodes: seed by seed; None for a row without a dialogue.
           keys: `[S, B]`, typed, consumed; see `conversation_steps.Rows`.
           greedy: write the most likely tokens.
@@ -337,7 +337,7 @@ class DialogueEngine:
 
         Args:
           state: stacked over seeds.
-          later_seed: of a later evaluation; None for the run's own.
+          later_seed: seed of a later evaluation; None for the evaluations of the run.
         """
         prompts, every = self._host.eval_prompts or None, range(len(self._seeds))
         found = {

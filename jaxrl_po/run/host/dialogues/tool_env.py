@@ -14,7 +14,7 @@ from jaxrl_po.run.host.dialogues import instances
 from jaxrl_po.run.host.dialogues.engine import Episode, Outcome, Reporter
 from jaxrl_po.run.host.vector_envs import PoolError
 
-UNKNOWN = "unknown"  # name of a tool that there is not
+UNKNOWN = "unknown"  # placeholder for a call to an unknown tool
 CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (
     "calls",
     "failed_calls",
@@ -111,13 +111,13 @@ class ToolEnv:
     """Environments of a class, whose public methods are tools.
 
     Args:
-      environments: started.
+      environments: instances of the class, started.
       spec: tools of the class.
       tools: how the chat template writes them.
       rows: columns of each prompt, with its messages as `prompt`.
       reply_length: R, tokens of the longest reply, and of what a reset adds to a prompt; longer
         ones are cut.
-      rewarded: functions of `--reward`, which are added to `get_reward`; None for none.
+      rewarded: functions of `--reward`, which are added to `get_reward`; None to disable.
     """
 
     def __init__(
