@@ -187,8 +187,8 @@ def finish(
     Args:
       rows: after the last message.
       reward: `[B]`, reward units.
-      ended: see `Conversations`, as for `turns`.
-      turns: likewise.
+      ended: see `Conversations`.
+      turns: see `Conversations`.
       most: S, tokens that may have been sampled.
     """
     last = rows.sampled & (jnp.cumsum(rows.sampled[:, ::-1], axis=1)[:, ::-1] == 1)
