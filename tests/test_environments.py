@@ -266,7 +266,8 @@ def test_the_example_of_the_documentation_plays():
     example = HERE.parent / "examples" / "guessing.py"
     environments = Environments(f"{example}:Guessing", 5.0)
     offer = environments.start(["prompt", "secret"])
-    assert (offer.names, offer.reward, offer.takes) == (("guess",), True, ("prompt", "secret"))
+    assert [tool["function"]["name"] for tool in offer.tools] == ["guess"]
+    assert (offer.reward, offer.takes) == (True, ("prompt", "secret"))
     environments.run({0: {"reset": {"prompt": [], "secret": 5}, "seeds": [0, 0]}})
     calls = [{"name": "guess", "arguments": {"number": number}} for number in (7, 3, 5)]
     said = environments.run({0: {"calls": calls}})[0]["results"]
