@@ -10,7 +10,7 @@ from jaxrl_po.language import dialogues, sampling
 from jaxrl_po.language.dialogues.recorded import RECORDING, recorded_problem
 from jaxrl_po.language.networks import prompt_keys
 from jaxrl_po.language.settings import Sampling
-from jaxrl_po.run.host.dialogues.exchange import Episode, Outcome, Scene, Talking, right_padded
+from jaxrl_po.run.host.dialogues.engine import Episode, HostDialogues, Outcome, right_padded
 from jaxrl_po.types import ActorCritic, CollectorState
 
 TOKENIZER = language.make_tokenizer("0123456789?")
@@ -56,7 +56,7 @@ def ragged():
 
 
 class Game:
-    """A dialogue of the program as a partner on the host."""
+    """A dialogue of the program as an environment on the host."""
 
     names = ("return",)
 
@@ -130,11 +130,11 @@ def both():
     each = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(PROMPTS * GROUP)]
     partner = Game(dialogue, prompts, each)
     # A prompt has more columns than a reply, which the steps need; the policy sees no padding.
-    scene = Scene(dialogue, MODEL, partner, SIZES, TURNS, REPLY + 2, REPLY)
-    talking = Talking(scene, 1)
+    host = HostDialogues(dialogue, MODEL, partner, SIZES, TURNS, REPLY + 2, REPLY)
+    engine = host.open(0, [0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "widths_of", lambda rows, steps: [rows, 4])
-        recording, outside = talking.hold(
+        recording, outside = engine.hold(
             jax.tree.map(lambda x: x[None], params._replace(value=None)),
             [Episode(0, (0, 0))] * (PROMPTS * GROUP),
             sampling.member_keys(keys[:, 1], GROUP)[None],
@@ -143,8 +143,8 @@ def both():
         )
     assert outside > 0.0
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype), recording)
-    assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), talking.recording())
-    problem = recorded_problem(dialogue, MODEL, SIZES, columns=scene.columns, critic=critic)
+    assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), engine.recording())
+    problem = recorded_problem(dialogue, MODEL, SIZES, columns=host.columns, critic=critic)
     given = collector.add(sharded={RECORDING: jax.tree.map(lambda x: x[0], recording)})
 
     @jax.jit

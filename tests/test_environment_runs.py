@@ -138,7 +138,7 @@ def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
         asked.extend(each.row for each in episodes if each is not None)
         raise StopIteration
 
-    monkeypatch.setattr(rollouts._talking, "hold", hold)
+    monkeypatch.setattr(rollouts, "hold", hold)
     state = jax.eval_shape(built.learner.init, (jax.random.key(0), built.given))
     state = state._replace(params=ActorCritic(None))
     with contextlib.closing(rollouts):
@@ -147,7 +147,7 @@ def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
                 rollouts.evaluate(state, later)
     train = 8 - len(set(asked))
     assert 0 < train < 8
-    validation, test = built.host.scene.task.validation, built.host.scene.task.test
+    validation, test = built.host.task.validation, built.host.task.test
     assert asked == [*validation, *test, *test]
     assert (validation.start, test.stop) == (train, 8)
 

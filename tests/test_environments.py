@@ -10,10 +10,11 @@ import pytest
 from folders import TOOL_ROWS, WORDS, write_tools
 
 from jaxrl_po.language.pretrained import text, tools
+from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.host.dialogues.exchange import Episode
-from jaxrl_po.run.host.dialogues.tool_partner import Environments, ToolPartner
+from jaxrl_po.run.host.dialogues.engine import Episode
+from jaxrl_po.run.host.dialogues.tool_env import Environments, ToolEnv
 from jaxrl_po.run.host.vector_envs import PoolError
 
 HERE = Path(__file__).parent
@@ -32,7 +33,7 @@ RAISES, UNHEARD, LETTER, MALFORMED = range(GUESS[2] + 1, GUESS[2] + 5)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = write_tools(tmp_path_factory.mktemp("tools")) / "model"
-    return text.read_tokenizer(folder, len(WORDS))
+    return text.read_tokenizer(read_folder(folder), len(WORDS))
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def talk(model):
         made.append(environments)
         offer = environments.start(list(ROWS[0]))
         found = tools.read(model[1], model[0], offer.tools)
-        return ToolPartner(
+        return ToolEnv(
             environments, offer, found, ROWS, reply_length=reply_length, rewarded=rewarded
         )
 
@@ -89,7 +90,7 @@ def test_calls_that_cannot_be_made_are_answered_and_counted(talk):
     partner.begin(episodes(0, 0, 0, 0), 1)
     wrong = [[UNHEARD, END], [LETTER, END], [MALFORMED, END], [GUESS[0], MALFORMED, END]]
     assert all(reply is not None for reply in partner.answer(wrong))
-    said = [each.messages[-1]["content"] for each in partner._talks]
+    said = [each.messages[-1]["content"] for each in partner._transcripts]
     assert "Tool unheard not found." in said[0]
     assert "unexpected keyword argument 'letter'" in said[1]
     assert "not JSON" in said[2]
@@ -107,7 +108,7 @@ def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
     # The first tool is interrupted, and its dialogue continues. The second ends its own process,
     # and the third has to be killed: their dialogues are over.
     assert [reply is None for reply in replies] == [False, True, True, False]
-    assert "no result within 0.4 seconds" in partner._talks[0].messages[-1]["content"]
+    assert "no result within 0.4 seconds" in partner._transcripts[0].messages[-1]["content"]
     partner.answer([[GUESS[0], END], None, None, None])
     outcome = partner.finish(first=True, report=lines.append)
     assert outcome.reward.tolist() == [1, 0, 0, 1]
@@ -144,7 +145,7 @@ def test_what_is_too_long_is_cut_and_counted(model, tmp_path):
     )
     environments = Environments(f"{own}:Long", 5.0)
     offer = environments.start(["prompt"])
-    partner = ToolPartner(
+    partner = ToolEnv(
         environments, offer, tools.read(model[1], model[0], offer.tools), ROWS, reply_length=12
     )
     (prompt,) = partner.begin(episodes(0), 1)
@@ -240,7 +241,7 @@ def test_a_tool_that_catches_every_exception_is_interrupted(talk):
     partner.begin(episodes(0), 1)
     (reply,) = partner.answer([[RAISES, END]])
     assert reply is not None
-    assert "no result within 0.3 seconds" in partner._talks[0].messages[-1]["content"]
+    assert "no result within 0.3 seconds" in partner._transcripts[0].messages[-1]["content"]
 
 
 def test_functions_may_not_run_what_a_model_wrote(tmp_path):
@@ -265,7 +266,8 @@ def test_the_example_of_the_documentation_plays():
     example = HERE.parent / "examples" / "guessing.py"
     environments = Environments(f"{example}:Guessing", 5.0)
     offer = environments.start(["prompt", "secret"])
-    assert (offer.names, offer.reward, offer.takes) == (("guess",), True, ("prompt", "secret"))
+    assert [tool["function"]["name"] for tool in offer.tools] == ["guess"]
+    assert (offer.reward, offer.takes) == (True, ("prompt", "secret"))
     environments.run({0: {"reset": {"prompt": [], "secret": 5}, "seeds": [0, 0]}})
     calls = [{"name": "guess", "arguments": {"number": number}} for number in (7, 3, 5)]
     said = environments.run({0: {"calls": calls}})[0]["results"]
@@ -293,7 +295,7 @@ def test_an_environment_that_fails_ends_the_first_dialogues_and_is_counted_later
     own.write_text(f"class Broken:\n    {body}\n")
     environments, lines = Environments(f"{own}:Broken", 5.0), []
     offer = environments.start(["prompt"])._replace(reward=True)
-    partner = ToolPartner(
+    partner = ToolEnv(
         environments, offer, tools.read(model[1], model[0], ()), ROWS, reply_length=12
     )
     for first in (True, False, False):

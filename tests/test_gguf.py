@@ -337,6 +337,6 @@ def test_the_digest_is_of_weights_and_entries(small, tmp_path):
     )
     assert first == same
     # Another process computes the same: nothing follows the order of a set.
-    names = list(json.loads(gguf.read(tmp_path / "0.gguf").files["config.json"]))
+    names = list(gguf.read(tmp_path / "0.gguf").json("config.json"))
     assert names[4:9] == list(gguf.REQUIRED.values())
     assert len({first, other, weights}) == 3

@@ -13,6 +13,7 @@ from families import tokenizers
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import text
+from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.experiment import policies
@@ -43,7 +44,7 @@ def adding(folder, single):
 
 
 def read(folder):
-    return text.read_tokenizer(folder, WORDS)[0]
+    return text.read_tokenizer(read_folder(folder), WORDS)[0]
 
 
 @pytest.mark.parametrize(
@@ -177,10 +178,11 @@ READ = """
 import sys
 from pathlib import Path
 from jaxrl_po.language.pretrained import text
+from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.run.experiment import models
 from jaxrl_po.run.data import prompts
 folder = Path(sys.argv[1])
-tokenizer, template = text.read_tokenizer(folder, 97)
+tokenizer, template = text.read_tokenizer(read_folder(folder), 97)
 reader = prompts.Text(tokenizer, template)
 for row in prompts.read_jsonl(str(folder / "rows.jsonl")):
     print(ascii(row.columns["answer"]), reader.encode(row))

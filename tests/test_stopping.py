@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import conversation, dialogues, pretrained, sampling
+from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.language.pretrained.text import read_tokenizer, token_texts, write_tokenizer
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.stopping import Ends, ends_of, make_stops
@@ -203,10 +204,10 @@ def test_a_folder_gives_its_strings_and_keeps_them(tmp_path, strings):
     families.write_tokenizer(folder)
     generation = {"eos_token_id": [1, 2], "stop_strings": strings}
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    tokenizer, template = read_tokenizer(folder, 97)
+    tokenizer, template = read_tokenizer(read_folder(folder), 97)
     again.mkdir()
     write_tokenizer(again, tokenizer, template)
-    for each in (tokenizer, read_tokenizer(again, 97)[0]):
+    for each in (tokenizer, read_tokenizer(read_folder(again), 97)[0]):
         rows = np.array([[4, 5, 6, 4], [5, 4, 6, 4], [5, 4, 9, 2]])
         lengths = first_end(ends_of(each), rows)
         assert lengths.tolist() == ([3, 5, 3] if isinstance(strings, list) else [3, 5, 4])
@@ -214,7 +215,7 @@ def test_a_folder_gives_its_strings_and_keeps_them(tmp_path, strings):
     with pytest.raises(
         ConfigError, match=r"generation_config\.json: stop_strings: must not be empty"
     ):
-        read_tokenizer(folder, 97)
+        read_tokenizer(read_folder(folder), 97)
 
 
 def test_a_pretrained_model_stops_in_training_and_evaluation(tmp_path):
@@ -225,7 +226,7 @@ def test_a_pretrained_model_stops_in_training_and_evaluation(tmp_path):
     for strings in ([], [f"w{i}" for i in range(4, 40)]):
         generation = {"eos_token_id": [1, 2]} | ({"stop_strings": strings} if strings else {})
         (folder / "generation_config.json").write_text(json.dumps(generation))
-        tokenizer, _ = read_tokenizer(folder, plain.model.vocabulary)
+        tokenizer, _ = read_tokenizer(read_folder(folder), plain.model.vocabulary)
         task = language.tasks.table("words", tokenizer, rows[:10], rows[10:])
         sizes = {"num_prompts": 4, "group_size": 4, "max_new_tokens": 6}
         problem = language.make_problem(task, plain.model, **sizes, initial=plain.params)

@@ -15,9 +15,10 @@ from folders import TOOLS_TEMPLATE, write_tools
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import text, tools
+from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.run.data import scoring_worker
-from jaxrl_po.run.host.dialogues import instances, schemas, tool_partner
+from jaxrl_po.run.host.dialogues import instances, schemas, tool_env
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_schemas.json").read_text())
 
@@ -89,7 +90,7 @@ def test_what_a_tool_lacks_is_named(tool, lacks):
 def found(tmp_path_factory):
     """The tools of a tiny model."""
     folder = write_tools(tmp_path_factory.mktemp("tools")) / "model"
-    tokenizer, template = text.read_tokenizer(folder, 22)
+    tokenizer, template = text.read_tokenizer(read_folder(folder), 22)
     named = [schemas.schema_of(golden_tools.silent, name) for name in ("guess", "raises")]
     return tools.read(template, tokenizer, named)
 
@@ -144,9 +145,9 @@ def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
         return found.tokenizer.encode("user: " + " right ".join(texts))
 
     words = "low high low high low"
-    ids, cut = tool_partner.fit(written, ["go", words], 6, found)
+    ids, cut = tool_env.fit(written, ["go", words], 6, found)
     assert (found.tokenizer.decode(ids), cut) == ("user: go right low high low", True)
-    assert tool_partner.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
+    assert tool_env.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
 
 
 def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
@@ -154,7 +155,7 @@ def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
     rules = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     rules.add_special_tokens(["<image>"])
     rules.save(str(folder / "tokenizer.json"))
-    tokenizer, template = text.read_tokenizer(folder, 22)
+    tokenizer, template = text.read_tokenizer(read_folder(folder), 22)
     lacking = tools.read(template, tokenizer, ())
     assert (lacking.foreign, found.foreign) == (("<image>",), ())
 
@@ -162,7 +163,7 @@ def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
         return tokenizer.encode(" ".join(texts))
 
     said = ["low <image>", "high"]
-    assert tool_partner.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
+    assert tool_env.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
     with pytest.raises(
         ConfigError, match=r"^text: must leave out the token '<image>': its id is 22"
     ):

@@ -9,7 +9,7 @@ WORKERS = "test_workers.py::"
 WRONG = [
     Wrong(
         "an environment that names a token that the model lacks ends the run",
-        "run.host.dialogues.tool_partner",
+        "run.host.dialogues.tool_env",
         "for token in tools.foreign:",
         "for token in ():",
         (f"{TOOLS}test_an_environment_may_name_a_token_that_the_model_lacks",),
@@ -44,7 +44,7 @@ WRONG = [
     ),
     Wrong(
         "the end of a message is read twice",
-        "run.host.dialogues.tool_partner",
+        "run.host.dialogues.tool_env",
         "return ids[1:] if ids[0] in ends and message[-1] in ends else ids",
         "return ids",
         (ENVIRONMENTS + "test_a_dialogue_is_answered_and_rewarded",),

@@ -85,9 +85,9 @@ WRONG = [
     ),
     Wrong(
         "dialogues on the host select a checkpoint by test rows",
-        "run.host.dialogues.held",
-        "task, key = selecting(self._scene.task), ",
-        "task, key = self._scene.task, ",
+        "run.host.dialogues.engine",
+        "task, key = selecting(self._host.task), ",
+        "task, key = self._host.task, ",
         (HOST,),
     ),
     Wrong(

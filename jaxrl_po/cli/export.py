@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     earlier.require_seed("seed_index", options.seed_index, config.run.seeds, "run", options.run)
     try:
         base = models.read_base(config.initial.pretrained, config.model)
-        before = base and weights.read(base.folder, base.model, dtype=None, place=models.on_host)
+        before = base and weights.read(base.files, base.model, dtype=None, place=models.on_host)
     except ConfigError as error:
         raise earlier.unsuitable("run", options.run, error) from None
     if base is None:

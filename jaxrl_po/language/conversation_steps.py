@@ -4,6 +4,7 @@ All share one cache. A row has no gaps: each stands at a column of its own, so t
 is what a batch of dialogues holds.
 """
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -49,18 +50,8 @@ class Rows(NamedTuple):
         return self.tokens.shape[1] - self.sampled.shape[1]
 
 
-class Writing(NamedTuple):
-    """Rows while messages are written.
-
-    Attributes:
-      writing: `[B]`, bool.
-      matched: of the messages, see `Ends.begin`.
-      rows: see `Rows`; their logits are those of the first token.
-    """
-
-    writing: jax.Array
-    matched: Any
-    rows: Rows
+# Rows that write `[B]`, the state of `Ends`, and all rows; their logits are of the first token.
+Writing = tuple[jax.Array, Any, Rows]
 
 
 def begin(
@@ -133,8 +124,9 @@ def write(
 
     def feed(params: Any, t: jax.Array, loop: Writing) -> tuple[jax.Array, Writing]:
         del t  # a row that waits is fed its last token again, which leaves it as it is
-        logits, cache = _feed(model, params, loop.rows, 1)
-        return logits, loop._replace(rows=loop.rows._replace(cache=cache))
+        *others, rows = loop
+        logits, cache = _feed(model, params, rows, 1)
+        return logits, (*others, rows._replace(cache=cache))
 
     def emit(t: jax.Array, logits: jax.Array, loop: Writing) -> Writing:
         """The next token of every row that writes."""
@@ -155,13 +147,12 @@ def write(
             else _put(rows.kept, kept, rows.length, writing),
             length=rows.length + writing,
         )
-        return Writing(writing & ~complete, matched, rows)
+        return writing & ~complete, matched, rows
 
-    def live(loop: Writing) -> jax.Array:
-        return loop.writing
-
-    first = Writing(writes, ends.begin(len(begun)), rows)
-    rows = sampling.decode(model, params, feed, emit, live, rows.logits, first, steps=budget)
+    first = writes, ends.begin(len(begun)), rows
+    rows = sampling.decode(
+        model, params, feed, emit, operator.itemgetter(0), rows.logits, first, steps=budget
+    )
     at = rows.prompt_length + begun[:, None] + jnp.arange(budget)[None]
     message = jnp.take_along_axis(rows.tokens, at, axis=1, mode="clip")
     return rows, message, rows.length - begun
@@ -196,8 +187,8 @@ def finish(
     Args:
       rows: after the last message.
       reward: `[B]`, reward units.
-      ended: see `Conversations`, as for `turns`.
-      turns: likewise.
+      ended: see `Conversations`.
+      turns: see `Conversations`.
       most: S, tokens that may have been sampled.
     """
     last = rows.sampled & (jnp.cumsum(rows.sampled[:, ::-1], axis=1)[:, ::-1] == 1)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.pretrained import architectures, text, weights
+from jaxrl_po.language.pretrained import architectures, files, gguf, text, weights
 from jaxrl_po.language.pretrained.architectures import FAMILIES
+from jaxrl_po.language.pretrained.files import ModelFiles
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.transformer import Transformer
@@ -69,8 +70,8 @@ def load(
       >>> tokens = loaded.tokenizer.encode(prompt)  # doctest: +SKIP
     """
     try:
-        found = Path(folder)
-        model = architectures.read(text.read_config(found), dtype=dtype, remat=remat)
+        found = read_files(folder)
+        model = architectures.read(found.json(files.CONFIG), dtype=dtype, remat=remat)
         tokenizer, template = text.read_tokenizer(found, model.vocabulary)
         params = weights.read(found, model, dtype=param_dtype, place=place)
     except ImportError as error:
@@ -79,6 +80,26 @@ def load(
             "folder", f"needs the package {error.name}: pip install 'jaxrl_po[{extra}]'"
         ) from None
     return Pretrained(model, params, tokenizer, template)
+
+
+def read_files(path: str | Path) -> ModelFiles:
+    """Reads the texts of a model, whose tensors are read later.
+
+    Args:
+      path: folder or GGUF file.
+
+    Raises:
+      ConfigError: it does not exist or lacks `config.json`; see `gguf.read` too.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ConfigError(
+            "folder", f"{path} must be a folder with a pretrained model, or a GGUF file"
+        )
+    found = gguf.read(path) if path.is_file() else files.read_folder(path)
+    if files.CONFIG not in found.contents:
+        raise ConfigError("folder", f"{path} must hold {files.CONFIG}")
+    return found
 
 
 def save(
@@ -108,11 +129,11 @@ def save(
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError("folder", f"must be new or empty, got {folder}")
-    config = architectures.write(model) | ({text.CONTEXT: context} if context else {})
+    config = architectures.write(model) | ({files.CONTEXT: context} if context else {})
     # `transformers` reads all tensors in this type, by default that of the first one.
     kind = jnp.dtype(dtype or jnp.result_type(*jax.tree.leaves(params))).name
     config |= {"dtype": kind, "torch_dtype": kind}
     folder.mkdir(parents=True, exist_ok=True)
     weights.write(folder, model, params, dtype=dtype)
     text.write_tokenizer(folder, tokenizer, chat_template)
-    text.write_json(folder / text.CONFIG, config | {"eos_token_id": list(tokenizer.ends)})
+    text.write_json(folder / files.CONFIG, config | {"eos_token_id": list(tokenizer.ends)})

@@ -1,4 +1,4 @@
-"""Files and tensors of a GGUF file: Llama, Qwen 2 and Qwen 3 with byte-level BPE.
+"""GGUF files of Llama, Qwen 2 and Qwen 3 with byte-level BPE, read as folders.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the converter of llama.cpp,
 whose steps are taken back here. Whatever the file has beyond them is refused by name.
@@ -6,15 +6,16 @@ whose steps are taken back here. Whatever the file has beyond them is refused by
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import rope
+from jaxrl_po.language.pretrained import files
 from jaxrl_po.language.pretrained.architectures import (
     ARCHITECTURES,
     LLAMA,
@@ -22,6 +23,7 @@ from jaxrl_po.language.pretrained.architectures import (
     QWEN3,
     rope_settings,
 )
+from jaxrl_po.language.pretrained.files import ModelFiles, StoredTensor
 
 FAMILIES = (LLAMA, QWEN2, QWEN3)
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -80,38 +82,8 @@ PRE_TOKENIZERS = {
 }
 
 
-class Contents(NamedTuple):
-    """Contents of the folder that a GGUF file stands for.
-
-    Attributes:
-      files: name to text: `config.json`, the files of the tokenizer, the chat template.
-      tensors: name in a folder's checkpoint to a tensor of the package gguf, q and k interleaved.
-    """
-
-    files: Mapping[str, str]
-    tensors: Mapping[str, Any]
-
-    def shapes(self) -> dict[str, list[int]]:
-        """By name, as in a checkpoint: `[outputs, inputs]`."""
-        return {name: tensor.shape.tolist()[::-1] for name, tensor in self.tensors.items()}
-
-    def arrays(self, names: Sequence[str]) -> Iterator[np.ndarray[Any, Any]]:
-        """Tensors in turn; quantised ones are float32, q and k of a Llama in halves again."""
-        config = json.loads(self.files["config.json"])
-        heads = {
-            "q_proj": config["num_attention_heads"],
-            "k_proj": config.get("num_key_value_heads", config["num_attention_heads"]),
-        }
-        for name in names:
-            array = _dequantised(name, self.tensors[name])
-            turned = name.split(".")[-2]
-            if config["model_type"] == LLAMA and turned in heads:
-                array = _halves(array, heads[turned])
-            yield array
-
-
-def read(path: Path) -> Contents:
-    """Reads a GGUF file; tensors are read from it later.
+def read(path: Path) -> ModelFiles:
+    """Reads a GGUF file as the folder that was converted to it; tensors are read later.
 
     Raises:
       ConfigError: the file is not GGUF, is damaged or has an entry that no formula reads.
@@ -121,7 +93,7 @@ def read(path: Path) -> Contents:
 
 
 @functools.lru_cache(maxsize=2)  # the package takes seconds for the vocabulary of a large model
-def _read(path: Path, *_: int) -> Contents:
+def _read(path: Path, *_: int) -> ModelFiles:
     import gguf
 
     try:
@@ -131,27 +103,45 @@ def _read(path: Path, *_: int) -> Contents:
         raise ConfigError("folder", f"{path} must be a whole GGUF file: {error}") from None
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     try:
-        return _contents(entries, tensors)
+        config = _config(entries, tensors)
+        contents = _contents(config, entries)
     except KeyError as missing:
         raise ConfigError("folder", f"{path} must have {missing.args[0]}") from None
     except ConfigError as error:
         raise ConfigError("folder", f"{path}: {error.message}") from None
+    stored = _stored(config, tensors)
+    return ModelFiles(path, contents, lambda: stored, adds_tokens=True)
 
 
-def _contents(entries: Mapping[str, Any], tensors: dict[str, Any]) -> Contents:
-    config = _config(entries, tensors)
+def _contents(config: dict[str, Any], entries: Mapping[str, Any]) -> dict[str, bytes]:
+    """Returns the texts of the folder by name."""
     rules, settings = _tokenizer(entries)
     ends = [entries[key] for end in ENDS if (key := f"tokenizer.ggml.{end}_token_id") in entries]
-    files = {
-        "config.json": config | {"vocab_size": len(entries["tokenizer.ggml.tokens"])},
-        "tokenizer.json": rules,
-        "tokenizer_config.json": settings,
-        "generation_config.json": {"eos_token_id": list(dict.fromkeys(ends))},
+    objects = {
+        files.CONFIG: config | {"vocab_size": len(entries["tokenizer.ggml.tokens"])},
+        files.TOKENIZER: rules,
+        files.SETTINGS: settings,
+        files.GENERATION: {"eos_token_id": list(dict.fromkeys(ends))},
     }
-    texts = {name: json.dumps(content) for name, content in files.items()}
+    contents = {name: json.dumps(content).encode() for name, content in objects.items()}
     if template := entries.get("tokenizer.chat_template"):
-        texts["chat_template.jinja"] = template
-    return Contents(texts, {_name(name): tensor for name, tensor in tensors.items()})
+        contents[files.TEMPLATE] = template.encode()
+    return contents
+
+
+def _stored(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Returns the tensors by their names in a folder; q and k of a Llama are in halves again."""
+    heads = {
+        "q_proj": config["num_attention_heads"],
+        "k_proj": config.get("num_key_value_heads", config["num_attention_heads"]),
+    }
+    rotated = heads if config["model_type"] == LLAMA else {}
+    stored = {}
+    for tensor in tensors.values():
+        name = _name(tensor.name)
+        read = functools.partial(_array, name, tensor, rotated.get(name.split(".")[-2:][0], 0))
+        stored[name] = StoredTensor(tensor.shape.tolist()[::-1], read)
+    return stored
 
 
 def _name(name: str) -> str:
@@ -280,21 +270,22 @@ def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return rules, settings
 
 
-def _dequantised(name: str, tensor: Any) -> np.ndarray[Any, Any]:
-    """A tensor in its own floating-point type, or in float32 if it is quantised; a copy."""
+def _array(name: str, tensor: Any, heads: int) -> np.ndarray[Any, Any]:
+    """Returns a copy of a tensor, in float32 if it is quantised; `heads` are put in halves."""
     import gguf
 
     kind: str = tensor.tensor_type.name
-    if kind in ("F32", "F16"):
-        return np.array(tensor.data)
-    if kind == "BF16":
-        return np.array(tensor.data).view(ml_dtypes.bfloat16)
-    try:
-        return gguf.dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError:
-        raise ConfigError(
-            "folder", f"tensor {name} is of type {kind}, which gguf does not read"
-        ) from None
+    if kind in ("F32", "F16", "BF16"):
+        array = np.array(tensor.data)
+        array = array.view(ml_dtypes.bfloat16) if kind == "BF16" else array
+    else:
+        try:
+            array = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise ConfigError(
+                "folder", f"tensor {name} is of type {kind}, which gguf does not read"
+            ) from None
+    return _halves(array, heads) if heads else array
 
 
 def _halves(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:

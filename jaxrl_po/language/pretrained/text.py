@@ -1,4 +1,4 @@
-"""The tokenizer of a pretrained model, and the files that tokenizer and chat template are in."""
+"""The tokenizer of a pretrained model, read from its files and written to them."""
 
 import json
 import re
@@ -10,14 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.pretrained import gguf
+from jaxrl_po.language.pretrained.files import (
+    CONFIG,
+    GENERATION,
+    SETTINGS,
+    SPECIAL_MAP,
+    TEMPLATE,
+    TEMPLATES,
+    TOKENIZER,
+    ModelFiles,
+)
 from jaxrl_po.language.pretrained.templates import SPECIAL, ChatTemplate
 from jaxrl_po.language.stopping import Stops, make_stops
 
-TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-CONTEXT = "max_position_embeddings"  # in config.json: the longest text, tokens
-GENERATION, CONFIG = "generation_config.json", "config.json"
-SPECIAL_MAP, TEMPLATES = "special_tokens_map.json", "additional_chat_templates"
 # Classes of tokenizers, or families where none is named, that follow `add_bos_token`.
 FLAGGED = re.compile("(code_?)?llama|gemma", re.IGNORECASE)
 
@@ -97,11 +102,11 @@ def _is_doubled(found: Any) -> bool:
     return found.special_tokens_mask[:2] == [1, 0] and found.ids[0] == found.ids[1]
 
 
-def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTemplate | None]:
-    """Reads the tokenizer of a folder and its chat template, None without one.
+def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, ChatTemplate | None]:
+    """Reads the tokenizer of a model and its chat template, None without one.
 
     Args:
-      folder: folder of the checkpoint, or its GGUF file.
+      files: the checkpoint.
       vocabulary: V of the model.
 
     Raises:
@@ -110,12 +115,13 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
     """
     from tokenizers import Tokenizer
 
-    if not exists(folder / TOKENIZER):
-        raise ConfigError("folder", f"{folder} must hold {TOKENIZER}")
+    path = files.path / TOKENIZER
+    if TOKENIZER not in files.contents:
+        raise ConfigError("folder", f"{files.path} must hold {TOKENIZER}")
     try:
-        rules = Tokenizer.from_str(_read(folder / TOKENIZER))
+        rules = Tokenizer.from_str(files.text(TOKENIZER))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError("folder", f"{folder / TOKENIZER} must be a tokenizer: {error}") from None
+        raise ConfigError("folder", f"{path} must be a tokenizer: {error}") from None
     rules.no_padding()
     rules.no_truncation()
     added = rules.get_added_tokens_decoder()
@@ -123,34 +129,37 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
     if largest >= vocabulary:
         raise ConfigError(
             "folder",
-            f"{folder / TOKENIZER} must have ids below {vocabulary}, the vocabulary of the model, "
-            f"got {largest}",
+            f"{path} must have ids below {vocabulary}, the vocabulary of the model, got {largest}",
         )
-    settings = read_json(folder / SETTINGS, optional=True)
-    named = read_json(folder / SPECIAL_MAP, optional=True) | settings
+    settings = files.json(SETTINGS)
+    named = files.json(SPECIAL_MAP) | settings
     special = {
         name: str(token["content"]) if isinstance(token, Mapping) else token
         for name, token in named.items()
         # `add_bos_token` is a switch.
         if SPECIAL.fullmatch(name) and token and isinstance(token, str | Mapping)
     }
-    _follow_flags(folder, rules, settings, special)
-    source = _template(folder, settings)
+    _follow_flags(files, rules, settings, special)
+    source = _template(files, settings)
     template = None if source is None else ChatTemplate(source, special)
-    ends = _ends(folder, rules, special, vocabulary)
+    ends = _ends(files, rules, special, vocabulary)
     if template is not None:
         ends = _turn_end_first(ends, template, rules)
     # A demonstration ends with the first end, from which PAD must be told.
     pads = (rules.token_to_id(special.get("pad_token", "")), *ends, *range(len(ends) + 1))
     pad = next(i for i in pads if i not in (None, ends[0]) and i < vocabulary)
-    stops = _stops(folder, rules, vocabulary)
-    others = {name: read_json(folder / name, optional=True) for name in (SPECIAL_MAP, GENERATION)}
-    others[TEMPLATES] = {x.name: _read(x) for x in (folder / TEMPLATES).glob("*.jinja")}
+    stops = _stops(files, rules, vocabulary)
+    others = {name: files.json(name) for name in (SPECIAL_MAP, GENERATION)}
+    others[TEMPLATES] = {
+        Path(name).name: files.text(name)
+        for name in files.contents
+        if name.startswith(f"{TEMPLATES}/")
+    }
     return TextTokenizer(rules, vocabulary, pad, ends, settings, stops, others), template
 
 
 def _follow_flags(
-    folder: Path, rules: Any, settings: Mapping[str, Any], special: Mapping[str, str]
+    files: ModelFiles, rules: Any, settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> None:
     """Makes a tokenizer of Llama, Gemma or a GGUF file add what `add_bos_token` and the like say.
 
@@ -163,8 +172,8 @@ def _follow_flags(
     from tokenizers import processors
 
     kind = settings.get("tokenizer_class")
-    kind = kind or read_json(folder / CONFIG, optional=True).get("model_type")
-    followed = folder.is_file() or FLAGGED.match(str(kind))
+    kind = kind or files.json(CONFIG).get("model_type")
+    followed = files.adds_tokens or FLAGGED.match(str(kind))
     if not (followed and {"add_bos_token", "add_eos_token"} & settings.keys()):
         return
 
@@ -175,7 +184,7 @@ def _follow_flags(
         if rules.token_to_id(token) is None:
             raise ConfigError(
                 "folder",
-                f"{folder / SETTINGS}: add_{name} must be false or left out, or {name} one of "
+                f"{files.path / SETTINGS}: add_{name} must be false or left out, or {name} one of "
                 f"{TOKENIZER}, got {token!r}",
             )
         return [token]
@@ -187,8 +196,8 @@ def _follow_flags(
     if whole != bare or "TemplateProcessing" in str(rules.post_processor):
         raise ConfigError(
             "folder",
-            f"{folder / SETTINGS}: add_bos_token and add_eos_token must agree with post_processor "
-            f"of {TOKENIZER}: they make {wanted} of 'a', and it {whole}",
+            f"{files.path / SETTINGS}: add_bos_token and add_eos_token must agree with "
+            f"post_processor of {TOKENIZER}: they make {wanted} of 'a', and it {whole}",
         )
     rules.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *after],
@@ -196,17 +205,19 @@ def _follow_flags(
     )
 
 
-def _ends(folder: Path, rules: Any, special: Mapping[str, str], vocabulary: int) -> tuple[int, ...]:
+def _ends(
+    files: ModelFiles, rules: Any, special: Mapping[str, str], vocabulary: int
+) -> tuple[int, ...]:
     """Ids of which each ends a completion, from the first file that names any."""
     for name in (GENERATION, CONFIG):
-        given = read_json(folder / name, optional=True).get("eos_token_id")
+        given = files.json(name).get("eos_token_id")
         if given in (None, [], -1):
             continue
         ends = given if isinstance(given, list) else [given]
         if not all(type(end) is int and 0 <= end < vocabulary for end in ends):
             raise ConfigError(
                 "folder",
-                f"{folder / name}: eos_token_id must be one id or a list of ids below "
+                f"{files.path / name}: eos_token_id must be one id or a list of ids below "
                 f"{vocabulary}, the vocabulary of the model, got {json.dumps(given)}",
             )
         return tuple(dict.fromkeys(ends))
@@ -214,7 +225,7 @@ def _ends(folder: Path, rules: Any, special: Mapping[str, str], vocabulary: int)
     if end is None or end >= vocabulary:
         raise ConfigError(
             "folder",
-            f"{folder} must name a token that ends a text: eos_token_id in {GENERATION} or "
+            f"{files.path} must name a token that ends a text: eos_token_id in {GENERATION} or "
             f"{CONFIG}, or eos_token in {SETTINGS}",
         )
     return (end,)
@@ -231,13 +242,13 @@ def _turn_end_first(ends: tuple[int, ...], template: ChatTemplate, rules: Any) -
     return tuple(sorted(ends, key=lambda end: end != written[-1])) if written else ends
 
 
-def _stops(folder: Path, rules: Any, vocabulary: int) -> Stops | None:
-    strings = read_json(folder / GENERATION, optional=True).get("stop_strings") or []
+def _stops(files: ModelFiles, rules: Any, vocabulary: int) -> Stops | None:
+    strings = files.json(GENERATION).get("stop_strings") or []
     strings = [strings] if isinstance(strings, str) else strings
     try:
         return make_stops(strings, token_texts(rules, vocabulary)) if strings else None
     except ConfigError as error:
-        raise ConfigError("folder", f"{folder / GENERATION}: {error}") from None
+        raise ConfigError("folder", f"{files.path / GENERATION}: {error}") from None
 
 
 def token_texts(rules: Any, vocabulary: int) -> list[bytes]:
@@ -268,9 +279,9 @@ def _unicode_to_byte() -> dict[str, int]:
     }
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    if exists(folder / TEMPLATE):
-        return _read(folder / TEMPLATE)
+def _template(files: ModelFiles, settings: Mapping[str, Any]) -> str | None:
+    if TEMPLATE in files.contents:
+        return files.text(TEMPLATE)
     source = settings.get("chat_template")
     if isinstance(source, list):
         source = {each["name"]: each["template"] for each in source}.get("default")
@@ -297,58 +308,6 @@ def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTempla
     for name, source in others.get(TEMPLATES, {}).items():
         (folder / TEMPLATES).mkdir(exist_ok=True)
         (folder / TEMPLATES / name).write_text(source, encoding="utf-8")
-
-
-def exists(path: Path) -> bool:
-    """Returns True if a folder, or a GGUF file in its place, holds the file."""
-    return path.name in gguf.read(path.parent).files if path.parent.is_file() else path.exists()
-
-
-def read_bytes(path: Path) -> bytes:
-    """Returns the content of a file that `exists`."""
-    return _read(path).encode() if path.parent.is_file() else path.read_bytes()
-
-
-def _read(path: Path) -> str:
-    """Returns the text of a file that `exists`, with or without a byte order mark."""
-    if path.parent.is_file():
-        return gguf.read(path.parent).files[path.name]
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError("folder", f"{path} must be UTF-8: {error}") from None
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the content of `config.json`.
-
-    Raises:
-      ConfigError: neither a folder nor a GGUF file is there, or see `read_json` and `gguf.read`.
-    """
-    if not folder.exists():
-        raise ConfigError(
-            "folder", f"{folder} must be a folder with a pretrained model, or a GGUF file"
-        )
-    return read_json(folder / CONFIG)
-
-
-def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Returns the content of a JSON file, empty if the file is optional and missing.
-
-    Raises:
-      ConfigError: it is missing, or not a JSON object in UTF-8.
-    """
-    if not exists(path):
-        if optional:
-            return {}
-        raise ConfigError("folder", f"{path.parent} must hold {path.name}")
-    try:
-        content = json.loads(_read(path))
-    except ValueError as error:
-        raise ConfigError("folder", f"{path} must be JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError("folder", f"{path} must be a JSON object")
-    return content
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

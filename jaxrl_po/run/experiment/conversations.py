@@ -16,9 +16,8 @@ from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import methods, models, rewarding
 from jaxrl_po.run.experiment.language_config import LanguageConfig
-from jaxrl_po.run.host.dialogues.exchange import Scene
-from jaxrl_po.run.host.dialogues.held import HostDialogues
-from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, Environments, Offer, ToolPartner
+from jaxrl_po.run.host.dialogues.engine import HostDialogues
+from jaxrl_po.run.host.dialogues.tool_env import UNKNOWN, Environments, ToolEnv
 from jaxrl_po.run.store import sources
 
 
@@ -47,37 +46,40 @@ def make(
     assert isinstance(start.task, language.Task)
     rows = read_rows(config)
     environments = Environments(options.tools, float(settings.timeout))
-    offer = environments.start(list(rows[0]))
+    spec = environments.start(list(rows[0]))
     try:
-        if not offer.reward and rewarded is None:
+        if not spec.reward and rewarded is None:
             raise ConfigError(
                 "tools", "must have a method get_reward, or reward must name functions"
             )
         written = config.task.template_arguments
         arguments = errors.json_object("task.template_arguments", written)
         try:
-            found = tools_lib.read(template, text.tokenizer, offer.tools, arguments)
+            found = tools_lib.read(template, text.tokenizer, spec.tools, arguments)
             longest = max(len(found.prompt(row["prompt"])) for row in rows)
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error}") from None
-        require_reply(settings.reply_length, found, offer)
-        partner = ToolPartner(
-            environments, offer, found, rows, reply_length=settings.reply_length, rewarded=rewarded
+        require_reply(settings.reply_length, found)
+        environment = ToolEnv(
+            environments, spec, found, rows, reply_length=settings.reply_length, rewarded=rewarded
         )
-        scene = Scene(
+        host = HostDialogues(
             start.task,
             start.policy,
-            partner,
+            environment,
             sizes,
             settings.turns,
             longest + settings.reply_length,
             settings.reply_length,
+            options.eval_prompts,
+            options.eval_samples,
+            options.show,
         )
-        require_context(scene, text.context, options.init_from)
+        require_context(host, text.context, options.init_from)
     except BaseException:
         environments.close()
         raise
-    return HostDialogues(scene, options.eval_prompts, options.eval_samples, options.show)
+    return host
 
 
 def require_fit(
@@ -137,13 +139,13 @@ def read_rows(config: LanguageConfig) -> list[dict[str, Any]]:
     return found
 
 
-def require_reply(reply_length: int, tools: Tools, offer: Offer) -> None:
+def require_reply(reply_length: int, tools: Tools) -> None:
     """Raises ConfigError where an empty result of a tool is longer than a reply may be."""
-    if not offer.tools:
+    if not tools.names:
         return
     least = max(
         len(tools.reply([{"role": TOOL, "name": name, "content": ""}]))
-        for name in (*offer.names, UNKNOWN)
+        for name in (*tools.names, UNKNOWN)
     )
     if least >= reply_length:
         raise ConfigError(
@@ -152,9 +154,9 @@ def require_reply(reply_length: int, tools: Tools, offer: Offer) -> None:
         )
 
 
-def require_context(scene: Scene, context: int, init_from: str) -> None:
+def require_context(host: HostDialogues, context: int, init_from: str) -> None:
     """Raises ConfigError for dialogues that have no room in the model's context."""
-    whole = scene.prompt_length + scene.columns
+    whole = host.prompt_length + host.columns
     if 0 < context < whole:
         raise ConfigError(
             "tools.turns",

@@ -58,7 +58,7 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
     else:
         require_room(config, start)
     policy, critic = composition.sharded(config, start, placement)
-    verify, columns = rewarded is None, None if hosted is None else hosted.scene.columns
+    verify, columns = rewarded is None, None if hosted is None else hosted.columns
     teacher = models.teacher(SCRIPT, config, task)
     composed = composition.Composition(
         config, placement, start, settings, teacher, verify, columns, policy, critic

@@ -16,8 +16,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, lora
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import DTYPES
-from jaxrl_po.language.pretrained import architectures, weights
-from jaxrl_po.language.pretrained import text as texts
+from jaxrl_po.language.pretrained import architectures, files, read_files, text, weights
 from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.settings import Computation
 from jaxrl_po.run import errors
@@ -36,6 +35,8 @@ from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.store import checkpoint, folder, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
+
+DIGESTED = files.CONFIG, files.TOKENIZER, files.SETTINGS, files.TEMPLATE, files.GENERATION
 
 Command = Script[LanguageConfig, None]
 
@@ -83,12 +84,12 @@ class Base(NamedTuple):
     """A pretrained model, without its parameters.
 
     Attributes:
-      folder: its folder, or its GGUF file.
+      files: its texts, and its tensors on disk.
       model: the transformer.
       text: how it reads prompts.
     """
 
-    folder: Path
+    files: files.ModelFiles
     model: Transformer
     text: prompts.Text
 
@@ -115,15 +116,15 @@ def read_base(path: str, settings: Computation) -> Base | None:
         errors.require("init_from", "gguf", "gguf")
     errors.require("init_from", "tokenizers", "pretrained")
     try:
-        found = Path(path)
-        stored = texts.read_config(found)
+        found = read_files(path)
+        config = found.json(files.CONFIG)
         dtype = DTYPES[settings.dtype]
-        model = architectures.read(stored, dtype=dtype, remat=settings.remat)
+        model = architectures.read(config, dtype=dtype, remat=settings.remat)
         model = model.clone(fused_attention=settings.fused_attention)
-        tokenizer, template = texts.read_tokenizer(found, model.vocabulary)
+        tokenizer, template = text.read_tokenizer(found, model.vocabulary)
     except ConfigError as error:
         raise ConfigError("init_from", f"{path}: {error.message}") from None
-    return Base(found, model, prompts.Text(tokenizer, template, stored.get(texts.CONTEXT, 0)))
+    return Base(found, model, prompts.Text(tokenizer, template, config.get(files.CONTEXT, 0)))
 
 
 class Start(NamedTuple):
@@ -206,7 +207,7 @@ def start(script: Command, config: LanguageConfig, *, answers: bool = True) -> S
         half = adapters.rank > 0 and config.model.dtype != "float32"
         try:
             params = weights.read(
-                base.folder, whole, dtype=None if half else "float32", place=on_host
+                base.files, whole, dtype=None if half else "float32", place=on_host
             )
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error.message}") from None
@@ -368,10 +369,9 @@ def _parts(params: PyTree, base: Base | None) -> Iterator[Any]:
         yield f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode()
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if base is not None:
-        files = texts.CONFIG, texts.TOKENIZER, texts.SETTINGS, texts.TEMPLATE, texts.GENERATION
-        for name in files:
-            file = base.folder / name
-            yield texts.read_bytes(file) if texts.exists(file) else b""
+        contents = base.files.contents
+        for name in DIGESTED:
+            yield contents.get(name, b"")
 
 
 def trained(policy: Transformer, params: ActorCritic) -> PyTree:

@@ -136,7 +136,7 @@ def _answer(
 ) -> dict[str, Any]:
     try:
         if "offer" in job:
-            return _offer(make, job["offer"])
+            return describe(make, job["offer"])
         if "reset" in job:
             if not held:
                 seed(0)  # instances are alike, whenever they are made
@@ -151,21 +151,15 @@ def _answer(
         if not math.isfinite(reward):
             return {"error": f"{REWARD} returned {reward}"}
         return {"reward": reward}
-    except BaseException as error:
-        return {"error": f"raised {_reason(error, limit)}"}
-
-
-def _offer(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
-    try:
-        return describe(make, columns)
     except schemas.ToolError as error:
         return {"error": str(error)}
     except BaseException as error:
-        return {"error": workers.describe(error)}
+        raised = f"raised {_reason(error, limit)}"
+        return {"error": workers.describe(error) if "offer" in job else raised}
 
 
 def describe(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
-    """What an environment offers: schemas of its tools, and the columns that its reset takes.
+    """Returns the schemas of an environment's tools, and the columns that its reset takes.
 
     Raises:
       ToolError: names what it lacks.
@@ -175,15 +169,12 @@ def describe(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
     names = [name for name, _ in methods]
     if RESET not in names:
         raise schemas.ToolError(f"the class lacks the method {RESET}")
-    parameters = inspect.signature(getattr(environment, RESET)).parameters.values()
-    kinds = {each.kind for each in parameters}
-    named = [
-        each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-    ]
-    takes = columns if inspect.Parameter.VAR_KEYWORD in kinds else []
-    for each in named:
-        if each.name in columns:
-            takes = [*takes, each.name]
+    takes = set[str]()
+    for each in inspect.signature(getattr(environment, RESET)).parameters.values():
+        if each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+            takes.update(columns if each.kind is each.VAR_KEYWORD else ())
+        elif each.name in columns:
+            takes.add(each.name)
         elif each.default is each.empty:
             raise schemas.ToolError(
                 f"{RESET} takes {each.name!r}, which is no column of the prompts: "
@@ -194,7 +185,7 @@ def describe(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
         for name in names
         if name[0] != "_" and name not in (RESET, REWARD)
     ]
-    return {"tools": tools, "reward": REWARD in names, "takes": sorted(set(takes))}
+    return {"tools": tools, "reward": REWARD in names, "takes": sorted(takes)}
 
 
 def _call(environment: Any, call: dict[str, Any], limit: float) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from jaxrl_po.run.data import workers
 from jaxrl_po.run.data.scoring import HostScore, RewardError
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.host.dialogues import instances
-from jaxrl_po.run.host.dialogues.exchange import Episode, Outcome, Reporter
+from jaxrl_po.run.host.dialogues.engine import Episode, Outcome, Reporter
 from jaxrl_po.run.host.vector_envs import PoolError
 
-UNKNOWN = "unknown"  # name of a tool that there is not
+UNKNOWN = "unknown"  # placeholder for a call to an unknown tool
 CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (
     "calls",
     "failed_calls",
@@ -24,12 +24,11 @@ CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (
 )
 
 
-Job = Mapping[str, Any]
-Result = Mapping[str, Any]
+Json = Mapping[str, Any]
 
 
-class Offer(NamedTuple):
-    """What a class offers.
+class ToolSpec(NamedTuple):
+    """Tools of a class, and what else its contract leaves open.
 
     Attributes:
       tools: schema of each tool.
@@ -40,11 +39,6 @@ class Offer(NamedTuple):
     tools: tuple[Mapping[str, Any], ...]
     reward: bool
     takes: tuple[str, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the tools."""
-        return tuple(tool["function"]["name"] for tool in self.tools)
 
 
 class Environments:
@@ -60,7 +54,7 @@ class Environments:
         self._timeout = timeout
         self._process: workers.Process | None = None
 
-    def start(self, columns: Sequence[str]) -> Offer:
+    def start(self, columns: Sequence[str]) -> ToolSpec:
         """Imports the class.
 
         Args:
@@ -74,9 +68,9 @@ class Environments:
             self._process, found = workers.spawn(instances.__name__, start)
         except workers.Ended as error:
             raise UserCodeError("tools", f"{self.source}: {error}") from None
-        return Offer(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
+        return ToolSpec(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
-    def run(self, jobs: Mapping[int, Job]) -> dict[int, Result]:
+    def run(self, jobs: Mapping[int, Json]) -> dict[int, Json]:
         """The results of one job for each of some environments.
 
         A job is `{"reset": columns, "seeds": [before, after]}`, to `{"said": text or None}`;
@@ -102,7 +96,7 @@ class Environments:
             self._process.close()
 
 
-class Talk:
+class Transcript:
     """What was said after the prompt, and what was counted; nothing where there is no episode."""
 
     def __init__(self, episode: Episode | None, dead: str = ""):
@@ -113,32 +107,32 @@ class Talk:
         self.calls = self.failed = self.replies = self.cut = 0
 
 
-class ToolPartner:
+class ToolEnv:
     """Environments of a class, whose public methods are tools.
 
     Args:
-      environments: started.
-      offer: of the class.
+      environments: instances of the class, started.
+      spec: tools of the class.
       tools: how the chat template writes them.
       rows: columns of each prompt, with its messages as `prompt`.
       reply_length: R, tokens of the longest reply, and of what a reset adds to a prompt; longer
         ones are cut.
-      rewarded: functions of `--reward`, which are added to `get_reward`; None for none.
+      rewarded: functions of `--reward`, which are added to `get_reward`; None to disable.
     """
 
     def __init__(
         self,
         environments: Environments,
-        offer: Offer,
+        spec: ToolSpec,
         tools: Tools,
         rows: Sequence[Mapping[str, Any]],
         *,
         reply_length: int,
         rewarded: HostScore | None = None,
     ):
-        self._environments, self._offer, self._tools = environments, offer, tools
+        self._environments, self._spec, self._tools = environments, spec, tools
         self._rows, self._reply_length, self._rewarded = rows, reply_length, rewarded
-        self._talks: list[Talk] = []
+        self._transcripts: list[Transcript] = []
         self._num_seeds = 1
         self._reported: set[str] = set()
         self.names = (*MEASURES, *(rewarded.measures if rewarded else ()))
@@ -148,30 +142,30 @@ class ToolPartner:
         self._environments.close()
 
     def begin(self, episodes: Sequence[Episode | None], num_seeds: int) -> list[list[int]]:
-        """See `Partner`; what a reset says is added to the last message of the user."""
+        """See `DialogueEnv`; what a reset says is added to the last message of the user."""
         self._num_seeds = num_seeds
         results = self._environments.run(
             {
                 number: {
-                    "reset": {name: self._rows[episode.row][name] for name in self._offer.takes},
+                    "reset": {name: self._rows[episode.row][name] for name in self._spec.takes},
                     "seeds": list(episode.seeds),
                 }
                 for number, episode in enumerate(episodes)
                 if episode is not None
             }
         )
-        self._talks, prompts = [], []
+        self._transcripts, prompts = [], []
         for number, episode in enumerate(episodes):
             result = results.get(number, {})
             why = result.get("error") or result.get("killed") or ""
-            talk = Talk(episode, f"reset {why}" if why else "")
+            talk = Transcript(episode, f"reset {why}" if why else "")
             talk.killed = "killed" in result
-            self._talks.append(talk)
+            self._transcripts.append(talk)
             said = result.get("said") or ""
             prompts.append(self._prompt(talk, said) if talk.held else [self._tools.tokenizer.pad])
         return prompts
 
-    def _prompt(self, talk: Talk, said: str) -> list[int]:
+    def _prompt(self, talk: Transcript, said: str) -> list[int]:
         messages = self._rows[talk.row]["prompt"]
         limit = len(self._tools.prompt(messages)) + self._reply_length
 
@@ -183,9 +177,9 @@ class ToolPartner:
         return ids
 
     def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
-        """See `Partner`; a message without a call of a tool ends its dialogue."""
-        asked: dict[int, list[Call]] = {}
-        for number, (message, talk) in enumerate(zip(messages, self._talks, strict=True)):
+        """See `DialogueEnv`; a message without a call of a tool ends its dialogue."""
+        asked: dict[int, tuple[Sequence[int], list[Call]]] = {}
+        for number, (message, talk) in enumerate(zip(messages, self._transcripts, strict=True)):
             if message is None:
                 continue
             text = self._tools.text(message)
@@ -193,26 +187,21 @@ class ToolPartner:
             calls = [] if talk.dead else self._tools.calls(text)
             talk.ended = not calls
             if calls:
-                asked[number] = calls
+                asked[number] = message, calls
         sound = {
-            number: [call for call in calls if not call.error] for number, calls in asked.items()
+            number: [{"name": c.name, "arguments": c.arguments} for c in calls if not c.error]
+            for number, (_, calls) in asked.items()
         }
         results = self._environments.run(
-            {
-                number: {"calls": [{"name": c.name, "arguments": c.arguments} for c in calls]}
-                for number, calls in sound.items()
-                if calls
-            }
+            {number: {"calls": calls} for number, calls in sound.items() if calls}
         )
         return [
-            self._reply(talk, message, asked[number], results.get(number, {}))
-            if message is not None and number in asked
-            else None
-            for number, (message, talk) in enumerate(zip(messages, self._talks, strict=True))
+            self._reply(talk, *asked[number], results.get(number, {})) if number in asked else None
+            for number, talk in enumerate(self._transcripts)
         ]
 
     def _reply(
-        self, talk: Talk, message: Sequence[int], calls: Sequence[Call], result: Result
+        self, talk: Transcript, message: Sequence[int], calls: Sequence[Call], result: Json
     ) -> list[int] | None:
         talk.calls += len(calls)
         if why := result.get("killed") or result.get("error"):
@@ -222,11 +211,8 @@ class ToolPartner:
         said = []
         for call in calls:
             name = call.name if call.name in self._tools.names else UNKNOWN
-            answer: dict[str, Any] = (
-                {"content": str({"error": call.error}), "failed": True}
-                if call.error
-                else next(answers)
-            )
+            unread: Json = {"content": str({"error": call.error}), "failed": True}
+            answer = unread if call.error else next(answers)
             talk.failed += answer["failed"]
             said.append({"role": TOOL, "name": name, "content": answer["content"]})
         talk.messages += said
@@ -252,11 +238,11 @@ class ToolPartner:
         return ids, cut
 
     def finish(self, *, first: bool, report: Reporter) -> Outcome:
-        """See `Partner`."""
-        talks = self._talks
+        """See `DialogueEnv`."""
+        talks = self._transcripts
         living = [n for n, talk in enumerate(talks) if talk.held and not talk.dead]
         reward = np.zeros(len(talks), np.float32)
-        if self._offer.reward:
+        if self._spec.reward:
             for number, result in self._environments.run(
                 {number: {"reward": True} for number in living}
             ).items():
@@ -279,7 +265,7 @@ class ToolPartner:
             raw, total, further = self._scored(self._rewarded, first, report)
             alive = np.array([t.held and not t.dead and not t.failure for t in talks])
             raw, total = (np.where(alive, np.nan_to_num(x), np.float32(0.0)) for x in (raw, total))
-            score = reward if self._offer.reward else raw
+            score = reward if self._spec.reward else raw
             reward = reward + total
             measures |= {
                 name: _mean(np.nan_to_num(values), held & ~np.isnan(values))
@@ -297,9 +283,9 @@ class ToolPartner:
         self, rewarded: HostScore, first: bool, report: Reporter
     ) -> tuple[Any, Any, dict[str, Any]]:
         """What the functions make of the last message of each dialogue."""
-        by_seed = np.array_split(np.arange(len(self._talks)), self._num_seeds)
+        by_seed = np.array_split(np.arange(len(self._transcripts)), self._num_seeds)
         # A row without a dialogue is given one that there is, and its score is not read.
-        talks = self._talks
+        talks = self._transcripts
         spare = next(talk for talk in talks if talk.held)
         columns = []
         for numbers in by_seed:
@@ -321,7 +307,7 @@ class ToolPartner:
 
     def _blame(self, first: bool, report: Reporter) -> None:
         source = self._environments.source
-        for talk in self._talks:
+        for talk in self._transcripts:
             if talk.failure and first:
                 raise RewardError(
                     f"tools {source}: {talk.failure}; these are the first dialogues, so the "

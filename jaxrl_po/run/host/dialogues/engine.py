@@ -1,0 +1,453 @@
+"""Dialogues on the host: iterations, evaluations and examples around the compiled steps."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.language import Task, Transformer, lora, sampling
+from jaxrl_po.language import conversation_steps as steps
+from jaxrl_po.language.dialogue import longest
+from jaxrl_po.language.dialogues import recorded
+from jaxrl_po.language.dialogues.evaluation import SHOWN, Games, measure, render
+from jaxrl_po.language.dialogues.problem import Recording
+from jaxrl_po.language.evaluation import GREEDY, SAMPLED
+from jaxrl_po.language.networks import prompt_keys
+from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.stopping import ends_of
+from jaxrl_po.language.tasks.types import held_out, num_asked, selecting
+from jaxrl_po.language.transcript import Conversations
+from jaxrl_po.learner import next_key
+from jaxrl_po.masked import Mean
+from jaxrl_po.run.data.transcripts import Examples
+from jaxrl_po.run.devices.seeds import STATE_AXES, stack
+from jaxrl_po.run.host.rollouts import seed_of
+from jaxrl_po.types import ActorCritic, Metrics, PyTree, Row, TrainState
+
+Array = npt.NDArray[Any]
+PARAMS = STATE_AXES.params
+Reporter = Callable[[str], None]
+
+
+class Episode(NamedTuple):
+    """A dialogue to be held.
+
+    Attributes:
+      row: index of its prompt.
+      seeds: seeds of Python's random numbers, before the environment is reset and after.
+    """
+
+    row: int
+    seeds: tuple[int, int]
+
+
+class Outcome(NamedTuple):
+    """How N dialogues ended.
+
+    Attributes:
+      reward: `[N]`, float32.
+      score: `[N]`, float32, the raw outcome.
+      ended: `[N]`, bool, whether they ended by themselves.
+      measures: name to a mean that is pooled, `[N]` each.
+    """
+
+    reward: npt.NDArray[np.float32]
+    score: npt.NDArray[np.float32]
+    ended: npt.NDArray[np.bool_]
+    measures: dict[str, Mean]
+
+
+class DialogueEnv(Protocol):
+    """Answers the messages of N rows, S seeds one after another; None for a row without a dialogue.
+
+    Attributes:
+      names: names of the measures of an `Outcome`.
+    """
+
+    names: tuple[str, ...]
+
+    def begin(self, episodes: Sequence[Episode | None], num_seeds: int) -> list[list[int]]:
+        """Ids of each prompt."""
+
+    def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
+        """Ids of each reply; None where a dialogue has ended."""
+
+    def finish(self, *, first: bool, report: Reporter) -> Outcome:
+        """How they ended; a failure is an error in the `first` ones."""
+
+    def close(self) -> None:
+        """Frees what is held."""
+
+
+class HostDialogues(NamedTuple):
+    """Dialogues of one seed, held on the host.
+
+    Attributes:
+      task: its prompts are rows of the environment's.
+      model: the policy.
+      environment: see `DialogueEnv`.
+      settings: P, G and how messages are sampled; their budget is T.
+      max_turns: K, messages of a dialogue.
+      prompt_length: L, tokens of the longest prompt.
+      reply_length: R, tokens of the longest reply, below L.
+      eval_prompts: held-out prompts of an evaluation; 0 for each row of its set.
+      eval_samples: samples of each beside the greedy dialogue.
+      show: held-out prompts whose dialogues are drawn.
+    """
+
+    task: Task
+    model: Transformer
+    environment: DialogueEnv
+    settings: Sampling
+    max_turns: int
+    prompt_length: int
+    reply_length: int
+    eval_prompts: int = 0
+    eval_samples: int = 0
+    show: int = 0
+
+    @property
+    def columns(self) -> int:
+        """N, see `dialogue.longest`."""
+        return longest(self.max_turns, self.settings.max_new_tokens, self.reply_length)
+
+    @property
+    def rows(self) -> int:
+        """B = P·G."""
+        return self.settings.num_prompts * self.settings.group_size
+
+    def open(self, base_seed: int, seeds: Sequence[int]) -> "DialogueEngine":
+        """Returns the engine of these seeds."""
+        return DialogueEngine(self, base_seed, seeds)
+
+
+class DialogueEngine:
+    """Holds the dialogues of iterations and evaluations: S seeds with B rows each.
+
+    The random numbers of environments follow from the base seed, the index of the seed, the
+    iteration and the prompt, and after a reset from the member of the group too.
+
+    Args:
+      host: see `HostDialogues`.
+      base_seed: seed of the run.
+      seeds: index of the seed of each row of the state.
+    """
+
+    def __init__(self, host: HostDialogues, base_seed: int, seeds: Sequence[int]):
+        self._host, self._base, self._seeds = host, base_seed, list(seeds)
+        self._shape, self._proven, self._outside = (len(seeds), host.rows), False, 0.0
+        self._report: Reporter = lambda line: None
+        settings, model, tokenizer = host.settings, host.model, host.task.tokenizer
+
+        def program(
+            step: Callable[..., Any], arrays: int, donated: Any = (), **options: Any
+        ) -> Callable[..., Any]:
+            def call(params: ActorCritic, *given: Any) -> Any:
+                read = params.variables("policy")
+                return step(lora.over(model, params.frozen), read, *given, **options)
+
+            of_all = stack(call, len(seeds), in_axes=(PARAMS, *[0] * arrays), out_axes=0)
+            return jax.jit(of_all, donate_argnums=donated)
+
+        decoding, ends = settings.decoding, ends_of(tokenizer)
+        self._begin = program(
+            steps.begin, 3, columns=host.columns, pad_token=tokenizer.pad, decoding=decoding
+        )
+        self._write = {
+            greedy: program(steps.write, 2, 1, decoding=decoding, ends=ends, greedy=greedy)
+            for greedy in (False, True)
+        }
+        self._read = program(steps.read, 3, 1)
+        finish = functools.partial(steps.finish, most=host.max_turns * settings.max_new_tokens)
+        self._finish = jax.jit(stack(finish, len(seeds), in_axes=(0, 0, 0, 0), out_axes=0))
+        self._draw = jax.jit(stack(self._drawn, len(seeds), in_axes=(STATE_AXES,), out_axes=0))
+
+    def recording(self) -> Recording:
+        """Shapes and dtypes of a recording, `[S, B, …]`."""
+        shape: Any = jax.ShapeDtypeStruct
+        host, rows = self._host, self._shape
+        sampled = *rows, host.max_turns * host.settings.max_new_tokens
+        number = shape(rows, np.float32)
+        kept = jax.eval_shape(
+            lambda logits: sampling.no_tokens(logits, host.settings.decoding, sampled[-1]),
+            shape((*rows, host.model.vocabulary), np.float32),
+        )
+        return Recording(
+            prompt=shape((*rows, host.prompt_length), np.int32),
+            pad=shape(rows, np.int32),
+            held=Conversations(
+                tokens=shape((*rows, host.columns), np.int32),
+                position=shape(sampled, np.int32),
+                action=shape(sampled, np.int32),
+                log_prob=shape(sampled, np.float32),
+                mask=shape(sampled, np.bool_),
+                message_end=shape(sampled, np.bool_),
+                reward=shape(sampled, np.float32),
+                state=None,
+                ended=shape(rows, np.bool_),
+                turns=shape(rows, np.int32),
+                kept=kept,
+            ),
+            score=number,
+            measures={name: Mean(number, number) for name in host.environment.names},
+        )
+
+    def close(self) -> None:
+        """Ends the environments."""
+        self._host.environment.close()
+
+    def compile(self, like: TrainState) -> None:
+        """Compiles the steps that begin and write; `like` are the shapes of the state."""
+        params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy_of(like))
+        prompt, no = np.zeros(self.recording().prompt.shape, np.int32), np.zeros(self._shape, bool)
+        keys = jnp.broadcast_to(jax.random.key(0), self._shape)
+        rows = self._begin(params, prompt, np.zeros(self._shape, np.int32), keys)
+        for write in self._write.values():
+            rows = write(params, rows, no)[0]
+        jax.block_until_ready(rows)
+
+    def hold(
+        self,
+        params: ActorCritic,
+        episodes: Sequence[Episode | None],
+        keys: jax.Array,
+        *,
+        greedy: bool,
+        report: Reporter,
+    ) -> tuple[Recording, float]:
+        """Holds S·B dialogues.
+
+        Args:
+          params: parameters of the policy, leaves `[S, …]`.
+          episodes: seed by seed; None for a row without a dialogue.
+          keys: `[S, B]`, typed, consumed; see `conversation_steps.Rows`.
+          greedy: write the most likely tokens.
+          report: called with a line for the user.
+
+        Returns:
+          The recording, leaves `[S, B, …]`, and the seconds that were spent outside programs.
+
+        Raises:
+          PoolError, RewardError: see `DialogueEnv`.
+        """
+        begun, inside = time.perf_counter(), 0.0
+        host, environment, shape = self._host, self._host.environment, self._shape
+
+        def compute(program: Callable[..., Any], *arguments: Any) -> Any:
+            nonlocal inside
+            called = time.perf_counter()
+            result = jax.block_until_ready(program(*arguments))
+            inside += time.perf_counter() - called
+            return result
+
+        prompt, pad = left_padded(
+            environment.begin(episodes, shape[0]), host.prompt_length, host.task.tokenizer.pad
+        )
+        prompt, pad = prompt.reshape(*shape, -1), pad.reshape(shape)
+        rows = compute(self._begin, params, prompt, pad, keys)
+        writes = np.array([episode is not None for episode in episodes])
+        turns = np.zeros(writes.shape, np.int32)
+        for turn in range(host.max_turns):
+            rows, message, written = compute(
+                self._write[greedy], params, rows, writes.reshape(shape)
+            )
+            turns += writes
+            lengths = np.asarray(written).reshape(-1)
+            replies = environment.answer(
+                [
+                    ids[:length].tolist() if writing else None
+                    for ids, length, writing in zip(
+                        np.asarray(message).reshape(len(writes), -1), lengths, writes, strict=True
+                    )
+                ]
+            )
+            writes = np.array([reply is not None for reply in replies])
+            if turn + 1 == host.max_turns or not writes.any():
+                break
+            reply, length = right_padded([each or [] for each in replies], host.reply_length)
+            rows = compute(
+                self._read, params, rows, reply.reshape(*shape, -1), length.reshape(shape)
+            )
+        outcome = environment.finish(first=not self._proven, report=report)
+        self._proven = True
+        held = compute(
+            self._finish,
+            rows,
+            outcome.reward.reshape(shape),
+            outcome.ended.reshape(shape),
+            turns.reshape(shape),
+        )
+        measures = jax.tree.map(lambda x: x.reshape(shape), outcome.measures)
+        made: Any = Recording
+        held = jax.device_get(held)  # to be placed as the update wants it
+        recording = made(prompt, pad, held, outcome.score.reshape(shape), measures)
+        return recording, max(time.perf_counter() - begun - inside, 0.0)
+
+    def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
+        """See `recorded.with_recording`."""
+        return recorded.with_recording(state, recording)
+
+    @property
+    def examples(self) -> Examples | None:
+        """Dialogues of the first seed, to read."""
+        task = self._host.task
+
+        def shown(games: PyTree) -> list[Row]:
+            return [{"seed": 0, **row} for row in render(task, games)]
+
+        return Examples(self.describe, shown) if self._host.show else None
+
+    def record(self, state: TrainState, report: Reporter) -> tuple[TrainState, Recording]:
+        """Holds the dialogues of one iteration.
+
+        Args:
+          state: stacked over seeds.
+          report: called with a line for the user.
+
+        Raises:
+          PoolError: the process of the environments has ended.
+          RewardError: a reset or a reward failed in the first dialogues.
+        """
+        self._report = report  # of evaluations too
+        iteration, group = int(np.max(state.step)), self._host.settings.group_size
+        problem, keys = self._draw(self._acting(state))
+        episodes = [
+            self._episode(row, member, seed, iteration, number)
+            for seed, rows in zip(self._seeds, np.asarray(problem), strict=True)
+            for number, row in enumerate(rows)
+            for member in range(group)
+        ]
+        made, self._outside = self.hold(
+            self._params(state), episodes, keys, greedy=False, report=report
+        )
+        return state, made
+
+    def metrics(self, seconds: float) -> Metrics:
+        """The share of an iteration of that many seconds which was spent outside the program."""
+        count: Any = np.ones(len(self._seeds), np.float32)
+        return {"outside": Mean(count * np.float32(self._outside / seconds), count)}
+
+    def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Array]:
+        """Metrics of dialogues that begin with held-out prompts, `[S, prompts]` each.
+
+        Args:
+          state: stacked over seeds.
+          later_seed: seed of a later evaluation; None for the evaluations of the run.
+        """
+        prompts, every = self._host.eval_prompts or None, range(len(self._seeds))
+        found = {
+            name: _games(self._held_out(state, later_seed, prompts, samples, every))
+            for name, samples in ((GREEDY, 0), (SAMPLED, self._host.eval_samples))
+            if samples or name == GREEDY
+        }
+        return jax.tree.map(np.asarray, measure(found))
+
+    def describe(self, state: TrainState) -> dict[str, Games]:
+        """Dialogues of the first seed, for `dialogues.render`."""
+        return {
+            name: _games(
+                jax.tree.map(
+                    lambda x: x[0], self._held_out(state, None, self._host.show, samples, (0,))
+                )
+            )
+            for name, samples in ((GREEDY, 0), (SAMPLED, SHOWN))
+        }
+
+    def _held_out(
+        self,
+        state: TrainState,
+        later_seed: int | None,
+        prompts: int | None,
+        samples: int,
+        seeds: Sequence[int],
+    ) -> Recording:
+        """`samples` dialogues of each held-out prompt, 0 for a greedy one, `[S, prompts, n, …]`.
+
+        See `evaluate` for the other arguments.
+        """
+        if later_seed is None:
+            task, key = selecting(self._host.task), jax.random.split(jax.random.key(self._base))[1]
+        else:
+            task, key = self._host.task, jax.random.key(later_seed)
+        count, every = max(samples, 1), len(self._seeds)
+        prompt_key, number_key = jax.random.split(key)
+        asked = num_asked(task, prompts)
+        pairs = jax.vmap(jax.random.split)(jax.random.split(prompt_key, asked))
+        rows = np.repeat(np.asarray(held_out(task, pairs[:, 0]).problem), count)
+        keys = sampling.member_keys(pairs[:, 1], count)
+        drawn = int(jax.random.randint(number_key, (), 0, 2**31 - 1))
+        size, parts = self._host.rows, []
+        for first in range(0, len(rows), size):
+            numbers = np.arange(first, first + size)
+            within = numbers < len(rows)
+            episodes = [
+                self._episode(rows[n], n % count, drawn, n // count)
+                if inside and seed in seeds
+                else None
+                for seed in range(every)
+                for n, inside in zip(numbers.tolist(), within, strict=True)
+            ]
+            some = jnp.broadcast_to(keys[np.minimum(numbers, len(rows) - 1)], (every, size))
+            made, _ = self.hold(
+                self._params(state), episodes, some, greedy=samples == 0, report=self._report
+            )
+            parts.append(jax.tree.map(lambda x, within=within: np.asarray(x)[:, within], made))
+        whole: Recording = jax.tree.map(lambda *each: np.concatenate(each, axis=1), *parts)
+        shaped: Recording = jax.tree.map(
+            lambda x: x.reshape(every, asked, count, *x.shape[2:]), whole
+        )
+        return shaped
+
+    def _episode(self, row: Any, member: int, *entropy: int) -> Episode:
+        """A dialogue of a group, whose resets follow from `entropy` alone."""
+        seeds = seed_of(self._base, *entropy), seed_of(self._base, *entropy, 1 + member)
+        return Episode(int(row), seeds)
+
+    def _drawn(self, state: TrainState) -> tuple[jax.Array, jax.Array]:
+        """Rows `[P]` and keys `[B]` of the coming iteration, those of a single turn."""
+        keys = prompt_keys(state.collector, next_key(state)[1])
+        sample = jax.vmap(lambda key: self._host.task.sample(key, False).problem)
+        return sample(keys[:, 0]), sampling.member_keys(keys[:, 1], self._host.settings.group_size)
+
+    def _acting(self, state: TrainState) -> TrainState:
+        """What `_draw` reads of a state, on one device."""
+        part = state._replace(params=ActorCritic(None), opt_state=None, reference_params=None)
+        moved: TrainState = jax.device_put(part, jax.devices()[0])
+        return moved
+
+    def _params(self, state: TrainState) -> ActorCritic:
+        """The policy, on one device."""
+        moved: ActorCritic = jax.device_put(policy_of(state), jax.devices()[0])
+        return moved
+
+
+def policy_of(state: TrainState) -> ActorCritic:
+    """Returns the parameters that act."""
+    return state.params._replace(value=None)
+
+
+def left_padded(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Array, Array]:
+    """Ids `[N, length]` and the padding tokens on the left `[N]`."""
+    padding = np.array([length - len(row) for row in rows], np.int32)
+    tokens = np.array([[pad] * n + list(row) for n, row in zip(padding, rows, strict=True)])
+    return tokens.astype(np.int32), padding
+
+
+def right_padded(rows: Sequence[Sequence[int]], most: int) -> tuple[Array, Array]:
+    """Ids `[N, R]` and lengths `[N]`; R is a power of two, of which few are compiled, or `most`."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    width = min(1 << max(int(lengths.max()) - 1, 0).bit_length(), most)
+    tokens = np.array([list(row) + [0] * (width - len(row)) for row in rows], np.int32)
+    return tokens, lengths
+
+
+def _games(found: Recording) -> Games:
+    """Dialogues `[…, P, n, …]`, each measure the mean of a dialogue: 0 where it is of nothing."""
+    measures = {name: x.total / np.maximum(x.count, 1.0) for name, x in found.measures.items()}
+    prompt, pad = found.prompt[..., 0, :], found.pad[..., 0]
+    return Games(prompt, pad, found.held, found.score, measures)
