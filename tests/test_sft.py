@@ -14,7 +14,7 @@ from folders import arguments, write_place, write_rows
 from jaxrl_po.algorithms import sft
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import Transformer, demonstrations, tasks, warm_start
+from jaxrl_po.language import Transformer, cross_entropy, demonstrations, tasks
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.experiment import language as script
@@ -230,6 +230,7 @@ def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
 
 def test_a_warm_start_reads_the_same_demonstrations():
     keys = jax.random.split(jax.random.key(1), 4)
-    asked, answers, mask = jax.jit(lambda keys: warm_start.drawn(TASK, keys))(keys)
-    assert asked.tokens.shape == (4, TASK.prompt_length)
-    assert (mask.sum(axis=1) == (answers == TASK.tokenizer.eos).argmax(axis=1) + 1).all()
+    batch = jax.jit(lambda keys: cross_entropy.draw(TASK, keys))(keys)
+    assert batch.inputs.tokens.shape == (4, TASK.prompt_length + TASK.answer_length)
+    ends = (batch.action == TASK.tokenizer.eos).argmax(axis=1)
+    assert (batch.mask.sum(axis=1) == ends + 1).all()
