@@ -1,6 +1,6 @@
-"""Training by cross-entropy: demonstrations and the loss of their tokens.
+"""Training by cross-entropy: demonstrations and their loss, for the warm start and `algorithms.sft`.
 
-The warm start and `algorithms.sft` take their gradient steps by `updates.gradient_update` on it.
+Both take the steps of `updates.gradient_update` on this loss.
 """
 
 from collections.abc import Callable
@@ -49,13 +49,8 @@ def _join(prompts: Prompt, tokens: jax.Array, mask: jax.Array) -> Batch:
 
 def to_samples(batch: Batch) -> Samples:
     """Returns the samples of a batch, each with an advantage of 1."""
-    return Samples(
-        inputs=batch.inputs,
-        action=batch.action,
-        log_prob=batch.log_prob,
-        advantage=jnp.ones(batch.mask.shape),
-        mask=batch.mask,
-    )
+    advantage = jnp.ones(batch.mask.shape)
+    return Samples(batch.inputs, batch.action, batch.log_prob, advantage, batch.mask)
 
 
 def token_log_prob(model: Transformer, params: PyTree, samples: Samples) -> jax.Array:

@@ -16,15 +16,7 @@ from jaxrl_po.language.problem import problem_of
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import (
-    ActorCritic,
-    Batch,
-    CollectorState,
-    Facts,
-    Problem,
-    PyTree,
-    Samples,
-)
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Facts, Problem, PyTree, Samples
 
 AT_A_TIME = 16  # rows of an evaluation, to bound memory
 
@@ -115,8 +107,8 @@ def make_evaluate(
       num_prompts: P; see `tasks.types.num_asked`.
 
     Returns:
-      The function; of each answer `held_out_loss`, its cross entropy per token in nats, and
-      `held_out_log_prob`, which is minus that.
+      The function; `held_out_loss` is the cross entropy of each answer, nats per token, and
+      `held_out_log_prob` its negative.
     """
     variables.require_module("model", model)
     asked = num_asked(task, num_prompts)

@@ -96,7 +96,7 @@ def begin(settings: WarmStart, params: Any, key: jax.Array) -> Fit:
 
 
 def make_optimizer(settings: WarmStart) -> optax.GradientTransformation:
-    """Returns Adam on clipped gradients, leaf by leaf: a flat norm would round in another way."""
+    """Returns Adam on clipped gradients, leaf by leaf: a flat norm would round differently."""
     rate = settings.learning_rate
     return optimizers.adam(rate, max_grad_norm=1.0, epsilon=1e-8, flat_up_to=0)
 
