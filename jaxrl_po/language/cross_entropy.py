@@ -1,6 +1,6 @@
-"""Training by cross-entropy: demonstrations and their loss, for the warm start and `algorithms.sft`.
+"""Training by cross-entropy: demonstrations and the loss of their tokens.
 
-Both take the steps of `updates.gradient_update` on this loss.
+The warm start and `algorithms.sft` take the steps of `updates.gradient_update` on this loss.
 """
 
 from collections.abc import Callable
