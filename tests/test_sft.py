@@ -14,8 +14,9 @@ from folders import arguments, write_place, write_rows
 from jaxrl_po.algorithms import sft
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import Transformer, demonstrations, tasks, warm_start
+from jaxrl_po.language import Transformer, cross_entropy, demonstrations, tasks
 from jaxrl_po.language.tasks import addition
+from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, settings
@@ -228,8 +229,21 @@ def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
     assert min(summary["greedy_accuracy"]) > 0.9
 
 
-def test_a_warm_start_reads_the_same_demonstrations():
-    keys = jax.random.split(jax.random.key(1), 4)
-    asked, answers, mask = jax.jit(lambda keys: warm_start.drawn(TASK, keys))(keys)
-    assert asked.tokens.shape == (4, TASK.prompt_length)
-    assert (mask.sum(axis=1) == (answers == TASK.tokenizer.eos).argmax(axis=1) + 1).all()
+def test_a_warm_start_takes_a_step_of_supervised_training():
+    settings = WarmStart(steps=1, batch_size=8, learning_rate=0.01)
+    problem = demonstrations.make_problem(TASK, MODEL, num_prompts=8)
+    learner = sft.make(sft.Config(learning_rate=0.01), problem)
+
+    @jax.jit
+    def both(key):
+        state = learner.init(key)
+        policy = state.params.policy
+        step_key = jax.random.fold_in(jax.random.split(key)[0], 0)
+        batch = cross_entropy.draw(TASK, jax.random.split(step_key, 8))
+        after, _ = learner.update(state, batch)
+        return after.params.policy, warm_start(MODEL, policy, TASK, settings, key), policy
+
+    expected, found, before = jax.device_get(both(jax.random.key(1)))
+    for x, y, z in zip(*map(jax.tree.leaves, (expected, found, before)), strict=True):
+        np.testing.assert_allclose(y, x, rtol=0, atol=1e-6)
+        assert np.abs(x - z).max() > 0.009

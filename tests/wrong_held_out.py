@@ -64,16 +64,16 @@ WRONG = [
     ),
     Wrong(
         "demonstrations of the held-out split are trained on",
-        "language.warm_start",
-        "answered(task, jax.vmap(lambda key: task.sample(key, False))(keys))",
-        "answered(task, jax.vmap(lambda key: task.sample(key, True))(keys))",
+        "language.cross_entropy",
+        "answer(task, jax.vmap(lambda key: task.sample(key, False))(keys))",
+        "answer(task, jax.vmap(lambda key: task.sample(key, True))(keys))",
         ("test_sft.py::test_training_and_evaluation_ask_for_their_own_split",),
     ),
     Wrong(
         "the held-out loss is that of training problems",
         "language.demonstrations",
-        "answered(source, held_out(source, jax.random.split(key, asked)))",
-        "drawn(source, jax.random.split(key, asked))",
+        "answer(source, held_out(source, jax.random.split(key, asked)))",
+        "draw(source, jax.random.split(key, asked))",
         ("test_sft.py::test_training_and_evaluation_ask_for_their_own_split",),
     ),
     Wrong(

@@ -1,27 +1,17 @@
 """Supervised training on demonstrations.
 
-The cross entropy of demonstrated actions, `−log π(a | s)`, as a mean over them: the policy gradient
-of REINFORCE with demonstrations in place of samples, and an advantage of 1.
+The loss is the cross entropy of demonstrated actions, see `language.cross_entropy.make_loss`; these
+may be recorded in control, too.
 """
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import learner, losses, optimizers, updates
+from jaxrl_po import learner, optimizers, updates
 from jaxrl_po.algorithms import actor_critic, group_config
 from jaxrl_po.backend import Target
-from jaxrl_po.masked import Mean
-from jaxrl_po.types import (
-    ActorCritic,
-    Batch,
-    Learner,
-    Metrics,
-    Optimizer,
-    Problem,
-    Samples,
-    TrainState,
-)
+from jaxrl_po.language import cross_entropy
+from jaxrl_po.types import Learner, Metrics, Optimizer, Problem, Samples, TrainState
 
 
 @config_lib.record
@@ -51,22 +41,9 @@ def make(
     problem = problem.on(target)
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
-
-    def estimate(state: TrainState, batch: Batch) -> Samples:
-        del state
-        return Samples(
-            inputs=batch.inputs,
-            action=batch.action,
-            log_prob=batch.log_prob,
-            advantage=jnp.ones(batch.mask.shape),
-            mask=batch.mask,
-        )
-
-    def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
-        log_prob = policy(params, samples).log_prob(samples.action)
-        elements = losses.policy_gradient(log_prob, samples.advantage)
-        mean = losses.token_mean(elements, samples.mask)
-        return (mean,), {"loss": mean}
+    loss = cross_entropy.make_loss(
+        lambda params, samples: policy(params, samples).log_prob(samples.action)
+    )
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         update = updates.gradient_update(
@@ -88,7 +65,7 @@ def make(
 
     return learner.make(
         problem,
-        estimate=estimate,
+        estimate=lambda _, batch: cross_entropy.to_samples(batch),
         improve=improve,
         init_optimizer=lambda params: optimizer.init(params.policy),
         axis_name=config.axis_name,

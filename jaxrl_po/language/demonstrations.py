@@ -1,32 +1,22 @@
 """Demonstrations as a `Problem`: prompts of the train split with a correct answer each."""
 
+import functools
 from collections.abc import Callable, Mapping
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_po import masked, variables
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, ConfigError, common, record
-from jaxrl_po.language import lora, sampling
+from jaxrl_po.language import cross_entropy, lora, sampling
 from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.mismatch import SAMPLER, Sampler
-from jaxrl_po.language.networks import Sequences, make_networks, prompt_keys, shorten_after
+from jaxrl_po.language.networks import make_networks, prompt_keys, shorten_after
 from jaxrl_po.language.problem import problem_of
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.language.unembedding import next_tokens
-from jaxrl_po.language.warm_start import answered, drawn
-from jaxrl_po.types import (
-    ActorCritic,
-    Batch,
-    CollectorState,
-    Facts,
-    Problem,
-    PyTree,
-    demonstrations,
-)
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Facts, Problem, PyTree, Samples
 
 AT_A_TIME = 16  # rows of an evaluation, to bound memory
 
@@ -68,7 +58,7 @@ def make_problem(
       model: the policy.
       num_prompts: B, over all devices.
       initial: see `language.make_problem`.
-      target: likewise.
+      target: see `language.make_problem`.
 
     Returns:
       The `Problem`.
@@ -99,10 +89,8 @@ def make_problem(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
         keys = prompt_keys(collector, key)[:, 0]
-        prompts, answers, mask = drawn(reading(task, params.frozen), keys)
-        inputs = Sequences(jnp.concatenate([prompts.tokens, answers], axis=1), prompts.pad)
-        batch = demonstrations(inputs, answers, mask)
-        length = masked.total(mask.sum(axis=1))
+        batch = cross_entropy.draw(reading(task, params.frozen), keys)
+        length = masked.total(batch.mask.sum(axis=1))
         return collector, batch._replace(metrics={"answer_length": length})
 
     return problem_of(networks, collect, Facts(), shorten_after(task.prompt_length))
@@ -119,8 +107,8 @@ def make_evaluate(
       num_prompts: P; see `tasks.types.num_asked`.
 
     Returns:
-      The function; of each answer `held_out_loss`, its cross entropy per token in nats, and
-      `held_out_log_prob`, which is minus that.
+      The function; `held_out_loss` is the cross entropy of each answer, nats per token, and
+      `held_out_log_prob` its negative.
     """
     variables.require_module("model", model)
     asked = num_asked(task, num_prompts)
@@ -130,17 +118,16 @@ def make_evaluate(
     ) -> Mapping[str, jax.Array]:
         del collector
         source = reading(task, params.frozen)
-        prompts, answers, mask = answered(source, held_out(source, jax.random.split(key, asked)))
+        batch = cross_entropy.answer(source, held_out(source, jax.random.split(key, asked)))
         policy, read = lora.over(model, params.frozen), params.variables("policy")
+        loss = cross_entropy.make_loss(functools.partial(cross_entropy.token_log_prob, policy))
 
-        def log_prob(row: tuple[jax.Array, jax.Array, jax.Array, jax.Array]) -> jax.Array:
-            tokens, pad, answer, mask = (x[None] for x in row)
-            whole = jnp.concatenate([tokens, answer], axis=1)
-            distribution = next_tokens(policy, read, whole[:, :-1], pad, last=answer.shape[1])
-            return masked.mean(distribution.log_prob(answer), mask)
+        def loss_of(row: Samples) -> jax.Array:
+            ((mean,), _) = loss(read, jax.tree.map(lambda x: x[None], row))
+            return mean.value()
 
-        rows = prompts.tokens, prompts.pad, answers, mask
-        each = jax.lax.map(log_prob, rows, batch_size=min(AT_A_TIME, asked))
-        return {"held_out_log_prob": each, "held_out_loss": -each}
+        rows = cross_entropy.to_samples(batch)
+        each = jax.lax.map(loss_of, rows, batch_size=min(AT_A_TIME, asked))
+        return {"held_out_log_prob": -each, "held_out_loss": each}
 
     return evaluate

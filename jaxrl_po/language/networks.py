@@ -22,7 +22,7 @@ from jaxrl_po.language.checks import (
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import AUTO, SAMPLER, Sampler
 from jaxrl_po.language.settings import Sampling
-from jaxrl_po.language.tasks.types import DATA, Task
+from jaxrl_po.language.tasks.types import DATA, Sequences, Task
 from jaxrl_po.language.transformer import Transformer, compiled_for, hidden_matrices
 from jaxrl_po.language.unembedding import Listed, Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
@@ -31,27 +31,6 @@ from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples, undonat
 
 # Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
 PROMPT_NUMBER = "prompt_number"
-
-
-class Sequences(NamedTuple):
-    """What `apply` reads.
-
-    Attributes:
-      tokens: `[B, L + N]`, int32: left-padded prompt, then the completion, from column L in every
-        row.
-      pad: `[B]`, int32, padding tokens on the left.
-      problem: `[B, …]`, see `Prompt`, where the reward is computed on the host; else None.
-      position: `[B, S]`, int32 below N, the sampled tokens' positions in the completion; None if
-        all tokens are sampled.
-      kept: `[B, S, …]`, the tokens that each was drawn from, to which the policy is restricted, see
-        `sampling.kept_tokens`; None for all.
-    """
-
-    tokens: jax.Array
-    pad: jax.Array
-    problem: PyTree = None
-    position: jax.Array | None = None
-    kept: jax.Array | None = None
 
 
 class Grouped(NamedTuple):

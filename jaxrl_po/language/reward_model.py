@@ -26,10 +26,9 @@ from jaxrl_po.config import (
 )
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import check_budget, check_parameters, check_vocabulary
-from jaxrl_po.language.networks import Sequences
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Task
-from jaxrl_po.language.tasks.types import reading
+from jaxrl_po.language.tasks.types import Sequences, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 

@@ -1,19 +1,18 @@
 """Supervised warm start of a policy on demonstrations of the train split."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import masked
+from jaxrl_po import optimizers, updates
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, common, record, static
-from jaxrl_po.language import conversation, sampling
+from jaxrl_po.language import conversation, cross_entropy, sampling
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.stopping import ends_of
-from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.language.unembedding import next_tokens
 
 MEASURED = 256  # prompts per measurement of the accuracy
 BETWEEN = 20  # steps between measurements
@@ -38,52 +37,6 @@ class WarmStart:
     )
     batch_size: int = static(128, "demonstrations per step", within=COUNT)
     learning_rate: float = common.static(3e-3, "Adam's step size", within=POSITIVE)
-
-
-def drawn(task: AnyTask, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
-    """Fresh demonstrations of the train split.
-
-    Args:
-      task: or dialogue, in which the tokens of messages are demonstrated.
-      keys: `[B]`, consumed.
-
-    Returns:
-      Prompts, answers `[B, A]` with EOS, and which of their tokens are targets `[B, A]`.
-    """
-    if isinstance(task, Dialogue):
-        return conversation.demonstrations(task, keys)
-    return answered(task, jax.vmap(lambda key: task.sample(key, False))(keys))
-
-
-def answered(task: Task, prompts: Prompt) -> tuple[Prompt, jax.Array, jax.Array]:
-    """Prompts with their answers; see `drawn`."""
-    answers = jax.vmap(task.demonstrate)(prompts.problem)
-    # EOS is a target, the padding after it is not.
-    length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
-    return prompts, answers, jnp.arange(task.answer_length)[None, :] < length[:, None]
-
-
-def demonstration_loss(
-    model: Transformer, params: Any, task: AnyTask, key: jax.Array, batch_size: int
-) -> jax.Array:
-    """Cross-entropy of answer tokens, EOS included, over fresh demonstrations of the train split.
-
-    In a dialogue these are the tokens of messages.
-
-    Args:
-      model: the policy.
-      params: its parameters.
-      task: where demonstrations come from.
-      key: consumed.
-      batch_size: number of demonstrations.
-
-    Returns:
-      The mean over tokens, nats.
-    """
-    prompts, answers, mask = drawn(task, jax.random.split(key, batch_size))
-    tokens = jnp.concatenate([prompts.tokens, answers], axis=1)
-    distribution = next_tokens(model, params, tokens[:, :-1], prompts.pad, last=answers.shape[1])
-    return masked.mean(-distribution.log_prob(answers), mask)
 
 
 def greedy_accuracy(model: Transformer, params: Any, task: AnyTask, key: jax.Array) -> jax.Array:
@@ -143,8 +96,9 @@ def begin(settings: WarmStart, params: Any, key: jax.Array) -> Fit:
 
 
 def make_optimizer(settings: WarmStart) -> optax.GradientTransformation:
-    """Adam on clipped gradients."""
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(settings.learning_rate))
+    """Returns Adam on clipped gradients, leaf by leaf: a flat norm would round differently."""
+    rate = settings.learning_rate
+    return optimizers.adam(rate, max_grad_norm=1.0, epsilon=1e-8, flat_up_to=0)
 
 
 def unfinished(settings: WarmStart, done: Any, accuracy: Any) -> Any:
@@ -168,19 +122,22 @@ def advance(model: Transformer, task: AnyTask, settings: WarmStart, fit: Fit, do
     optimizer = make_optimizer(settings)
     train_key, measure_key = jax.random.split(fit.key)
     end = jnp.minimum(done + BETWEEN, settings.steps)
+    loss = cross_entropy.make_loss(functools.partial(cross_entropy.token_log_prob, model))
 
     def step(i: jax.Array, carry: Any) -> Any:
-        params, opt_state = carry
-        gradient = jax.grad(demonstration_loss, argnums=1)(
-            model, params, task, jax.random.fold_in(train_key, i), settings.batch_size
-        )
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
+        key = jax.random.fold_in(train_key, i)
+        batch = cross_entropy.draw(task, jax.random.split(key, settings.batch_size))
+
+        def update(gradient: Any, state: Any, params: Any) -> Any:
+            # All seeds share Adam's count, so that its powers round as in a single loop.
+            return optimizer.update(gradient, optax.tree_utils.tree_set(state, count=i), params)
+
+        take = updates.gradient_update(loss, optax.GradientTransformation(optimizer.init, update))
+        params, opt_state, _ = take(*carry, cross_entropy.to_samples(batch), key)
+        return params, opt_state
 
     def train(fit: Fit) -> Fit:
-        # All seeds share Adam's count, so that its powers round as in a single loop.
-        begun = optax.tree_utils.tree_set(fit.opt_state, count=done)
-        params, opt_state = jax.lax.fori_loop(done, end, step, (fit.params, begun))
+        params, opt_state = jax.lax.fori_loop(done, end, step, (fit.params, fit.opt_state))
         accuracy = fit.accuracy
         if settings.accuracy < 1.0:
             measured = greedy_accuracy(model, params, task, jax.random.fold_in(measure_key, end))

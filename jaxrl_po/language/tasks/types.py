@@ -32,6 +32,27 @@ class Prompt(NamedTuple):
     problem: PyTree = None
 
 
+class Sequences(NamedTuple):
+    """Inputs of `Problem.apply`: rows of a prompt and its completion.
+
+    Attributes:
+      tokens: `[B, L + N]`, int32: left-padded prompt, then the completion, from column L in every
+        row.
+      pad: `[B]`, int32, padding tokens on the left.
+      problem: `[B, …]`, see `Prompt`; None unless the reward is computed on the host.
+      position: `[B, S]`, int32 below N, the sampled tokens' positions in the completion; None if
+        all tokens are sampled.
+      kept: `[B, S, …]`, the tokens that each was drawn from, to which the policy is restricted, see
+        `sampling.kept_tokens`; None for all.
+    """
+
+    tokens: jax.Array
+    pad: jax.Array
+    problem: PyTree = None
+    position: jax.Array | None = None
+    kept: jax.Array | None = None
+
+
 class Task(NamedTuple):
     """A verifiable task.
 

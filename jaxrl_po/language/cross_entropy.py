@@ -1,0 +1,80 @@
+"""Training by cross-entropy: demonstrations and the loss of their tokens.
+
+The warm start and `algorithms.sft` take the steps of `updates.gradient_update` on this loss.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import losses
+from jaxrl_po.language import conversation
+from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.tasks.types import Prompt, Sequences, Task
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.unembedding import next_tokens
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import Batch, Metrics, PyTree, Samples, demonstrations
+from jaxrl_po.updates import Loss
+
+
+def draw(task: AnyTask, keys: jax.Array) -> Batch:
+    """Draws demonstrations of the train split.
+
+    Args:
+      task: task, of which answers are demonstrated, or dialogue, of which messages are.
+      keys: `[B]`, consumed.
+
+    Returns:
+      The batch; actions are answers `[B, A]` with EOS, or messages and replies.
+    """
+    if isinstance(task, Dialogue):
+        return _join(*conversation.demonstrations(task, keys))
+    return answer(task, jax.vmap(lambda key: task.sample(key, False))(keys))
+
+
+def answer(task: Task, prompts: Prompt) -> Batch:
+    """Demonstrates the answers to prompts, leaves `[B, …]`; see `draw`."""
+    answers = jax.vmap(task.demonstrate)(prompts.problem)
+    # EOS is a target, the padding after it is not.
+    length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
+    return _join(prompts, answers, jnp.arange(task.answer_length)[None, :] < length[:, None])
+
+
+def _join(prompts: Prompt, tokens: jax.Array, mask: jax.Array) -> Batch:
+    inputs = Sequences(jnp.concatenate([prompts.tokens, tokens], axis=1), prompts.pad)
+    return demonstrations(inputs, tokens, mask)
+
+
+def to_samples(batch: Batch) -> Samples:
+    """Returns the samples of a batch, each with an advantage of 1."""
+    advantage = jnp.ones(batch.mask.shape)
+    return Samples(batch.inputs, batch.action, batch.log_prob, advantage, batch.mask)
+
+
+def token_log_prob(model: Transformer, params: PyTree, samples: Samples) -> jax.Array:
+    """Returns the model's log-probability of each demonstrated token, `[B, A]`, in nats."""
+    tokens, pad = samples.inputs.tokens, samples.inputs.pad
+    distribution = next_tokens(model, params, tokens[:, :-1], pad, last=samples.mask.shape[1])
+    return distribution.log_prob(samples.action)
+
+
+def make_loss(log_prob: Callable[[PyTree, Samples], jax.Array]) -> Loss:
+    """Makes `loss(params, samples)`, the cross entropy `−log π(a | s)` of demonstrated actions.
+
+    It is the policy gradient of REINFORCE with demonstrations in place of samples.
+
+    Args:
+      log_prob: `(params, samples) -> [B, T]`, `log π(a | s)` of the samples' actions.
+
+    Returns:
+      The function, as `updates.gradient_update` takes it; its mean is over the mask, in nats.
+    """
+
+    def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
+        elements = losses.policy_gradient(log_prob(params, samples), samples.advantage)
+        mean = losses.token_mean(elements, samples.mask)
+        return (mean,), {"loss": mean}
+
+    return loss
