@@ -2,7 +2,8 @@
 
 From Python: `run.train` runs an `Experiment` or trains a learner, `run.resume` resumes a run,
 `run.load` gives its policy, `run.sweep` searches hyperparameters, and `run.Stop`, raised in an
-`on_row`, ends a run. An interrupt of these raises `run.Interrupted`, which holds the result so far.
+`on_row`, ends a run. `run.TensorBoard` and `run.WeightsAndBiases` are exporters for `run.train`.
+An interrupt of these functions raises `run.Interrupted`, which holds the result so far.
 They are imported when they are first used: a worker process needs nothing of JAX.
 """
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from jaxrl_po.run.experiment.training import train as train
     from jaxrl_po.run.loop.hooks import Stop as Stop
     from jaxrl_po.run.loop.interrupts import Interrupted as Interrupted
+    from jaxrl_po.run.store.exporters import Exporter as Exporter
+    from jaxrl_po.run.store.exporters import TensorBoard as TensorBoard
+    from jaxrl_po.run.store.exporters import WeightsAndBiases as WeightsAndBiases
+    from jaxrl_po.run.store.exporters import scalars as scalars
 
 if os.name != "posix":
     raise ImportError(
@@ -38,6 +43,7 @@ _NAMES = {
     "experiment.training": ("Trained", "resume", "train"),
     "loop.hooks": ("Stop",),
     "loop.interrupts": ("Interrupted",),
+    "store.exporters": ("Exporter", "TensorBoard", "WeightsAndBiases", "scalars"),
 }
 
 

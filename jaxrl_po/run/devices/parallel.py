@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxlib import xla_client
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
@@ -43,7 +44,8 @@ class Placement(NamedTuple):
       model_devices: devices over which the parameters of each seed are sharded (tensor parallel).
       shard_params: whether parameters are also sharded over the data devices (fully sharded data
         parallel).
-      described: the devices of a machine that is not here; empty for those of the default backend.
+      described: Devices of a machine that is not attached, or see `cores`; empty for devices of the
+        default backend.
     """
 
     num_seeds: int
@@ -160,6 +162,27 @@ def split(devices: str | int) -> None:
       devices: see `choose`.
     """
     _available(_parse_devices(devices), num_processes=1)
+
+
+def cores(devices: str | int, num_seeds: int) -> tuple[Any, ...]:
+    """Returns devices of the cores of a CPU that JAX has started as one device; empty elsewhere.
+
+    JAX changes their number only before it computes, as the import of gymnax does. These belong to
+    a client of their own; programs for them take arrays of JAX's device as well.
+
+    Args:
+      devices: See `choose`; `auto` returns as many as divide the seeds.
+      num_seeds: Seeds side by side.
+    """
+    wanted, here = _parse_devices(devices), backend.cores()
+    count = wanted or next(n for n in range(here, 0, -1) if num_seeds % n == 0)
+    split = _available(wanted, num_processes=1) > 1 or not backend.here().on_cpu
+    return () if split or count == 1 else tuple(_cpu_client(count).devices())
+
+
+@functools.cache
+def _cpu_client(count: int) -> Any:
+    return xla_client.make_cpu_client(num_devices=count)
 
 
 def _choose(

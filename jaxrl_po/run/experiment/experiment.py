@@ -68,6 +68,7 @@ class Experiment:
         compilation_cache: str = UNSET,
         tensorboard: bool = UNSET,
         wandb: str = UNSET,
+        exporter: str = UNSET,
         resume: bool = UNSET,
         overwrite: bool = UNSET,
         compile_for: str = UNSET,

@@ -89,6 +89,12 @@ class Options:
         resume="any",
         sweep="absent",
     )
+    exporter: str = option(
+        "",
+        "class of your own that gets each line of metrics, as file.py:Name; see run.Exporter",
+        resume="any",
+        sweep="absent",
+    )
     resume: bool = start_option(
         False, "resume the run in --out; flags that are not given keep their values", common=True
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_po import backend, config
+from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.experiment import assembly
@@ -63,6 +63,8 @@ def plan_of(
     overwrite: bool = False,
     log_every: int = 0,
     eval_every: int = 5,
+    title: str = "training",
+    devices: int | str = "auto",
 ) -> Plan:
     """The plan of a user's learner; see `train`."""
     iterations = check_size("iterations", iterations, NON_NEGATIVE)
@@ -71,10 +73,10 @@ def plan_of(
         raise ConfigError("evaluate", f"must be given where score = {score!r}")
     total = iterations * steps_per_iteration
     lasting: Any = {"seeds": seeds, "seed": seed, "eval_every": eval_every, "total_steps": total}
-    options = Options(
-        **lasting, log_every=log_every, out=str(out), resume=resume, overwrite=overwrite
-    )
+    where: Any = {"out": str(out), "devices": str(devices)}
+    options = Options(**lasting, **where, log_every=log_every, resume=resume, overwrite=overwrite)
     config.check(options)
+    title = config.static_value("title", title, str)
     lasting = {name: getattr(options, name) for name in lasting}
     stored = _earlier(options, iterations)
     before = stored.get("resolved", {})
@@ -85,7 +87,10 @@ def plan_of(
         "score": score,
     }
     folder.require_same(settings, stored, fields_of({"": Options}), str(out))
-    placement = parallel.choose("auto", num_seeds=options.seeds, num_rows=1)
+    cores = parallel.cores(options.devices, options.seeds)
+    placement = parallel.choose(
+        options.devices, num_seeds=options.seeds, num_rows=1, described=cores
+    )
     setup = assembly.Setup(learner, evaluate, score)
     job = assembly.make_job(
         setup,
@@ -102,7 +107,7 @@ def plan_of(
     if stored:
         require_same_learner(job, now, before, Path(out))
     return Plan(
-        title="training",
+        title=title,
         options=options,
         settings={"script": TRAIN, **settings, "resolved": provenance.go_on(now, before)},
         setup=setup._replace(
@@ -112,10 +117,7 @@ def plan_of(
         placement=placement,
         job=job,
         unit="iterations" if steps_per_iteration == 1 else "steps",
-        notes=[
-            *_on_one_core(options.seeds),
-            *provenance.note(provenance.differences(now, before)),
-        ],
+        notes=provenance.note(provenance.differences(now, before)),
     )
 
 
@@ -173,15 +175,3 @@ def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[
             raise ConfigError("watch", f"must name metrics of the learner ({known}), got {name!r}")
     chosen = watch or [name for name in SUCCESS if name in logged]
     return list(dict.fromkeys([*filter(None, [score]), *chosen]))
-
-
-def _on_one_core(seeds: int) -> list[str]:
-    """What to say where the backend started with one device for all cores of a CPU."""
-    here = backend.here()
-    if not here.on_cpu or here.devices > 1 or min(here.cores, seeds) == 1:
-        return []
-    first = f'jax.config.update("jax_num_cpu_devices", {here.cores})'
-    return [
-        f"on one of {here.cores} cores: for all of them, {first} must come before JAX computes "
-        "anything, as the import of gymnax does; an Experiment has them by itself"
-    ]

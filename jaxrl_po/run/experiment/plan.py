@@ -11,13 +11,14 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, flags
+from jaxrl_po.run.experiment import assembly, flags, user_code
 from jaxrl_po.run.experiment.assembly import AnyScript, Setup
 from jaxrl_po.run.experiment.options import LINES, Options, RunConfig
 from jaxrl_po.run.experiment.settings import Settings, fields_of, settle, stored_settings
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.microbatches import FLAG
 from jaxrl_po.run.store import exporters, folder, metrics, provenance, sources
+from jaxrl_po.run.store.exporters import Exporter
 
 
 class Plan(NamedTuple):
@@ -34,6 +35,7 @@ class Plan(NamedTuple):
       unit: name of a step, plural.
       notes: lines that are shown before the run.
       order: names of all settings, as they stand in `config.json`.
+      exporters: Destinations of each line of metrics.
     """
 
     title: str
@@ -45,27 +47,17 @@ class Plan(NamedTuple):
     unit: str
     notes: Sequence[str] = ()
     order: Sequence[str] = ()
+    exporters: Sequence[Exporter] = ()
 
     def record(self, number: int, out: Path, report: Callable[[str], None]) -> None:
         """Writes the number of microbatches that was left open to `out`, and reports it."""
         chosen = {**self.settings, FLAG: number}
-        self.settings.clear()  # and filled again: exporters hold it
+        self.settings.clear()  # and filled again: `Exporting` holds it
         self.settings.update({name: chosen[name] for name in self.order if name in chosen})
         if processes.is_writer():
             folder.write_settings(out, self.settings)
         if number > 1:
             report(f"{self.title}: --{FLAG}={number}, to fit in memory")
-
-    def exporters(self, out: Path) -> list[exporters.Exporter]:
-        """The exporters that the flags ask for; only the first process exports."""
-        found = list[exporters.Exporter]()
-        if self.options.tensorboard and processes.is_writer():
-            found.append(exporters.TensorBoard(out / "tensorboard"))
-        if self.options.wandb and processes.is_writer():
-            found.append(
-                exporters.WeightsAndBiases(self.options.wandb, out, self.title, self.settings)
-            )
-        return found
 
 
 def prepare(
@@ -96,9 +88,9 @@ def prepare(
     # All processes must see the same folder, so whether it holds a run is compared too.
     holds = f"{options.out} ({'with a run' if before else 'without a run'})"
     require_same({"out": holds, **{x: y for x, y in values.items() if fields[x].compared}})
-    _require_exporters(options)
     with flags.locating(sections):
         placement = _place(script, config, described)
+        chosen_exporters = _exporters(options)
         world = script.open_world(config)
         config, iterations = settle(script, settings, world)
         begun = script.continued(config) if before else config
@@ -149,14 +141,21 @@ def prepare(
         script.unit,
         [*folder.removed(before), *_notes(setup, job, options, chosen["tuned"], changes)],
         ("script", *values, "resolved"),
+        chosen_exporters,
     )
 
 
-def _require_exporters(options: Options) -> None:
-    """Raises ConfigError if the package of an exporter is missing."""
-    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
-        if getattr(options, flag):
-            errors.require(flag, package, flag)
+def _exporters(options: Options) -> list[Exporter]:
+    """Makes the exporters that flags name.
+
+    Raises:
+      ConfigError: The package of an exporter is missing, or a user's class is not an `Exporter`.
+    """
+    found: list[Any] = [exporters.TensorBoard()] if options.tensorboard else []
+    found += [exporters.WeightsAndBiases(options.wandb)] if options.wandb else []
+    found += [user_code.make("exporter", options.exporter)] if options.exporter else []
+    exporters.require_exporters("exporter", found)
+    return found
 
 
 def new_origins(settings: Settings[Any], fields: Mapping[str, Setting]) -> dict[str, str]:

@@ -21,8 +21,9 @@ from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.hooks import OnRow
 from jaxrl_po.run.loop.interrupts import Interrupted, hear_signals
 from jaxrl_po.run.loop.progress import Progress
-from jaxrl_po.run.store import checkpoint, exporters, folder, metrics
+from jaxrl_po.run.store import checkpoint, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
+from jaxrl_po.run.store.exporters import Exporter, Exporting, require_exporters
 from jaxrl_po.types import Learner, Row, TrainState, short_repr
 
 # A run that one of these ends keeps its lines and its last checkpoint.
@@ -51,7 +52,9 @@ Trained.__repr__ = short_repr  # type: ignore[method-assign]
 
 
 @overload
-def train(what: Experiment, *, on_row: OnRow | None = None) -> Trained:  # noqa: D418
+def train(  # noqa: D418
+    what: Experiment, *, on_row: OnRow | None = None, exporters: Sequence[Exporter] = ()
+) -> Trained:
     """Carries out an experiment."""
 
 
@@ -71,20 +74,28 @@ def train(  # noqa: D418
     overwrite: bool = False,
     log_every: int = 0,
     eval_every: int = 5,
+    title: str = "training",
+    devices: int | str = "auto",
     on_row: OnRow | None = None,
+    exporters: Sequence[Exporter] = (),
 ) -> Trained:
     """Trains a learner of one's own."""
 
 
 def train(
-    what: Experiment | Learner, *arguments: Any, on_row: OnRow | None = None, **options: Any
+    what: Experiment | Learner,
+    *arguments: Any,
+    on_row: OnRow | None = None,
+    exporters: Sequence[Exporter] = (),
+    **options: Any,
 ) -> Trained:
     """Carries out an experiment, or trains a learner of one's own in the same way.
 
     All seeds are vmapped, and sharded over the devices that they divide among.
 
     Args:
-      what: an `Experiment`, which has no further arguments but `on_row`; or a learner of one seed.
+      what: an `Experiment`, which has no further arguments but `on_row` and `exporters`; or a
+        learner of one seed.
       iterations: in all, a resumed run's earlier ones included.
       seeds: the number of runs.
       seed: base seed, from which those of all runs follow.
@@ -101,9 +112,14 @@ def train(
       overwrite: replace the run in `out`.
       log_every: iterations pooled into one line; 0 makes about 50 lines.
       eval_every: lines between evaluations.
+      title: Name of the run for progress, curves and exporters.
+      devices: Number of devices to shard the seeds over; `auto` takes as many as divide them, on a
+        CPU one per core.
       on_row: `on_row(line) -> None | {name: number}` gets each line of metrics, evaluation and all,
         as plain numbers (lists hold one for each seed); what it returns is added to the line.
         `raise run.Stop("why")` in it ends the run; that and any other error leave it saved.
+      exporters: Objects with the methods of `Exporter`, such as `run.TensorBoard()`, that get each
+        line of metrics. A resumed run needs them again.
 
     Returns:
       `Trained`.
@@ -127,6 +143,7 @@ def train(
       (2, 2)
     """
     user_code.require_not_imported()
+    require_exporters("exporters", exporters)
     if not isinstance(what, Experiment):
         known = inspect.signature(own_learner.plan_of).parameters
         for name in options.keys() - known.keys():
@@ -134,7 +151,8 @@ def train(
                 name,
                 f"is not an argument of train with a learner: {', '.join(list(known)[1:])}",
             )
-        return carry_out(own_learner.plan_of(what, *arguments, **options), on_row=on_row)
+        plan = own_learner.plan_of(what, *arguments, **options)
+        return carry_out(plan._replace(exporters=exporters), on_row=on_row)
     if arguments or options:
         raise ConfigError(
             next(iter(options), "iterations"),
@@ -150,15 +168,22 @@ def train(
         plan = prepare(SCRIPTS[what.script], what.read(), require_same)
     if on_row is not None and plan.options.distributed:
         raise ConfigError("on_row", "must be left out with distributed: it runs in one process")
-    return carry_out(plan, on_row=on_row)
+    return carry_out(plan._replace(exporters=[*plan.exporters, *exporters]), on_row=on_row)
 
 
-def resume(out: str | Path, *, on_row: OnRow | None = None, **more: Any) -> Trained:
+def resume(
+    out: str | Path,
+    *,
+    on_row: OnRow | None = None,
+    exporters: Sequence[Exporter] = (),
+    **more: Any,
+) -> Trained:
     """Goes on with the run of an `Experiment` or a command in a folder.
 
     Args:
       out: the folder.
       on_row: see `train`.
+      exporters: see `train`.
       more: keywords of `Experiment` that may change, such as `total_steps`, which may grow.
 
     Raises:
@@ -166,7 +191,7 @@ def resume(out: str | Path, *, on_row: OnRow | None = None, **more: Any) -> Trai
       Interrupted: see `train`.
     """
     experiment = of_folder(str(out), **more)
-    return train(experiment, on_row=on_row)
+    return train(experiment, on_row=on_row, exporters=exporters)
 
 
 def join(options: Options) -> None:
@@ -257,7 +282,9 @@ def _train(
     on_row: OnRow | None,
     hearing: contextlib.ExitStack,
 ) -> tuple[runner.Outcome, threading.Event]:
-    with progress, exporters.Exporting(progress, plan.exporters(out)) as reporter:
+    found = plan.exporters if processes.is_writer() else ()
+    place = out if plan.options.out else None
+    with progress, Exporting(progress, found, plan.title, plan.settings, place) as reporter:
         for note in plan.notes:
             progress.report(f"{plan.title}: {note}")
         try:

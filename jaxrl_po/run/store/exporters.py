@@ -1,21 +1,25 @@
-"""Export of metrics, besides `metrics.jsonl`: to TensorBoard and to Weights & Biases.
+"""Exporters: destinations of the metrics of a run besides `metrics.jsonl`.
 
-Each needs an extra of the package, and works in a thread of its own, so that no run waits for it.
+Each works in a thread of its own, so that no run waits for it.
 """
 
+import copy
 import math
+import os
 import queue
 import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run import errors
 from jaxrl_po.run.store.metrics import write_atomically
 from jaxrl_po.types import Row
 
-PATIENCE = 60.0  # seconds for one line, and for what is left at the end
+PATIENCE = 60.0  # seconds for one call of an exporter, and for the calls left at the end
 
 
 class Reporter(Protocol):
@@ -31,14 +35,38 @@ class Reporter(Protocol):
         """Shows one line of metrics."""
 
 
+@runtime_checkable
 class Exporter(Protocol):
-    """A destination for lines of metrics."""
+    """Destination of the lines of metrics of a run.
+
+    All calls come from one thread: `begin` before the first line, `write` for each line, `close`
+    at the end of the run, also if it fails or is interrupted. With several processes, only the
+    first one exports. A call that raises or hangs is reported, and is the last one.
+    """
+
+    def begin(self, title: str, settings: Mapping[str, Any], folder: Path | None) -> None:
+        """Starts the export.
+
+        Args:
+          title: Title of the run.
+          settings: Content of `config.json`, flag name to value.
+          folder: Folder of the run; None if it has none.
+        """
 
     def write(self, row: Row) -> None:
-        """One line of metrics."""
+        """Exports one line of metrics; see `scalars`."""
 
     def close(self) -> None:
-        """Returns once everything is on disk, or sent."""
+        """Returns once everything is on disk or sent."""
+
+
+def require_exporters(field: str, exporters: Any) -> None:
+    """Raises ConfigError unless a value is a list of objects with the methods of `Exporter`."""
+    listed = isinstance(exporters, list | tuple)
+    if not listed or any(isinstance(x, type) or not isinstance(x, Exporter) for x in exporters):
+        raise ConfigError(
+            field, f"must list objects with the methods begin, write and close, got {exporters!r}"
+        )
 
 
 def scalars(row: Row) -> dict[str, float]:
@@ -58,34 +86,45 @@ def scalars(row: Row) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Event files, with the steps of one seed along the x axis.
+    """Event files of TensorBoard, with the steps of one seed along the x axis.
 
     A resumed run hides the events that it writes a second time.
 
     Args:
-      folder: of the event files.
+      folder: Folder of the event files; None for `tensorboard` in the folder of the run.
+
+    Raises:
+      ConfigError: The package tensorboardX is missing.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: str | os.PathLike[str] | None = None):
+        errors.require("tensorboard", "tensorboardX", "tensorboard")
         self._folder = folder
         self._writer: Any = None
 
+    def begin(self, title: str, settings: Mapping[str, Any], folder: Path | None) -> None:
+        """Chooses the folder of the event files; raises ConfigError if there is none."""
+        place = folder / "tensorboard" if self._folder is None and folder else self._folder
+        if place is None:
+            raise ConfigError("out", "must be given, or a folder to run.TensorBoard")
+        self._place, self._writer = Path(place), None
+
     def write(self, row: Row) -> None:
-        """One line of metrics."""
+        """Writes the numbers of one line."""
         # Not a `SummaryWriter`, whose queue is never emptied again after a failed write.
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        # Opened at the first line, whose step says from where on older events are obsolete.
+        # The step of the first line tells from where on older events are obsolete.
         if self._writer is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._writer = EventsWriter(str(self._folder / "events"))
+            self._place.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(self._place / "events"))
             begun = SessionLog(status=SessionLog.START)
             self._writer.write_event(Event(step=row["step"], session_log=begun))
         for name, value in scalars(row).items():
-            said = summary.scalar(name, value)
-            self._writer.write_event(Event(wall_time=time.time(), step=row["step"], summary=said))
+            scalar = summary.scalar(name, value)
+            self._writer.write_event(Event(wall_time=time.time(), step=row["step"], summary=scalar))
         self._writer.flush()
 
     def close(self) -> None:
@@ -95,89 +134,110 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases.
+    """Run of Weights & Biases.
 
-    `WANDB_MODE=offline` keeps it in `folder`, to be sent by `wandb sync` later. A resumed run
-    continues under the id stored in its folder.
+    `WANDB_MODE=offline` keeps it in the folder of the run, to be sent by `wandb sync` later. A
+    resumed run continues under the id stored in its folder.
 
     Args:
-      project: the project's name.
-      folder: of the run.
-      title: the run's name.
-      config: the run's settings, read at the first line: some are chosen after the start.
+      project: Name of the project.
+
+    Raises:
+      ConfigError: The package wandb is missing.
     """
 
-    def __init__(self, project: str, folder: Path, title: str, config: Mapping[str, Any]):
-        self._start = {"project": project, "dir": str(folder), "name": title, "resume": "allow"}
-        self._config = config
-        self._id = folder / "wandb_id"
+    def __init__(self, project: str):
+        errors.require("wandb", "wandb", "wandb")
+        self._project = project
         self._run: Any = None
 
-    def write(self, row: Row) -> None:
-        """One line of metrics."""
-        if self._run is None:
-            self._run = self._begin()
-        self._run.log(scalars(row), step=row["step"])
-
-    def _begin(self) -> Any:
+    def begin(self, title: str, settings: Mapping[str, Any], folder: Path | None) -> None:
+        """Starts the run, or continues the one of the folder."""
         import wandb
 
-        if not self._id.exists():
-            write_atomically(self._id, secrets.token_hex(8))
-        name = self._id.read_text(encoding="utf-8")
-        config = {k: v for k, v in self._config.items() if k not in ("script", "resolved")}
-        return wandb.init(**self._start, config=config, id=name)
+        place = {}
+        if folder is not None:
+            stored = folder / "wandb_id"
+            if not stored.exists():
+                write_atomically(stored, secrets.token_hex(8))
+            place = {"dir": str(folder), "id": stored.read_text(encoding="utf-8")}
+        config = {k: v for k, v in settings.items() if k not in ("script", "resolved")}
+        self._run = wandb.init(
+            project=self._project, name=title, resume="allow", config=config, **place
+        )
+
+    def write(self, row: Row) -> None:
+        """Sends the numbers of one line."""
+        self._run.log(scalars(row), step=row["step"])
 
     def close(self) -> None:
         """Waits until everything is sent or saved."""
-        if self._run is not None:
-            self._run.finish()
+        self._run.finish()
 
 
 class _Sender(threading.Thread):
-    """Passes lines to an exporter, until it is given None or the exporter fails."""
+    """Calls the methods of an exporter one after another, until one fails or None ends it."""
 
     def __init__(self, exporter: Exporter):
         super().__init__(daemon=True)
-        self.name, self.lines = type(exporter).__name__, queue.SimpleQueue[Row | None]()
-        self._exporter, self._error, self._begun = exporter, "", math.inf
+        self.name, self._exporter = type(exporter).__name__, exporter
+        self._calls = queue.SimpleQueue[tuple[Any, ...] | None]()
+        self._exports, self._error, self._since = False, "", math.inf
         self.start()
 
     def run(self) -> None:
-        """The thread."""
+        """Runs the thread."""
         try:
-            while (row := self.lines.get()) is not None:
-                self._begun = time.monotonic()
-                self._exporter.write(row)
-                self._begun = math.inf
-            self._exporter.close()
+            for method, *arguments in iter(self._calls.get, None):
+                self._since = time.monotonic()
+                method(*arguments)
+                self._since = math.inf
         except BaseException as error:  # an exit, too, must not end the run
             self._error = f"failed with {type(error).__name__}: {' '.join(str(error).split())}"
 
+    def export(self, row: Row, *start: Any) -> None:
+        """Passes on a line, and before the first one the arguments of `begin`, as copies."""
+        if not self._exports:
+            self._calls.put((self._exporter.begin, *copy.deepcopy(start)))
+        self._exports = True
+        self._calls.put((self._exporter.write, copy.deepcopy(row)))
+
     def trouble(self) -> str:
-        """What is the matter, or nothing."""
-        late = time.monotonic() - self._begun > PATIENCE
+        """Returns why the exporter is not used any longer; empty if it works."""
+        late = time.monotonic() - self._since > PATIENCE
         return self._error or f"has not answered for {PATIENCE:g} s" * late
 
     def finish(self) -> str:
-        """Waits for the exporter to take what is left; returns what is the matter, or nothing."""
-        self.lines.put(None)
+        """Waits until the exporter is closed; returns why it is not, or an empty text."""
+        for call in ((self._exporter.close,), None) if self._exports else (None,):
+            self._calls.put(call)
         self.join(PATIENCE)
         return self._error or f"has not finished within {PATIENCE:g} s" * self.is_alive()
 
 
 class Exporting:
-    """A reporter that also passes each line to exporters, and waits for them at its end only.
+    """Reporter that passes each line to exporters as well, and waits for them only at its end.
 
     An exporter that fails, or hangs, is reported once and not used again.
 
     Args:
-      reporter: shows progress.
-      exporters: receive every line.
+      reporter: Shows progress.
+      exporters: Receive every line.
+      title: Title of the run.
+      settings: Content of `config.json`, read at the first line: some are chosen after the start.
+      folder: Folder of the run; None if it has none.
     """
 
-    def __init__(self, reporter: Reporter, exporters: Sequence[Exporter]):
+    def __init__(
+        self,
+        reporter: Reporter,
+        exporters: Sequence[Exporter],
+        title: str,
+        settings: Mapping[str, Any],
+        folder: Path | None,
+    ):
         self._senders = [_Sender(exporter) for exporter in exporters]
+        self._start = title, settings, folder
         self.report, self.phase, self._show = reporter.report, reporter.phase, reporter.update
 
     def __enter__(self) -> "Exporting":
@@ -188,16 +248,14 @@ class Exporting:
             self._is_well(sender, sender.finish())
 
     def update(self, row: Row, seconds_left: float) -> None:
-        """One line of metrics."""
+        """Shows and exports one line of metrics."""
         self._show(row, seconds_left)
         self._senders = [each for each in self._senders if self._is_well(each, each.trouble())]
         for sender in self._senders:
-            sender.lines.put(row)
+            sender.export(row, *self._start)
 
     def _is_well(self, sender: _Sender, trouble: str) -> bool:
         if trouble:
-            self.report(
-                f"{sender.name} {trouble}; the run continues without it, and metrics.jsonl has "
-                "every line"
-            )
+            stored = ", and metrics.jsonl has every line" * (self._start[2] is not None)
+            self.report(f"{sender.name} {trouble}; the run continues without it{stored}")
         return not trouble

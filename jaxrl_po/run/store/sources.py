@@ -21,7 +21,9 @@ from jaxrl_po.config import ConfigError
 
 # `environment` is the former name of `tools`, in runs of 0.4.
 FLAGS = ("env", "task", "reward", "policy", "critic", "tools")
-STORED = (*FLAGS, "environment")  # flags of code in folders, those of former versions included
+EXPORTER = "exporter"  # flag of code that no number depends on: without a digest, read at a start
+# Flags of code in folders, those of former versions included.
+STORED = (*FLAGS, "environment", EXPORTER)
 OWN = "python:"  # begins the name of an object that no other process can import
 DIGESTS = "code"  # entry of a run: digests of its code by flag
 # Packages that are not the user's code: a run records their versions.
@@ -135,7 +137,7 @@ def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
     paths = {name: os.path.abspath(settings[name]) for name in PATHS if settings.get(name)}
     return paths | {
         name: ",".join(map(_absolute, settings[name].split(",")))
-        for name in FLAGS
+        for name in (*FLAGS, EXPORTER)
         if in_file(settings.get(name, "")) and not isinstance(settings[name], Given)
     }
 
@@ -315,6 +317,7 @@ def located(
         return f"{now(place, lambda path: _digest(f'{path}:{name}') == digest)}:{name}"
 
     found = {name: now(settings[name]) for name in PATHS if settings.get(name)}
+    code = {EXPORTER: "", **code}
     for name in (name for name in STORED if name in code and name in settings):
         pairs = zip(settings[name].split(","), code[name].split(","), strict=True)
         found[name] = ",".join(of_code(*pair) for pair in pairs)
