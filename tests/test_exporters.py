@@ -1,16 +1,24 @@
 """Lines of metrics on their way to other tools."""
 
+import json
 import math
 import resource
 import struct
 import sys
 import threading
+import types
 
 import pytest
+import tiny
 from tensorboardX.proto.event_pb2 import Event, SessionLog
+from toy_run import WALK
 
+from jaxrl_po import run
+from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run import errors
+from jaxrl_po.run.devices import processes
+from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store import exporters, folder
 
 
@@ -53,6 +61,9 @@ class Broken:
     def __init__(self):
         self.written = 0
 
+    def begin(self, title, settings, folder):
+        pass
+
     def write(self, row):
         if self.written:
             raise OSError("no space left on device")
@@ -68,8 +79,12 @@ ROWS = [
 ]
 
 
+def exporting(shown, exporter, title="a run", settings=types.MappingProxyType({}), folder=None):
+    return exporters.Exporting(shown, [exporter], title, settings, folder)
+
+
 def test_event_files_hold_what_is_finite(tmp_path):
-    with exporters.Exporting(Shown(), [exporters.TensorBoard(tmp_path)]) as reporter:
+    with exporting(Shown(), exporters.TensorBoard(tmp_path)) as reporter:
         for row in ROWS:
             reporter.update(row, 1.0)
     told = list(events(tmp_path))
@@ -84,6 +99,7 @@ def test_event_files_hold_what_is_finite(tmp_path):
 def test_a_resumed_run_hides_what_it_writes_again(tmp_path):
     for name, rows in (("first", ROWS), ("second", ROWS[1:])):
         exporter = exporters.TensorBoard(tmp_path / name)
+        exporter.begin("a run", {}, None)
         for row in rows:
             exporter.write(row)
         exporter.close()
@@ -93,9 +109,9 @@ def test_a_resumed_run_hides_what_it_writes_again(tmp_path):
     ] == [8]
 
 
-def test_an_exporter_that_fails_is_told_and_the_run_goes_on():
+def test_an_exporter_that_fails_is_told_and_the_run_goes_on(tmp_path):
     shown, broken = Shown(), Broken()
-    with exporters.Exporting(shown, [broken]) as reporter:
+    with exporting(shown, broken, folder=tmp_path) as reporter:
         reporter.phase("compiling")
         for row in ROWS:
             reporter.update(row, 2.0)
@@ -115,6 +131,9 @@ class Hanging:
     def __init__(self, what, until):
         self._what, self._until = what, until
 
+    def begin(self, title, settings, folder):
+        pass
+
     def write(self, row):
         if self._what == "write":
             self._until.wait(5)
@@ -130,7 +149,7 @@ class Hanging:
 def test_an_exporter_that_hangs_is_told_and_the_run_goes_on(monkeypatch, what, said):
     monkeypatch.setattr(exporters, "PATIENCE", 0.1)
     shown, until = Shown(), threading.Event()
-    with exporters.Exporting(shown, [Hanging(what, until)]) as reporter:
+    with exporting(shown, Hanging(what, until)) as reporter:
         for row in ROWS:
             reporter.update(row, 2.0)
             until.wait(0.06)
@@ -147,7 +166,7 @@ def test_event_files_on_a_full_disk_end_no_run(tmp_path):
     many = {"step": 0} | {f"x{i}": float(i) for i in range(500)}
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
-        with exporters.Exporting(shown, [exporters.TensorBoard(tmp_path)]) as reporter:
+        with exporting(shown, exporters.TensorBoard(tmp_path)) as reporter:
             for _ in range(3):
                 reporter.update(many, 2.0)
     finally:
@@ -184,31 +203,41 @@ class FakeBiases:
         self.logged.append("finished")
 
 
-def test_a_resumed_run_goes_on_under_its_id_and_a_replaced_one_does_not(tmp_path, monkeypatch):
-    fake = FakeBiases()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+@pytest.fixture
+def biases(monkeypatch):
+    """`biases(error=None)` installs the package that `FakeBiases` stands in for."""
+
+    def install(error=None):
+        fake = FakeBiases(error)
+        monkeypatch.setitem(sys.modules, "wandb", fake)
+        monkeypatch.setattr(errors, "require", lambda *_: None)
+        return fake
+
+    return install
+
+
+def test_a_resumed_run_goes_on_under_its_id_and_a_replaced_one_does_not(tmp_path, biases):
+    fake = biases()
+    exporter, settings = exporters.WeightsAndBiases("project"), {"script": "control", "seed": 0}
     for _ in range(2):
-        with exporters.Exporting(
-            Shown(), [exporters.WeightsAndBiases("project", tmp_path, "a run", {"seed": 0})]
-        ) as reporter:
+        with exporting(Shown(), exporter, settings=settings, folder=tmp_path) as reporter:
             reporter.update(ROWS[1], 1.0)
     with folder.claim(str(tmp_path), overwrite=True):
-        exporters.WeightsAndBiases("project", tmp_path, "a run", {"seed": 0}).write(ROWS[0])
+        exporter.begin("a run", settings, tmp_path)
     first, resumed, replaced = (begun["id"] for begun in fake.begun)
     assert first == resumed != replaced
     assert [begun["resume"] for begun in fake.begun] == ["allow"] * 3
+    assert (fake.begun[0]["name"], fake.begun[0]["config"]) == ("a run", {"seed": 0})
     assert fake.logged[:2] == [
         (8, {"step": 8.0, "kl/seed_0": 0.5, "kl/mean": 4.0, "iteration": 8.0}),
         "finished",
     ]
 
 
-def test_a_service_that_does_not_answer_ends_no_run(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", FakeBiases(ConnectionError("no route to host")))
+def test_a_service_that_does_not_answer_ends_no_run(biases):
+    biases(ConnectionError("no route to host"))
     shown = Shown()
-    with exporters.Exporting(
-        shown, [exporters.WeightsAndBiases("project", tmp_path, "a run", {})]
-    ) as reporter:
+    with exporting(shown, exporters.WeightsAndBiases("project")) as reporter:
         for row in ROWS:
             reporter.update(row, 1.0)
     assert [step for step, _ in shown.rows] == [0, 8, 16]
@@ -221,8 +250,143 @@ def test_a_service_that_does_not_answer_ends_no_run(tmp_path, monkeypatch):
 def test_weights_and_biases_keeps_a_run_that_is_sent_later(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    exporter = exporters.WeightsAndBiases("jaxrl_po", tmp_path, "a run", {"seed": 0})
+    exporter = exporters.WeightsAndBiases("jaxrl_po")
+    exporter.begin("a run", {"seed": 0}, tmp_path)
     for row in ROWS:
         exporter.write(row)
     exporter.close()
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+OWN = """
+import json, pathlib
+
+
+class Own:
+    def begin(self, title, settings, folder):
+        self.calls = [["begin", title, settings, str(folder)]]
+
+    def write(self, row):
+        self.calls.append(["write", row["step"]])
+        row.clear()
+
+    def close(self):
+        path = pathlib.Path(__file__).with_suffix(".json")
+        path.write_text(json.dumps([*self.calls, ["close"]]))
+"""
+
+
+class Own:
+    """An exporter that keeps its calls, and spoils what it is given."""
+
+    def __init__(self):
+        self.calls = []
+
+    def begin(self, title, settings, folder):
+        self.calls.append(("begin", title, dict(settings), folder))
+        settings.clear()
+
+    def write(self, row):
+        self.calls.append(("write", dict(row)))
+        row.clear()
+
+    def close(self):
+        self.calls.append(("close",))
+
+
+def train(iterations=3, **options):
+    return run.train(WALK, iterations, seeds=2, log_every=1, **options)
+
+
+def test_own_exporter_gets_settings_every_row_and_end(tmp_path):
+    own, other = Own(), Own()
+    trained = train(out=tmp_path / "run", title="a walk", exporters=[own, other])
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    begin, *rows, end = own.calls
+    assert begin[:2] == ("begin", "a walk")
+    assert begin[2].items() <= stored.items()
+    assert begin[2]["seeds"] == 2
+    assert begin[3] == tmp_path / "run"
+    assert [row for _, row in rows] == trained.rows
+    assert end == ("close",)
+    assert other.calls == own.calls
+    train(4, out=tmp_path / "run", resume=True, exporters=[own])
+    assert [call[0] for call in own.calls[5:]] == ["close", "begin", "write", "close"]
+
+
+def test_tensorboard_and_weights_and_biases_export_a_learner(tmp_path, biases, capsys):
+    fake, board = biases(), run.TensorBoard()
+    train(1, title="a walk", exporters=[board, run.TensorBoard(tmp_path / "board")])
+    said = "TensorBoard failed with ConfigError: out: must be given, or a folder to run.TensorB"
+    assert said in capsys.readouterr().out
+    assert {step for step, _, _ in events(tmp_path / "board")} == {0, 1}
+    train(1, title="a walk", exporters=[run.WeightsAndBiases("project")])
+    assert fake.begun[0].keys() == {"project", "name", "resume", "config"}
+    train(2, out=tmp_path / "run", exporters=[board, run.WeightsAndBiases("project")])
+    assert {step for step, _, _ in events(tmp_path / "run" / "tensorboard")} == {0, 1, 2}
+    assert [step for step, _ in fake.logged[3:-1]] == [0, 1, 2]
+    assert fake.begun[1]["dir"] == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_own_exporter_closes_if_the_run_ends_early(error):
+    def on_row(row):
+        if row["iteration"] == 1:
+            raise error
+
+    own = Own()
+    with pytest.raises((RuntimeError, run.Interrupted)):
+        train(exporters=[own], on_row=on_row)
+    assert [call[0] for call in own.calls] == ["begin", "write", "write", "close"]
+
+
+@pytest.mark.parametrize("given", [Own(), [Own], [object()], "Own"])
+def test_only_objects_with_the_methods_are_exporters(given):
+    with pytest.raises(
+        ConfigError, match=r"^exporters: must list objects with the methods begin, "
+    ):
+        train(exporters=given)
+
+
+@pytest.fixture
+def two_lines(monkeypatch):
+    """Runs of experiments that train nothing and have two lines."""
+
+    def run_lines(job, out, reporter, **_):
+        for step in (0, 8):
+            reporter.update({"step": step, "iteration": step}, 1.0)
+        raise runner.Diverged("after two lines")
+
+    monkeypatch.setattr(runner, "run", run_lines)
+
+
+CONTROL = [*tiny.CONTROL, "--total_steps=32"]
+
+
+@pytest.mark.usefixtures("two_lines")
+def test_flag_and_list_export_an_experiment(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    assert launch.control([*CONTROL, "--exporter=own.py:Own", "--out=run"]) == 1
+    calls = json.loads((tmp_path / "own.json").read_text())
+    assert [call[0] for call in calls] == ["begin", "write", "write", "close"]
+    assert calls[0][1] == "ppo on CartPole-v1, 2 seeds"
+    assert calls[0][2]["exporter"] == f"{tmp_path}/own.py:Own"
+    (tmp_path / "own.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "run").rename(tmp_path / "elsewhere" / "run")
+    (tmp_path / "own.py").rename(tmp_path / "elsewhere" / "own.py")
+    own = Own()
+    with pytest.raises(runner.Diverged):
+        run.resume("run", exporters=[own])
+    assert [call[0] for call in own.calls] == ["begin", "write", "write", "close"]
+    assert (tmp_path / "elsewhere" / "own.json").exists()
+    given = [*CONTROL, "--exporter=own.py:json", "--out=other"]
+    with pytest.raises(ConfigError, match=r"^exporter: own.py:json: "):
+        launch.control(given)
+    monkeypatch.setattr(processes, "is_writer", lambda: False)
+    own = Own()
+    with pytest.raises(runner.Diverged):
+        run.resume("run", exporters=[own], exporter="")
+    assert own.calls == []

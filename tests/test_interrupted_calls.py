@@ -7,34 +7,19 @@ import signal
 import threading
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_run
-from probes import one_piece
-from toy_run import Silent, start_of
+from toy_run import WALK, Silent
 
 from jaxrl_po import run
 from jaxrl_po.cli import launch
-from jaxrl_po.masked import Mean
 from jaxrl_po.run.experiment import sweeping, training
 from jaxrl_po.run.loop import interrupts, programs, runner
 from jaxrl_po.run.loop.interrupts import SIGNALS
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import metrics
 
-
-def step(state):
-    """A random walk."""
-    key, noise_key = jax.random.split(state.key)
-    policy = 0.9 * state.params.policy + jax.random.normal(noise_key, (4,))
-    state = state._replace(
-        params=state.params._replace(policy=policy), key=key, step=state.step + 1
-    )
-    return state, {"size": Mean(jnp.square(policy).sum(), jnp.float32(4.0))}
-
-
-WALK = one_piece(lambda key: start_of(key, 4), step)
 SIZES = {"problem.num_envs": 2, "problem.num_steps": 4, "config.num_minibatches": 2}
 SMALL = {"seeds": 2, "total_steps": 48, "over": SIZES}
 ENDS = 6
@@ -141,12 +126,12 @@ def test_second_hangup_changes_nothing():
 def test_second_interrupt_does_not_wait_for_the_iteration(tmp_path):
     computing, heard, ended = (threading.Event() for _ in range(3))
 
-    def chunk(state, n, report, stop):
+    def chunk(step, state, n, stop):
         computing.set()
         assert stop.wait(60)
         heard.set()
         assert ended.wait(60)
-        return state, {}, n
+        return state, []
 
     def interrupt():
         for each in (computing, heard):
@@ -155,9 +140,8 @@ def test_second_interrupt_does_not_wait_for_the_iteration(tmp_path):
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    job = toy_run.job(compile_chunk=lambda *given: (chunk, programs.compile_chunk(*given)[1]))
     with pytest.raises(KeyboardInterrupt):
-        runner.run(job, tmp_path, Silent())
+        runner.run(toy_run.job(chunk=chunk), tmp_path, Silent())
     assert not ended.is_set()
     ended.set()
     thread.join()

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import re
-import sys
 from types import SimpleNamespace
 
 import costs
@@ -16,11 +15,11 @@ from jaxrl_po.run.devices import memory
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import language
-from jaxrl_po.run.experiment import plan as plan_lib
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.plan import prepare
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.microbatches import FLAG, choose_microbatches, require_evaluation
+from jaxrl_po.run.store.exporters import Exporting
 from jaxrl_po.run.store.metrics import read
 
 NUMBERS = (1, 2, 3, 4, 6, 12)
@@ -210,17 +209,17 @@ def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, 
     assert [n for n in range(1, 33) if plan.job.rebuild(n) is not None] == numbers
 
 
-def test_chosen_number_is_exported_and_stands_in_its_place(tmp_path, monkeypatch):
-    begun = SimpleNamespace(init=lambda **given: begun.configs.append(given["config"]), configs=[])
-    monkeypatch.setitem(sys.modules, "wandb", begun)
-    monkeypatch.setattr(plan_lib.errors, "require", lambda *_: None)
-    plan = plan_of(tmp_path, "--algorithm=grpo", "--wandb=project")
-    given = plan_of(tmp_path, "--algorithm=grpo", "--wandb=project", f"--{FLAG}=3")
-    (exporter,) = plan.exporters(tmp_path)
-    plan.record(3, tmp_path, print)
+def test_chosen_number_is_exported_and_stands_in_its_place(tmp_path):
+    began = SimpleNamespace(begin=lambda *start: began.starts.append(start), starts=[])
+    began.write = began.close = lambda *_: None
+    shown = SimpleNamespace(report=None, phase=None, update=lambda *_: None)
+    plan = plan_of(tmp_path, "--algorithm=grpo")
+    given = plan_of(tmp_path, "--algorithm=grpo", f"--{FLAG}=3")
+    with Exporting(shown, [began], plan.title, plan.settings, tmp_path) as reporter:
+        plan.record(3, tmp_path, print)
+        reporter.update({"step": 0}, 1.0)
     assert list(plan.settings) == list(given.settings)
-    exporter._begin()
-    assert begun.configs[0][FLAG] == 3
+    assert began.starts[0][1][FLAG] == 3
 
 
 @pytest.mark.parametrize(("flag", "number"), [(f"--{FLAG}=2", 2), ("--deterministic", 1)])

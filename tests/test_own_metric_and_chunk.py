@@ -11,9 +11,9 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "own_metric_and_chunk.py"
 
 
 def test_both_reach_the_lines_of_a_run(tmp_path):
-    outcome = runpy.run_path(str(EXAMPLE))["main"](tmp_path, iterations=3)
-    assert outcome.iteration == 3
+    trained = runpy.run_path(str(EXAMPLE))["main"](tmp_path, iterations=3)
     row = metrics.read(tmp_path / "metrics.jsonl")[-1]
+    assert row == trained.rows[-1]
     assert row["iteration"] == 3
     assert len(row["norm"]) == 2
     assert min(row["norm"]) > 0.0

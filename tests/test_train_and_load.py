@@ -2,17 +2,22 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scripts
 import shapes
 import tiny
 
-from jaxrl_po import backend, control, run
+from jaxrl_po import control, run
 from jaxrl_po.algorithms import a2c, ppo
 from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
@@ -208,6 +213,9 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
             "^total_steps: is not an argument of train with a learner: iterat",
         ),
         ({"seeds": 0}, "^seeds: must lie in"),
+        ({"devices": 9}, "^devices: must divide the 1 seeds or the 1 rows"),
+        ({"seeds": 9, "devices": 9}, "^devices: must be at most 8"),
+        ({"title": 1}, "^title: must be of type str, got 1"),
         ({"log_every": -1}, "^log_every: must lie in"),
         ({"steps_per_iteration": 0}, "^steps_per_iteration: must be a whole number in"),
         ({"score": "return"}, "^evaluate: must be given where score = 'return'"),
@@ -416,15 +424,45 @@ def test_a_run_that_a_hook_ends_says_so_in_its_summary(tmp_path, capsys):
     assert trained.rows[0]["seen"] == [0.0, 0.0]
 
 
-def test_a_learner_on_one_core_of_several_is_told_what_must_come_first(monkeypatch):
-    notes = {}
-    for devices, cores in ((1, 4), (4, 4), (1, 1)):
-        here = backend.Target("cpu", devices=devices, cores=cores)
-        monkeypatch.setattr(backend, "here", lambda here=here: here)
-        notes[devices, cores] = run.experiment.own_learner.plan_of(LEARNER, 1, seeds=2).notes
-    (said,) = notes.pop((1, 4))
-    assert 'jax.config.update("jax_num_cpu_devices", 4) must come before JAX computes' in said
-    assert not any(notes.values())
+ON_ALL_CORES = """
+import os
+os.sched_getaffinity = lambda _: {0, 1}
+import jax, jax.numpy as jnp, numpy as np
+jnp.zeros(1)  # starts JAX, as the import of gymnax does
+assert jax.device_count() == 1
+from jaxrl_po import config, run
+from toy_run import WALK
+
+both = run.train(WALK, 2, seeds=4, log_every=1, out="run")
+alone = run.train(WALK, 2, seeds=4, log_every=1, devices=1)
+more = run.train(WALK, 3, seeds=4, log_every=1, out="run", resume=True)
+assert run.load("run", learner=WALK, checkpoint="latest").iteration == 3
+used = [len(each.state.step.sharding.device_set) for each in (both, alone, more)]
+rows = ([row["size"] for row in each.rows[1:]] for each in (both, alone))
+np.testing.assert_allclose(*rows, rtol=1e-6)
+try:
+    run.train(WALK, 2, seeds=4, devices=3)
+except config.ConfigError as error:
+    print(error)
+print(used, more.state.step.tolist())
+"""
+
+
+def test_learner_uses_all_cores_and_the_same_random_numbers(tmp_path):
+    root = Path(__file__).parent
+    environment = scripts.surroundings() | {"PYTHONPATH": f"{root.parent}{os.pathsep}{root}"}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_ALL_CORES],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    *_, refused, used = done.stdout.splitlines()
+    assert refused.startswith("devices: must divide the 4 seeds or the 1 rows")
+    assert used == "[2, 1, 2] [3, 3, 3, 3]"
+    assert "4 seeds on 2 devices, 2 on each" in done.stdout
 
 
 def test_the_keywords_of_an_experiment_are_the_flags_of_its_command():

@@ -56,6 +56,18 @@ def toy(poison=None, work=0):
     )
 
 
+def _walk(state):
+    key, noise_key = jax.random.split(state.key)
+    policy = 0.9 * state.params.policy + jax.random.normal(noise_key, (4,))
+    state = state._replace(
+        params=state.params._replace(policy=policy), key=key, step=state.step + 1
+    )
+    return state, {"size": Mean(jnp.square(policy).sum(), jnp.float32(4.0))}
+
+
+WALK = one_piece(lambda key: start_of(key, 4), _walk)  # of one seed
+
+
 def greedy(state):
     return {"greedy_return": state.params.policy.mean(axis=1)}
 

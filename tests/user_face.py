@@ -63,4 +63,6 @@ def runs(learner: Learner) -> Mapping[str, object]:
     policy = run.load(trained.folder or "runs/again")
     assert isinstance(policy, run.ControlPolicy)
     policy.act(jnp.zeros(6))
-    return run.train(learner, iterations=20, seeds=4, out="runs/mine").rows[-1]
+    run.train(learner, 20, exporters=[run.TensorBoard(), run.WeightsAndBiases("mine")])
+    run.train(experiment, exporters=[object()])  # type: ignore[list-item]
+    return run.train(learner, iterations=20, seeds=4, out="runs/mine", title="mine").rows[-1]

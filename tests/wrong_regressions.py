@@ -98,8 +98,8 @@ WRONG = [
     Wrong(
         "settings that are chosen later are not exported",
         "run.store.exporters",
-        "self._config = config",
-        "self._config = dict(config)",
+        "self._start = title, settings, folder",
+        "self._start = title, dict(settings), folder",
         ("test_microbatches.py::test_chosen_number_is_exported_and_stands_in_its_place",),
     ),
     Wrong(

@@ -107,7 +107,7 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgra
     if plan.placement.num_devices != len(described.devices):
         number = len(described.devices)
         raise ConfigError("mesh", f"must use all {number} devices of compile_for = {machine}")
-    if plan.job.rollouts is not None or plan.job.compile_chunk is not None:
+    if plan.job.rollouts is not None:
         raise ConfigError("compile_for", "needs environments that are part of the program")
     yield from _fitting(plan, described)
 

@@ -65,6 +65,7 @@ def plan_of(
     eval_every: int = 5,
     title: str = "training",
     devices: int | str = "auto",
+    chunk: programs.OwnChunk | None = None,
 ) -> Plan:
     """The plan of a user's learner; see `train`."""
     iterations = check_size("iterations", iterations, NON_NEGATIVE)
@@ -91,7 +92,7 @@ def plan_of(
     placement = parallel.choose(
         options.devices, num_seeds=options.seeds, num_rows=1, described=cores
     )
-    setup = assembly.Setup(learner, evaluate, score)
+    setup = assembly.Setup(learner, evaluate, score, chunk=chunk)
     job = assembly.make_job(
         setup,
         options,

@@ -93,8 +93,7 @@ def prepare(
         chosen_exporters = _exporters(options)
         world = script.open_world(config)
         config, iterations = settle(script, settings, world)
-        begun = script.continued(config) if before else config
-        setup = script.build(begun, placement, world)
+        setup = script.build(script.continued(config) if before else config, placement, world)
         setup = setup._replace(
             curves=setup.curves or script.curves, y_label=setup.y_label or script.y_label
         )

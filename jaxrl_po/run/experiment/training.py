@@ -20,6 +20,7 @@ from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.hooks import OnRow
 from jaxrl_po.run.loop.interrupts import Interrupted, hear_signals
+from jaxrl_po.run.loop.programs import OwnChunk
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
@@ -76,6 +77,7 @@ def train(  # noqa: D418
     eval_every: int = 5,
     title: str = "training",
     devices: int | str = "auto",
+    chunk: OwnChunk | None = None,
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
 ) -> Trained:
@@ -115,6 +117,9 @@ def train(
       title: Name of the run for progress, curves and exporters.
       devices: Number of devices to shard the seeds over; `auto` takes as many as divide them, on a
         CPU one per core.
+      chunk: `(step, state, n, stop) -> (state, rows)`, a loop of your own over the n iterations
+        between two lines: `rows` has the metrics `[S]` of each call of `step`, which is compiled.
+        Once the event `stop` is set, it returns after its first iteration. None for the library's.
       on_row: `on_row(line) -> None | {name: number}` gets each line of metrics, evaluation and all,
         as plain numbers (lists hold one for each seed); what it returns is added to the line.
         `raise run.Stop("why")` in it ends the run; that and any other error leave it saved.

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import compiled, is_light, side_by_side
@@ -103,7 +104,7 @@ class Job:
       score: the evaluated quantity that selects the best checkpoint by its highest mean over seeds;
         empty for none.
       examples: shown at each evaluation, or None.
-      compile_chunk: another kind of chunk than the three of this file; None for these.
+      chunk: User-defined loop over the iterations between two lines; None for those of this file.
       explain: rows of examples to lines that are shown where the score of every seed is 0 before
         training; None for no lines.
       where: the placement on devices, in words.
@@ -138,7 +139,7 @@ class Job:
     given: PyTree = None
     judge: Callable[[PyTree], dict[str, Any]] | None = None
     explain: Callable[[list[Row]], list[str]] | None = None
-    compile_chunk: "CompileChunk | None" = None
+    chunk: "OwnChunk | None" = None
     smaller_steps: str = ""
     cheap_init: bool = False
     rebuild: "Callable[[int], Job | None] | None" = None
@@ -214,11 +215,12 @@ def with_reward(batch: Batch) -> Batch:
     return batch._replace(reward=batch.log_prob)
 
 
+Step = Callable[[TrainState], tuple[TrainState, Metrics]]
 Chunk = Callable[
     [TrainState, Any, Callable[[str], None], threading.Event], tuple[TrainState, Metrics, int]
 ]
-CompileChunk = Callable[[Job, TrainState, PyTree], tuple[Chunk, Memory]]
-"""`(job, like, placed)`: the shapes of the state, and its shardings before and after a chunk."""
+OwnChunk = Callable[[Step, TrainState, int, threading.Event], tuple[TrainState, Sequence[Metrics]]]
+"""`(step, state, n, stop) -> (state, rows)`, runs n iterations, or fewer once `stop` is set."""
 
 
 def compile_programs(job: Job) -> Programs:
@@ -256,8 +258,8 @@ def compile_if_it_fits(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
 
 def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """The chunk of a run, of the kind that suits it, and its memory."""
-    if job.compile_chunk is not None:
-        return job.compile_chunk(job, like, placed)
+    if job.chunk is not None:
+        return compile_own(job, job.chunk, like, placed)
     if job.rollouts is not None:
         return compile_with_rollouts(job, job.rollouts, like, placed)
     if job.rewarded is not None:
@@ -390,6 +392,22 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
 
     memory = memory_of(update, like).beside(memory_of(sample, like))
     return one_by_one(sample_score_update), memory
+
+
+def compile_own(job: Job, own: OwnChunk, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+    """A user-defined chunk, which calls one program for each iteration, and its memory."""
+    placed = placed, job.replicated
+    step = compiled(job.learner.step, like, donate_argnums=0, out_shardings=placed)
+
+    def chunk(
+        state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
+    ) -> tuple[TrainState, Metrics, int]:
+        state, rows = own(step, state, int(n), stop)
+        if not 0 < len(rows) <= n:
+            raise ConfigError("chunk", f"must return 1 to {n} rows of metrics, got {len(rows)}")
+        return state, stacked(rows), len(rows)
+
+    return chunk, memory_of(step, like)
 
 
 class RolloutsFailed(Exception):
