@@ -7,7 +7,7 @@ import pytest
 from toy_run import SEEDS, Silent, bits, job, lines
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.loop import hooks, runner
+from jaxrl_po.run.loop import progress, runner
 from jaxrl_po.run.store.checkpoint import Store
 
 
@@ -56,7 +56,7 @@ def test_a_hook_ends_a_run_saved_and_evaluated_and_it_goes_on(whole, tmp_path):
 
     def on_row(row):
         if row["iteration"] == 15:
-            raise hooks.Stop("good enough")
+            raise progress.Stop("good enough")
 
     stopped = run(tmp_path, on_row)
     assert (stopped.iteration, stopped.stopped, stopped.interrupted) == (15, "good enough", False)
@@ -93,4 +93,4 @@ def test_an_error_of_a_hook_is_its_own_and_what_was_trained_is_saved(whole, tmp_
 )
 def test_what_a_hook_may_not_return_is_named(returned, message):
     with pytest.raises(ConfigError, match=message):
-        hooks.fields(lambda row: returned, {"size": [1.0], "step": 3}, 3)
+        progress.added_fields(lambda row: returned, {"size": [1.0], "step": 3}, 3)

@@ -5,7 +5,7 @@ from wrong import Wrong
 WRONG = [
     Wrong(
         "a hook holds the line itself and may change it",
-        "run.loop.hooks",
+        "run.loop.progress",
         "on_row(copy.deepcopy(row))",
         "on_row(row)",
         ("test_hooks.py::test_a_hook_gets_each_line_and_may_add_numbers",),

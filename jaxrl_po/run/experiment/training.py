@@ -18,10 +18,9 @@ from jaxrl_po.run.experiment.own_learner import Evaluate
 from jaxrl_po.run.experiment.plan import Plan, prepare
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner
-from jaxrl_po.run.loop.hooks import OnRow
 from jaxrl_po.run.loop.interrupts import Interrupted, hear_signals
 from jaxrl_po.run.loop.programs import OwnChunk
-from jaxrl_po.run.loop.progress import Progress
+from jaxrl_po.run.loop.progress import OnRow, Progress
 from jaxrl_po.run.store import checkpoint, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.exporters import Exporter, Exporting, require_exporters

@@ -1,20 +1,29 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
+"""Lines of metrics on their way to the user: a bar or plain lines, and `on_row`."""
 
+import copy
 import math
 import time
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.loop import streams
-from jaxrl_po.run.store.metrics import label
+from jaxrl_po.run.store.metrics import by_seed, label
 from jaxrl_po.types import Row
 
 EVERY = 5.0  # seconds between two lines of one phase
+OnRow = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+"""Gets a line, and may return numbers to add to it."""
+
+
+class Stop(Exception):
+    """Raised in `on_row`, ends the run after this line, saved; `summary.json` has its text."""
 
 
 class Progress:
@@ -135,3 +144,40 @@ def clock(seconds: float) -> str:
       '62:05'
     """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def added_fields(on_row: OnRow, row: Row, num_seeds: int, score: str = "") -> Row:
+    """Returns the fields that `on_row` adds to a line.
+
+    Args:
+      on_row: Gets a copy of the line; returns None, or name to a number or to one per seed.
+      row: Line of metrics.
+      num_seeds: S.
+      score: Name of the metric that selects the best checkpoint, which a line may lack.
+
+    Raises:
+      ConfigError: The result is something else, or has a name of the line.
+
+    Example:
+      >>> added_fields(lambda row: {"twice": 2 * row["step"]}, {"step": 8}, num_seeds=2)
+      {'twice': [16.0, 16.0], 'twice/mean': 16.0, 'twice/iqm': 16.0}
+    """
+    added = on_row(copy.deepcopy(row))
+    if added is None:
+        return {}
+    if not isinstance(added, Mapping):
+        raise ConfigError("on_row", f"must return a dict of numbers or None, got {added!r}")
+    try:
+        each = {
+            name: np.broadcast_to(np.asarray(value, np.float64), (num_seeds,))
+            for name, value in added.items()
+        }
+    except (TypeError, ValueError):
+        raise ConfigError(
+            "on_row",
+            f"must return one number or {num_seeds}, one per seed, for each name, got {added!r}",
+        ) from None
+    new = by_seed(each)
+    for name in new.keys() & {*row, score}:
+        raise ConfigError("on_row", f"must return new names, got {name!r}, which the line has")
+    return new

@@ -24,11 +24,12 @@ from jaxrl_po.run.devices import memory as memory_lib
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.loop import hooks, log, microbatches, supervised
+from jaxrl_po.run.loop import log, microbatches, supervised
 from jaxrl_po.run.loop import programs as programs_lib
 from jaxrl_po.run.loop.interrupts import hear_signals, result_of
 from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write_aside
 from jaxrl_po.run.loop.programs import Job, RolloutsFailed
+from jaxrl_po.run.loop.progress import OnRow, Stop, added_fields
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.exporters import Reporter
@@ -74,7 +75,7 @@ def run(
     *,
     resume: bool = False,
     leave_early: bool = False,
-    on_row: hooks.OnRow | None = None,
+    on_row: OnRow | None = None,
     on_chosen: Callable[[int], None] = lambda number: None,
 ) -> Outcome:
     """Runs `job`; writes `metrics.jsonl`, `samples.jsonl` and `checkpoints/{latest,best}`.
@@ -92,7 +93,7 @@ def run(
       resume: continue from the checkpoints in `folder`, if there are any.
       leave_early: end the process, as a command does, on a second signal or one before the first
         iteration; else either is a KeyboardInterrupt.
-      on_row: hook that gets each line before it is written, see `hooks`; an exception in it ends
+      on_row: hook that gets each line before it is written, see `progress`; an exception in it ends
         the run, saved, and a KeyboardInterrupt counts as a signal.
       on_chosen: `(num_microbatches) -> None`, called before the first iteration if `job.rebuild`
         leaves the number open.
@@ -199,7 +200,7 @@ class _Run:
         self.log: Log
         self.iteration = self.kept = 0
         self.stop, self.idle, self.stopped = threading.Event(), False, ""
-        self.on_row: hooks.OnRow | None = None
+        self.on_row: OnRow | None = None
         self.failure: Exception | None = None
         self.aside: Metrics = {}  # of the chunk that is under way
         self.held: Row = {}  # fields of every line
@@ -342,8 +343,8 @@ class _Run:
         row |= (self.evaluation(place) if evaluated else {}) | self.held
         if self.on_row is not None and self.failure is None:
             try:
-                row |= hooks.fields(self.on_row, row, self.job.num_seeds, self.job.score)
-            except hooks.Stop as stop:
+                row |= added_fields(self.on_row, row, self.job.num_seeds, self.job.score)
+            except Stop as stop:
                 self.stopped = str(stop) or "on_row raised Stop"
                 row |= {} if evaluated else self.evaluation(place)
             except KeyboardInterrupt:
