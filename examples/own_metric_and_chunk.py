@@ -1,4 +1,4 @@
-"""A custom metric, and a custom way to run the iterations between two lines of metrics.
+"""A custom metric, and an iteration of one's own, with work on the host around its program.
 
 `python examples/own_metric_and_chunk.py runs/own` trains PPO on CartPole-v1 with both.
 """
@@ -27,15 +27,12 @@ def with_norm(learner):
     return learner._replace(update=update)
 
 
-def one_by_one(step, state, n, stop):
-    """Runs iterations as calls of one program; the metric `seconds` times each."""
-    rows = []
-    while len(rows) < n and not (rows and stop.is_set()):
-        begun = time.perf_counter()
-        state, row = jax.block_until_ready(step(state))
-        seconds = np.full(state.step.shape, time.perf_counter() - begun, np.float32)
-        rows.append(row | {"seconds": Mean(seconds, np.ones_like(seconds))})
-    return state, rows
+def timed(step, state):
+    """One iteration, as a call of its program; the metric `seconds` times it."""
+    begun = time.perf_counter()
+    state, row = jax.block_until_ready(step(state))
+    seconds = np.full(state.step.shape, time.perf_counter() - begun, np.float32)
+    return state, row | {"seconds": Mean(seconds, np.ones_like(seconds))}
 
 
 def main(out, iterations=50):
@@ -50,7 +47,7 @@ def main(out, iterations=50):
         steps_per_iteration=8 * 32,
         log_every=10,
         watch=["norm", "episode_return"],
-        chunk=one_by_one,
+        iterate=timed,
         out=out,
     )
 

@@ -15,7 +15,7 @@ from toy_run import WALK, Silent
 from jaxrl_po import run
 from jaxrl_po.cli import launch
 from jaxrl_po.run.experiment import sweeping, training
-from jaxrl_po.run.loop import interrupts, programs, runner
+from jaxrl_po.run.loop import interrupts, programs, runner, streams
 from jaxrl_po.run.loop.interrupts import SIGNALS
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import metrics
@@ -123,15 +123,14 @@ def test_second_hangup_changes_nothing():
     assert isinstance(error.value, run.Interrupted)
 
 
-def test_second_interrupt_does_not_wait_for_the_iteration(tmp_path):
+def test_second_interrupt_does_not_wait_for_the_iteration(tmp_path, monkeypatch):
     computing, heard, ended = (threading.Event() for _ in range(3))
+    monkeypatch.setattr(streams, "say", lambda text: heard.set())
 
-    def chunk(step, state, n, stop):
+    def iterate(step, state):
         computing.set()
-        assert stop.wait(60)
-        heard.set()
         assert ended.wait(60)
-        return state, []
+        return step(state)
 
     def interrupt():
         for each in (computing, heard):
@@ -141,7 +140,7 @@ def test_second_interrupt_does_not_wait_for_the_iteration(tmp_path):
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        runner.run(toy_run.job(chunk=chunk), tmp_path, Silent())
+        runner.run(toy_run.job(iterate=iterate), tmp_path, Silent())
     assert not ended.is_set()
     ended.set()
     thread.join()

@@ -77,7 +77,7 @@ WRONG = [
     ),
     Wrong(
         "a learner resumes under other versions and is silent",
-        "run.experiment.own_learner",
+        "run.experiment.training",
         "notes=provenance.note(provenance.differences(now, before))",
         "notes=[]",
         ("test_train_and_load.py::test_learner_resumes_under_other_versions_with_a_line",),

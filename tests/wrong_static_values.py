@@ -51,9 +51,9 @@ WRONG = [
     ),
     Wrong(
         "a run of a learner is stored with numbers of NumPy",
-        "run.experiment.own_learner",
-        "lasting = {name: getattr(options, name) for name in lasting}",
-        "",
+        "run.experiment.training",
+        "**{name: getattr(options, name) for",
+        "**{name: given.get(name, getattr(options, name)) for",
         (f"{TESTS}test_train_takes_numpy_numbers",),
     ),
     Wrong(

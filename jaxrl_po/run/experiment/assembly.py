@@ -48,7 +48,7 @@ class Setup(NamedTuple):
       judge: scores on the host what `evaluate` returns, leaves `[S, …]`, to `{name: [S, n]}`; None
         where that holds the scores.
       notes: lines that are shown before the run.
-      explain: see `programs.Job`, as for `chunk`.
+      explain: see `programs.Job`, as for `iterate`.
       curves: metrics to draw in place of the script's, with their labels.
       y_label: of these curves.
       learner_of: settings of the method to its learner, which differ from those of `learner` in
@@ -74,7 +74,7 @@ class Setup(NamedTuple):
     judge: Callable[[Any], dict[str, Any]] | None = None
     notes: tuple[str, ...] = ()
     explain: Callable[[list[dict[str, Any]]], list[str]] | None = None
-    chunk: programs.OwnChunk | None = None
+    iterate: programs.Iterate | None = None
     curves: tuple[plotting.Series, ...] = ()
     y_label: str = ""
     learner_of: Callable[[Any], Learner] | None = None
@@ -211,7 +211,7 @@ def make_job(
         replicated=replicated,
         warm=warm,
         explain=setup.explain,
-        chunk=setup.chunk,
+        iterate=setup.iterate,
         smaller_steps=smaller_steps(settings[0] if settings else method),
     )
 

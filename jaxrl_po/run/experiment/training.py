@@ -4,28 +4,41 @@ import contextlib
 import inspect
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from jaxrl_po.config import ConfigError
-from jaxrl_po.run.devices import processes
+import jax
+
+from jaxrl_po import config
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
+from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.errors import format_error
-from jaxrl_po.run.experiment import own_learner, settings, user_code
+from jaxrl_po.run.experiment import assembly, settings, user_code
+from jaxrl_po.run.experiment.earlier import TRAIN
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
-from jaxrl_po.run.experiment.options import Options
-from jaxrl_po.run.experiment.own_learner import Evaluate
+from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.experiment.plan import Plan, prepare
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.loop import runner
+from jaxrl_po.run.loop import programs, runner
 from jaxrl_po.run.loop.interrupts import Interrupted, hear_signals
-from jaxrl_po.run.loop.programs import OwnChunk
 from jaxrl_po.run.loop.progress import OnRow, Progress
-from jaxrl_po.run.store import checkpoint, folder, metrics
+from jaxrl_po.run.store import checkpoint, folder, metrics, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.exporters import Exporter, Exporting, require_exporters
-from jaxrl_po.types import Learner, Row, TrainState, short_repr
+from jaxrl_po.types import (
+    ActorCritic,
+    CollectorState,
+    Learner,
+    Row,
+    TrainState,
+    short_repr,
+)
 
+SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
+Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]
+# Arguments of `train` for a learner that are fields of `Options`.
+OF_LEARNER = {"seeds", "seed", "devices", "out", "resume", "overwrite", "log_every", "eval_every"}
 # A run that one of these ends keeps its lines and its last checkpoint.
 FAILURES = runner.FAILURES
 
@@ -76,7 +89,7 @@ def train(  # noqa: D418
     eval_every: int = 5,
     title: str = "training",
     devices: int | str = "auto",
-    chunk: OwnChunk | None = None,
+    iterate: programs.Iterate | None = None,
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
 ) -> Trained:
@@ -116,9 +129,8 @@ def train(
       title: Name of the run for progress, curves and exporters.
       devices: Number of devices to shard the seeds over; `auto` takes as many as divide them, on a
         CPU one per core.
-      chunk: `(step, state, n, stop) -> (state, rows)`, a loop of your own over the n iterations
-        between two lines: `rows` has the metrics `[S]` of each call of `step`, which is compiled.
-        Once the event `stop` is set, it returns after its first iteration. None for the library's.
+      iterate: `(step, state) -> (state, metrics)`, an iteration with work on the host around the
+        compiled `step`, which it calls once, and metrics `[S]` of its own; None for `step` alone.
       on_row: `on_row(line) -> None | {name: number}` gets each line of metrics, evaluation and all,
         as plain numbers (lists hold one for each seed); what it returns is added to the line.
         `raise run.Stop("why")` in it ends the run; that and any other error leave it saved.
@@ -149,13 +161,7 @@ def train(
     user_code.require_not_imported()
     require_exporters("exporters", exporters)
     if not isinstance(what, Experiment):
-        known = inspect.signature(own_learner.plan_of).parameters
-        for name in options.keys() - known.keys():
-            raise ConfigError(
-                name,
-                f"is not an argument of train with a learner: {', '.join(list(known)[1:])}",
-            )
-        plan = own_learner.plan_of(what, *arguments, **options)
+        plan = plan_of(what, *arguments, **options)
         return carry_out(plan._replace(exporters=exporters), on_row=on_row)
     if arguments or options:
         raise ConfigError(
@@ -196,6 +202,148 @@ def resume(
     """
     experiment = of_folder(str(out), **more)
     return train(experiment, on_row=on_row, exporters=exporters)
+
+
+def _earlier(options: Options, iterations: int) -> dict[str, Any]:
+    """The settings of the run of a learner that is resumed; empty for a new one.
+
+    Raises:
+      ConfigError: it is another kind of run, or a longer one.
+    """
+    out = options.out
+    if (options.resume or options.overwrite) and not out:
+        raise ConfigError("out", "must name the folder of a run that is resumed or replaced")
+    if processes.several():
+        raise ConfigError("learner", "is trained in one process; an Experiment can be distributed")
+    stored = folder.inspect(out, resume=options.resume, overwrite=options.overwrite) if out else {}
+    if stored.get("script", TRAIN) != TRAIN:
+        raise ConfigError("out", f"{out} holds a run of jaxrl-po {stored['script']}, not of train")
+    least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
+    if iterations < least:
+        raise ConfigError(
+            "iterations",
+            f"must be at least {least}, those of the run in {out}, got {iterations}: they may "
+            "only grow",
+        )
+    return stored
+
+
+def plan_of(
+    learner: Learner,
+    iterations: int,
+    *,
+    steps_per_iteration: int = 1,
+    evaluate: Evaluate | None = None,
+    score: str = "",
+    watch: Sequence[str] = (),
+    title: str = "training",
+    iterate: programs.Iterate | None = None,
+    **given: Any,
+) -> Plan:
+    """Builds the plan of a user's learner; see `train`."""
+    for name in given.keys() - OF_LEARNER:
+        known = [*list(inspect.signature(plan_of).parameters)[1:-1], *sorted(OF_LEARNER)]
+        raise ConfigError(name, f"is not an argument of train with a learner: {', '.join(known)}")
+    iterations = check_size("iterations", iterations, NON_NEGATIVE)
+    steps_per_iteration = check_size("steps_per_iteration", steps_per_iteration)
+    title = config.static_value("title", title, str)
+    if score and evaluate is None:
+        raise ConfigError("evaluate", f"must be given where score = {score!r}")
+    given |= {name: str(given[name]) for name in ("out", "devices") if name in given}
+    options = Options(**{"seeds": 1, "total_steps": iterations * steps_per_iteration, **given})
+    config.check(options)
+    stored = _earlier(options, iterations)
+    before = stored.get("resolved", {})
+    lasting: dict[str, Any] = {
+        **{name: getattr(options, name) for name in ("seeds", "seed", "eval_every", "total_steps")},
+        "steps_per_iteration": steps_per_iteration,
+        "log_every": options.log_every or stored.get("log_every") or max(1, iterations // LINES),
+        "score": score,
+    }
+    folder.require_same(lasting, stored, settings.fields_of({"": Options}), options.out)
+    cores = parallel.cores(options.devices, options.seeds)
+    placement = parallel.choose(
+        options.devices, num_seeds=options.seeds, num_rows=1, described=cores
+    )
+    setup = assembly.Setup(learner, evaluate, score, iterate=iterate)
+    job = assembly.make_job(
+        setup,
+        options,
+        placement,
+        iterations=iterations,
+        steps_per_iteration=steps_per_iteration,
+        log_every=lasting["log_every"],
+    )
+    shown = choose_metrics(job, score, watch)
+    now = provenance.describe(placement.describe())
+    if options.out:
+        now["program"] = provenance.program(learner)
+    if stored:
+        require_same_learner(job, now, before, Path(options.out))
+    curves = tuple(plotting.Series(name, metrics.label(name)) for name in shown)
+    units = {metrics.unit(name) for name in shown}
+    y_label = metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units))
+    return Plan(
+        title=title,
+        options=options,
+        settings={"script": TRAIN, **lasting, "resolved": provenance.go_on(now, before)},
+        setup=setup._replace(curves=curves, y_label=y_label),
+        placement=placement,
+        job=job,
+        unit="iterations" if steps_per_iteration == 1 else "steps",
+        notes=provenance.note(provenance.differences(now, before)),
+    )
+
+
+def require_same_learner(
+    job: programs.Job, now: Mapping[str, Any], before: Mapping[str, Any], out: Path
+) -> None:
+    """Refuses to resume a run with another learner; nothing is compiled.
+
+    Args:
+      job: of this start.
+      now: see `provenance.describe`, with the learner's `program`.
+      before: the same, of the run in the folder.
+      out: the folder.
+
+    Raises:
+      ConfigError: the state has other names, shapes or dtypes than that of the run, or the program
+        of an iteration differs under equal versions, code and devices.
+    """
+    why = ""
+    try:
+        like = jax.eval_shape(job.learner.init, job.keys).with_frozen(None)
+        checkpoint.peek(out / "checkpoints" / "latest", like)
+    except CheckpointError as error:
+        why = str(error)
+    if not why and provenance.another_program(now, before):
+        why = "the program of an iteration is another (method, settings or problem)"
+    if why:
+        raise ConfigError(
+            "learner",
+            f"must be the learner of the run in {out} that is resumed: {why}; give that learner, "
+            "or choose another out",
+        )
+
+
+def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[str]:
+    """Names to show and to draw: `watch`, or else what tells of success, and the score.
+
+    Raises:
+      ConfigError: sizes that do not fit, or a name that nothing logs.
+    """
+    programs.check(job)
+    state = jax.eval_shape(job.learner.init, job.keys)
+    logged = set(jax.eval_shape(job.learner.step, state)[1])
+    evaluated = set() if job.evaluate is None else set(jax.eval_shape(job.evaluate, state))
+    if score and score not in evaluated:
+        raise ConfigError("score", f"must be one of {', '.join(sorted(evaluated))}, got {score!r}")
+    for name in watch:
+        if name not in logged | evaluated:
+            known = ", ".join(sorted(logged | evaluated))
+            raise ConfigError("watch", f"must name metrics of the learner ({known}), got {name!r}")
+    chosen = watch or [name for name in SUCCESS if name in logged]
+    return list(dict.fromkeys([*filter(None, [score]), *chosen]))
 
 
 def join(options: Options) -> None:

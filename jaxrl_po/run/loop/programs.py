@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import compiled, is_light, side_by_side
@@ -104,7 +103,8 @@ class Job:
       score: the evaluated quantity that selects the best checkpoint by its highest mean over seeds;
         empty for none.
       examples: shown at each evaluation, or None.
-      chunk: User-defined loop over the iterations between two lines; None for those of this file.
+      iterate: `(step, state) -> (state, metrics)`, user-defined iteration, which calls `step` once;
+        None for `step` itself.
       explain: rows of examples to lines that are shown where the score of every seed is 0 before
         training; None for no lines.
       where: the placement on devices, in words.
@@ -139,7 +139,7 @@ class Job:
     given: PyTree = None
     judge: Callable[[PyTree], dict[str, Any]] | None = None
     explain: Callable[[list[Row]], list[str]] | None = None
-    chunk: "OwnChunk | None" = None
+    iterate: "Iterate | None" = None
     smaller_steps: str = ""
     cheap_init: bool = False
     rebuild: "Callable[[int], Job | None] | None" = None
@@ -219,8 +219,7 @@ Step = Callable[[TrainState], tuple[TrainState, Metrics]]
 Chunk = Callable[
     [TrainState, Any, Callable[[str], None], threading.Event], tuple[TrainState, Metrics, int]
 ]
-OwnChunk = Callable[[Step, TrainState, int, threading.Event], tuple[TrainState, Sequence[Metrics]]]
-"""`(step, state, n, stop) -> (state, rows)`, runs n iterations, or fewer once `stop` is set."""
+Iterate = Callable[[Step, TrainState], tuple[TrainState, Metrics]]
 
 
 def compile_programs(job: Job) -> Programs:
@@ -258,8 +257,10 @@ def compile_if_it_fits(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
 
 def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """The chunk of a run, of the kind that suits it, and its memory."""
-    if job.chunk is not None:
-        return compile_own(job, job.chunk, like, placed)
+    if (own := job.iterate) is not None:
+        placed = placed, job.replicated
+        step = compiled(job.learner.step, like, donate_argnums=0, out_shardings=placed)
+        return one_by_one(lambda state, report: own(step, state)), memory_of(step, like)
     if job.rollouts is not None:
         return compile_with_rollouts(job, job.rollouts, like, placed)
     if job.rewarded is not None:
@@ -392,22 +393,6 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
 
     memory = memory_of(update, like).beside(memory_of(sample, like))
     return one_by_one(sample_score_update), memory
-
-
-def compile_own(job: Job, own: OwnChunk, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
-    """A user-defined chunk, which calls one program for each iteration, and its memory."""
-    placed = placed, job.replicated
-    step = compiled(job.learner.step, like, donate_argnums=0, out_shardings=placed)
-
-    def chunk(
-        state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
-    ) -> tuple[TrainState, Metrics, int]:
-        state, rows = own(step, state, int(n), stop)
-        if not 0 < len(rows) <= n:
-            raise ConfigError("chunk", f"must return 1 to {n} rows of metrics, got {len(rows)}")
-        return state, stacked(rows), len(rows)
-
-    return chunk, memory_of(step, like)
 
 
 class RolloutsFailed(Exception):
