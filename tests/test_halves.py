@@ -18,7 +18,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.seeds import over_seeds
-from jaxrl_po.run.loop import programs, runner, streams
+from jaxrl_po.run.loop import programs, runner, signals
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
@@ -123,7 +123,7 @@ def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored, 
     """A signal comes in the first of the two iterations of the first line."""
 
     heard = threading.Event()
-    monkeypatch.setattr(streams, "say", lambda text: heard.set())
+    monkeypatch.setattr(signals, "say", lambda text: heard.set())
 
     def interrupted(self, *given, **named):
         if named["first"]:

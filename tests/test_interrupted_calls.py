@@ -15,9 +15,9 @@ from toy_run import WALK, Silent
 from jaxrl_po import run
 from jaxrl_po.cli import launch
 from jaxrl_po.run.experiment import sweeping, training
-from jaxrl_po.run.loop import interrupts, programs, runner, streams
-from jaxrl_po.run.loop.interrupts import SIGNALS
+from jaxrl_po.run.loop import programs, runner, signals
 from jaxrl_po.run.loop.progress import Progress
+from jaxrl_po.run.loop.signals import SIGNALS
 from jaxrl_po.run.store import metrics
 
 SIZES = {"problem.num_envs": 2, "problem.num_steps": 4, "config.num_minibatches": 2}
@@ -125,7 +125,7 @@ def test_second_hangup_changes_nothing():
 
 def test_second_interrupt_does_not_wait_for_the_iteration(tmp_path, monkeypatch):
     computing, heard, ended = (threading.Event() for _ in range(3))
-    monkeypatch.setattr(streams, "say", lambda text: heard.set())
+    monkeypatch.setattr(signals, "say", lambda text: heard.set())
 
     def iterate(step, state):
         computing.set()
@@ -202,7 +202,7 @@ def test_another_thread_sets_no_handler(monkeypatch):
         raise ValueError
 
     trained = []
-    monkeypatch.setattr(interrupts.signal, "signal", refuse)
+    monkeypatch.setattr(signals.signal, "signal", refuse)
     thread = threading.Thread(target=lambda: trained.append(train()))
     thread.start()
     thread.join()
@@ -215,7 +215,7 @@ def test_handler_that_c_set_stays(monkeypatch):
     monkeypatch.setattr(
         signal, "getsignal", lambda number: None if number == signal.SIGTERM else of(number)
     )
-    with interrupts.hear_signals(None, leave_early=False):
+    with signals.hear_signals(None, leave_early=False):
         seen.append(of(signal.SIGTERM))
         assert of(signal.SIGINT) is not signal.default_int_handler
     monkeypatch.undo()
@@ -233,7 +233,7 @@ def test_interrupt_between_handlers_restores_all(monkeypatch):
         return before
 
     monkeypatch.setattr(signal, "signal", interrupted)
-    with pytest.raises(KeyboardInterrupt), interrupts.hear_signals(None, leave_early=False):
+    with pytest.raises(KeyboardInterrupt), signals.hear_signals(None, leave_early=False):
         raise AssertionError
     monkeypatch.undo()
 

@@ -13,8 +13,8 @@ import pytest
 import toy_run
 from toy_run import Silent, bits, job, lines, run, toy
 
-from jaxrl_po.run.loop import interrupts, runner
-from jaxrl_po.run.loop.interrupts import SIGNALS
+from jaxrl_po.run.loop import runner, signals
+from jaxrl_po.run.loop.signals import SIGNALS
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
@@ -65,8 +65,8 @@ def test_a_command_that_is_resumed_says_so_and_leaves_what_computes(
     monkeypatch.setattr(os, "_exit", leave)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(Left) as left, interrupts.kept(tmp_path):
-        interrupts.in_thread(compute)
+    with pytest.raises(Left) as left, signals.kept(tmp_path):
+        signals.in_thread(compute)
     thread.join()
     assert left.value.args == (128 + number,)
     assert f"continue with --out={tmp_path} --resume" in capfd.readouterr().err

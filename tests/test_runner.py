@@ -15,7 +15,7 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.memory import memory_of
-from jaxrl_po.run.loop import programs, streams
+from jaxrl_po.run.loop import programs, signals
 from jaxrl_po.run.loop.log import Log, extend_streaks, read_aside
 from jaxrl_po.run.loop.runner import Diverged
 from jaxrl_po.run.store import metrics
@@ -337,7 +337,7 @@ def interrupted_after(calls, monkeypatch):
         return flag
 
     monkeypatch.setattr(processes, "any_of", any_of)
-    monkeypatch.setattr(streams, "say", lambda text: heard.set())
+    monkeypatch.setattr(signals, "say", lambda text: heard.set())
     monkeypatch.setattr(programs, "SECONDS_OF_CALL", 0.0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.loop import streams
+from jaxrl_po.run.loop import signals
 from jaxrl_po.run.store import metrics
 
 
@@ -26,12 +26,12 @@ def closed():
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as stream:
-        yield streams._guarded(stream)
+        yield signals._guarded(stream)
 
 
 def test_a_full_disk_under_stdout_is_said_once(capfd):
     with open("/dev/full", "w") as full:
-        print_twice(streams._guarded(full))
+        print_twice(signals._guarded(full))
     (line,) = capfd.readouterr().err.splitlines()
     assert line == "note: standard output: No space left on device; all goes on without it"
 
@@ -39,7 +39,7 @@ def test_a_full_disk_under_stdout_is_said_once(capfd):
 def test_a_pipe_that_was_closed_is_quiet_unless_work_goes_on(capfd, closed):
     print_twice(closed)
     assert not capfd.readouterr().err
-    with streams.outlived():
+    with signals.outlived():
         print_twice(closed)
     assert capfd.readouterr().err.count("Broken pipe") == 1
 
@@ -52,7 +52,7 @@ def test_a_pipe_that_does_not_block_gets_all(tmp_path):
     with open(reading) as source:
         reader = threading.Thread(target=lambda: read.append(source.read()))
         with open(writing, "w") as stream:
-            guarded = streams._guarded(stream)
+            guarded = signals._guarded(stream)
             threading.Timer(0.1, reader.start).start()
             print(text, end="", file=guarded, flush=True)
         reader.join()
@@ -62,18 +62,18 @@ def test_a_pipe_that_does_not_block_gets_all(tmp_path):
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_encoding_lacks_is_replaced(tmp_path, encoding):
     with (tmp_path / "out").open("w", encoding=encoding) as stream:
-        print("2 − 1 × 1 …\udcff", file=streams._guarded(stream), flush=True)
+        print("2 − 1 × 1 …\udcff", file=signals._guarded(stream), flush=True)
     assert (tmp_path / "out").read_text(encoding).startswith("2 ? 1 ")
 
 
 def test_what_is_no_file_of_the_system_stays():
     for stream in (None, io.StringIO(), io.TextIOWrapper(io.BytesIO())):
-        assert streams._guarded(stream) is stream
+        assert signals._guarded(stream) is stream
 
 
 def test_a_closed_descriptor_does_not_become_that_of_a_file(tmp_path):
     source = f"""import os, runpy
-streams = runpy.run_path({streams.__file__!r})
+streams = runpy.run_path({signals.__file__!r})
 streams["guard"]()
 file = open({str(tmp_path / "metrics")!r}, "w")
 print(file.fileno(), file=file)

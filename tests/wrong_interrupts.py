@@ -20,21 +20,21 @@ WRONG = [
     ),
     Wrong(
         "a second interrupt ends the process that called run.train",
-        "run.loop.interrupts",
+        "run.loop.signals",
         "for each in SIGNALS if leave_early else ():",
         "for each in SIGNALS:",
         (CALLS + "test_second_interrupt_in_a_hook_raises_at_once",),
     ),
     Wrong(
         "a second interrupt waits for the iteration",
-        "run.loop.interrupts",
+        "run.loop.signals",
         "(stop.is_set() and number != signal.SIGHUP)",
         "False",
         (CALLS + "test_second_interrupt_does_not_wait_for_the_iteration",),
     ),
     Wrong(
         "a second hangup in Python ends the run unsaved",
-        "run.loop.interrupts",
+        "run.loop.signals",
         "stop.is_set() and number != signal.SIGHUP",
         "stop.is_set()",
         (CALLS + "test_second_hangup_changes_nothing",),
@@ -69,7 +69,7 @@ WRONG = [
     ),
     Wrong(
         "a signal between two handlers leaves the first one set",
-        "run.loop.interrupts",
+        "run.loop.signals",
         """                stack.callback(signal.signal, each, before)
                 signal.signal(each, handler)""",
         """                signal.signal(each, handler)
@@ -78,14 +78,14 @@ WRONG = [
     ),
     Wrong(
         "a handler that C set is put back as none",
-        "run.loop.interrupts",
+        "run.loop.signals",
         "if before is not None and (each, before) != IGNORED:",
         "if (each, before) != IGNORED:",
         (CALLS + "test_handler_that_c_set_stays",),
     ),
     Wrong(
         "another thread sets handlers",
-        "run.loop.interrupts",
+        "run.loop.signals",
         "if threading.current_thread() is threading.main_thread() else ()",
         "",
         (CALLS + "test_another_thread_sets_no_handler",),

@@ -295,7 +295,7 @@ WRONG = [
     ),
     Wrong(
         "a second hangup ends the run unsaved",
-        "run.loop.interrupts",
+        "run.loop.signals",
         "signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL",
         "signal.SIG_DFL",
         ("test_interrupts.py::test_interrupt_finishes_the_iteration_saves_and_says_so",),

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from jaxrl_po.run.experiment.training import Trained as Trained
     from jaxrl_po.run.experiment.training import resume as resume
     from jaxrl_po.run.experiment.training import train as train
-    from jaxrl_po.run.loop.interrupts import Interrupted as Interrupted
     from jaxrl_po.run.loop.progress import Stop as Stop
+    from jaxrl_po.run.loop.signals import Interrupted as Interrupted
     from jaxrl_po.run.store.exporters import Exporter as Exporter
     from jaxrl_po.run.store.exporters import TensorBoard as TensorBoard
     from jaxrl_po.run.store.exporters import WeightsAndBiases as WeightsAndBiases
@@ -41,7 +41,7 @@ _NAMES = {
     "experiment.policies": ("ControlPolicy", "LanguagePolicy", "load"),
     "experiment.sweeping": ("sweep",),
     "experiment.training": ("Trained", "resume", "train"),
-    "loop.interrupts": ("Interrupted",),
+    "loop.signals": ("Interrupted",),
     "loop.progress": ("Stop",),
     "store.exporters": ("Exporter", "TensorBoard", "WeightsAndBiases", "scalars"),
 }

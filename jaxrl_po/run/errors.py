@@ -3,6 +3,8 @@
 import difflib
 import importlib.util
 import json
+import shutil
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,19 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def wrapped(text: str, *, indent: str = "") -> str:
+    """Returns lines that end between words and fit the terminal, or 80 characters without one."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(
+        text,
+        max(width, 40),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def format_error(error: OSError, place: str | Path = "", then: str = "") -> str:

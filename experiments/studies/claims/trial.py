@@ -40,7 +40,7 @@ from jaxrl_po.run.experiment.language_config import VERIFIER
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.host import vector_envs
-from jaxrl_po.run.loop import interrupts
+from jaxrl_po.run.loop import signals
 from jaxrl_po.run.store import folder
 
 EXTENSIONS = 2  # of the grid of a tuned value, at most, while the best value lies at its edge
@@ -305,9 +305,9 @@ def carry_out(claim: Claim, options: Options) -> int:
                 "choose another out",
             )
     keep_programs(options.compilation_cache)
-    with folder.claim(options.out, overwrite=options.overwrite) as out, interrupts.kept(out):
+    with folder.claim(options.out, overwrite=options.overwrite) as out, signals.kept(out):
         folder.write_settings(out, said)
-        results = interrupts.in_thread(run, claim, out, options.devices)
+        results = signals.in_thread(run, claim, out, options.devices)
         outcomes = claims.judge(claim, results)
         text = claims.table(claim, results, outcomes)
         (out / "table.txt").write_text(text, encoding="utf-8")

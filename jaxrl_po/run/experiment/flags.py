@@ -19,8 +19,8 @@ from absl import flags as absl_flags
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
-from jaxrl_po.run.errors import RunError, UsageError, format_error, shown
-from jaxrl_po.run.loop import streams
+from jaxrl_po.run.errors import RunError, UsageError, format_error, shown, wrapped
+from jaxrl_po.run.loop import signals
 from jaxrl_po.run.store.sources import DIGESTS
 
 Values = dict[str, Any]
@@ -416,7 +416,7 @@ def usage(
       everything: Whether to show every field, and not the common ones alone.
     """
     rest = 0
-    lines = [streams.wrapped(summary), "", f"usage: {program} --flag=value …"]
+    lines = [wrapped(summary), "", f"usage: {program} --flag=value …"]
     for prefix, record in sections.items():
         fields = settable(record)
         found = [field for field in fields if everything or config.setting_of(field).common]
@@ -425,14 +425,14 @@ def usage(
             continue
         title = (record.__doc__ or "").strip().splitlines()
         heading = f"{'--' + prefix + '.*' if prefix else 'flags'}: {title[0] if title else ''}"
-        lines += ["", streams.wrapped(heading)]
+        lines += ["", wrapped(heading)]
         for field in found:
             name = join(prefix, field.name)
             lines += [
                 f"  --{name}={shown(field.default)}{notes.get(name, '')}",
-                streams.wrapped(config.describe(field), indent=" " * 6),
+                wrapped(config.describe(field), indent=" " * 6),
             ]
-    more = ["", streams.wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
+    more = ["", wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
     return "\n".join([*lines, *more])
 
 
@@ -497,7 +497,7 @@ def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
     A `ConfigError` is one line on stderr that names the flag, and status 2, like a `UsageError`; a
     `RunError`, a `MemoryError` or an `OSError` is one line and status 1. Neither needs a reader.
     """
-    streams.guard()
+    signals.guard()
     try:
         status = main(sys.argv[1:])
     except (UsageError, ConfigError, RunError, MemoryError) as error:

@@ -24,8 +24,8 @@ from jaxrl_po.run.experiment.options import common_option
 from jaxrl_po.run.experiment.search import Asked, Combination
 from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.loop import interrupts
-from jaxrl_po.run.loop.interrupts import Interrupted
+from jaxrl_po.run.loop import signals
+from jaxrl_po.run.loop.signals import Interrupted
 from jaxrl_po.run.store import folder, metrics, provenance, sources
 
 PROGRAMS = "programs"  # folder of their runs
@@ -136,7 +136,7 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
-        interrupts.kept(out, leave_early=leave_early),
+        signals.kept(out, leave_early=leave_early),
     ):
         fields = settings.fields_of(sections)
         lasting = {
@@ -162,7 +162,7 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
                 place = out / PROGRAMS / str(number)
                 of_group = [one for _, one in each], options, place, title
                 result, interrupted = (
-                    interrupts.in_thread(run, *of_group) if leave_early else run(*of_group)
+                    signals.in_thread(run, *of_group) if leave_early else run(*of_group)
                 )
                 scored = [
                     {"flags": combination, **result, "scores": scores}

@@ -21,8 +21,8 @@ from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.experiment.plan import Plan, prepare
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs, runner
-from jaxrl_po.run.loop.interrupts import Interrupted, hear_signals
 from jaxrl_po.run.loop.progress import OnRow, Progress
+from jaxrl_po.run.loop.signals import Interrupted, hear_signals
 from jaxrl_po.run.store import checkpoint, folder, metrics, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.exporters import Exporter, Exporting, require_exporters

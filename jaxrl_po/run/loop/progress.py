@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.loop import streams
+from jaxrl_po.run import errors
 from jaxrl_po.run.store.metrics import by_seed, label
 from jaxrl_po.types import Row
 
@@ -79,7 +79,7 @@ class Progress:
 
     def report(self, line: str) -> None:
         """Prints a permanent line."""
-        shown = streams.wrapped(line) if self._live else line
+        shown = errors.wrapped(line) if self._live else line
         self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, name: str, detail: str = "", left: str = "") -> None:

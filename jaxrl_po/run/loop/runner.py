@@ -26,10 +26,10 @@ from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import log, microbatches, supervised
 from jaxrl_po.run.loop import programs as programs_lib
-from jaxrl_po.run.loop.interrupts import hear_signals, result_of
 from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write_aside
 from jaxrl_po.run.loop.programs import Job, RolloutsFailed
 from jaxrl_po.run.loop.progress import OnRow, Stop, added_fields
+from jaxrl_po.run.loop.signals import hear_signals, result_of
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.exporters import Reporter

@@ -1,17 +1,24 @@
-"""Signals: a run ends after its iteration, saved; before the first one, at once."""
+"""Signals and standard streams: what ends a run, and what does not.
+
+At a signal a run ends after its iteration, saved; before the first one, at once. A standard stream
+that fails, or lacks a character, ends nothing.
+"""
 
 import contextlib
+import errno
+import io
 import os
+import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, TextIO
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError, format_error
-from jaxrl_po.run.loop import streams
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 IGNORED = signal.SIGHUP, signal.SIG_IGN  # as `nohup` has it
@@ -72,14 +79,14 @@ def hear_signals(started: threading.Event | None, leave_early: bool) -> Iterator
         if not leave_early and (at_once or (stop.is_set() and number != signal.SIGHUP)):
             raise KeyboardInterrupt
         if at_once:
-            streams.say(NOTHING_NEW)  # printing is not safe in a handler
+            say(NOTHING_NEW)  # printing is not safe in a handler
             _leave(128 + number)
         stop.set()
         for each in SIGNALS if leave_early else ():
             signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
-        streams.say(NOTHING_NEW if early else SAVING if started is not None else FINISHING)
+        say(NOTHING_NEW if early else SAVING if started is not None else FINISHING)
 
-    with _handled(hear), streams.outlived():
+    with _handled(hear), outlived():
         yield stop
 
 
@@ -96,11 +103,11 @@ def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
     """
 
     def leave(number: int, frame: Any) -> None:
-        streams.say(f"\ninterrupted: what is done is kept; continue with --out={out} --resume\n")
+        say(f"\ninterrupted: what is done is kept; continue with --out={out} --resume\n")
         _leave(128 + number)
 
     try:
-        with _handled(leave) if leave_early else contextlib.nullcontext(), streams.outlived():
+        with _handled(leave) if leave_early else contextlib.nullcontext(), outlived():
             yield
     except OSError as error:
         then = f"resume with out = {out}: what is done is kept"
@@ -130,3 +137,68 @@ def _leave(status: int) -> NoReturn:
             with contextlib.suppress(OSError):  # a terminal that was closed
                 os.write(stream, SHOW_CURSOR)  # the progress bar hides it
     os._exit(status)
+
+
+class Stream(io.FileIO):
+    """A standard stream: what it does not take is dropped, which stderr says once."""
+
+    goes_on: ClassVar[bool] = False  # whether a closed pipe is said as well
+    _said = False
+
+    def write(self, data: Any, /) -> int:
+        """Writes all of it, or drops the rest."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while rest:
+                written = super().write(rest)
+                if written is None:  # the pipe or terminal is full, and does not block
+                    select.select([], [self], [])
+                rest = rest[written or 0 :]
+        except OSError as error:
+            if not self._said and (self.goes_on or error.errno != errno.EPIPE):
+                self._said = True
+                say(f"note: standard output: {error.strerror}; all goes on without it\n")
+        return size
+
+
+def say(text: str) -> None:
+    """Writes to stderr at once, as a handler of signals may; or not, where nobody can hear it."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="backslashreplace"))
+
+
+def guard() -> None:
+    """Has standard output and errors drop what cannot be written."""
+    # A closed descriptor would become that of the next file, and messages would be written to it.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
+
+
+def _guarded(stream: TextIO) -> TextIO:
+    if not isinstance(stream, io.TextIOWrapper):  # closed, or a notebook's
+        return stream
+    try:
+        raw = Stream(stream.fileno(), "w", closefd=False)
+    except io.UnsupportedOperation:  # no file, as in a test
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        raw,
+        encoding=stream.encoding,
+        errors="replace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+@contextlib.contextmanager
+def outlived() -> Iterator[None]:
+    """Inside, work goes on that a closed pipe does not end: it is then said."""
+    before, Stream.goes_on = Stream.goes_on, True
+    try:
+        yield
+    finally:
+        Stream.goes_on = before
