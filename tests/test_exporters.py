@@ -79,7 +79,7 @@ ROWS = [
 
 
 def exporting(shown, exporter, settings=None, folder=None):
-    return exporters.Exporting(shown, [exporter], "a run", settings or {}, folder)
+    return exporters.Exporting(shown, [exporter], ("a run", settings or {}, folder))
 
 
 def test_event_files_hold_what_is_finite(tmp_path):

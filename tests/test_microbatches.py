@@ -215,7 +215,7 @@ def test_chosen_number_is_exported_and_stands_in_its_place(tmp_path):
     shown = SimpleNamespace(report=None, phase=None, update=lambda *_: None)
     plan = plan_of(tmp_path, "--algorithm=grpo")
     given = plan_of(tmp_path, "--algorithm=grpo", f"--{FLAG}=3")
-    with Exporting(shown, [began], plan.title, plan.settings, tmp_path) as reporter:
+    with Exporting(shown, [began], (plan.title, plan.settings, tmp_path)) as reporter:
         plan.record(3, tmp_path, print)
         reporter.update({"step": 0}, 1.0)
     assert list(plan.settings) == list(given.settings)

@@ -98,8 +98,8 @@ WRONG = [
     Wrong(
         "settings that are chosen later are not exported",
         "run.store.exporters",
-        "self._start = title, settings, folder",
-        "self._start = title, dict(settings), folder",
+        "for exporter in exporters], start",
+        "for exporter in exporters], copy.deepcopy(start)",
         ("test_microbatches.py::test_chosen_number_is_exported_and_stands_in_its_place",),
     ),
     Wrong(

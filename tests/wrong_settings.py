@@ -51,8 +51,8 @@ WRONG = [
     Wrong(
         "arguments are read twice",
         "cli.launch",
-        "settings.read(script, given)",
-        "settings.read(script, settings.tokenize(script, words))",
+        "plan_experiment(script, given, options)",
+        "plan_experiment(script, settings.tokenize(script, words), options)",
         ("test_settings.py::test_arguments_and_environment_are_read_once",),
     ),
     Wrong(

@@ -87,6 +87,27 @@ WRONG = [
         ("test_folder.py::test_a_file_system_without_locks_is_said_and_used",),
     ),
     Wrong(
+        "an exporter is not closed",
+        "run.store.exporters",
+        "((self._exporter.close,), None) if self._exports else (None,)",
+        "(None,)",
+        ("test_exporters.py::test_own_exporter_closes_if_the_run_ends_early[RuntimeError]",),
+    ),
+    Wrong(
+        "every process exports",
+        "run.experiment.training",
+        "plan.exporters if processes.is_writer() else ()",
+        "plan.exporters",
+        ("test_exporters.py::test_flag_and_list_export_an_experiment",),
+    ),
+    Wrong(
+        "a learner trains on one core after the import of gymnax",
+        "run.devices.parallel",
+        "tuple(_cpu_client(count).devices())",
+        "()",
+        ("test_train_and_load.py::test_learner_uses_all_cores_and_the_same_random_numbers",),
+    ),
+    Wrong(
         "a run waits for an exporter however long that takes",
         "run.store.exporters",
         "self.join(PATIENCE)",

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import flags, settings, training
 from jaxrl_po.run.experiment.assembly import AnyScript
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
 from jaxrl_po.run.experiment.options import Options
-from jaxrl_po.run.experiment.plan import prepare
 
 
 def main(script: AnyScript, argv: Sequence[str]) -> int:
@@ -33,9 +31,7 @@ def main(script: AnyScript, argv: Sequence[str]) -> int:
     options = settings.options_of(script, given)
     if options.compile_for:
         return _compile(Experiment.of(script, given), options)
-    training.join(options)
-    with processes.together() as require_same:
-        plan = prepare(script, settings.read(script, given), require_same)
+    plan = training.plan_experiment(script, given, options)
     try:
         training.carry_out(plan, leave_early=True)
     except training.FAILURES as error:

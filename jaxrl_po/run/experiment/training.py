@@ -15,6 +15,7 @@ from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.errors import format_error
 from jaxrl_po.run.experiment import assembly, settings, user_code
+from jaxrl_po.run.experiment.assembly import AnyScript
 from jaxrl_po.run.experiment.earlier import TRAIN
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.options import LINES, Options
@@ -168,14 +169,13 @@ def train(
             next(iter(options), "iterations"),
             "must be left out beside an Experiment, which has its own",
         )
-    asked = settings.options_of(SCRIPTS[what.script], what.settings)
+    script = SCRIPTS[what.script]
+    asked = settings.options_of(script, what.settings)
     if asked.compile_for:
         raise ConfigError(
             "compile_for", "trains nothing: call run.compile_for(experiment, machine)"
         )
-    join(asked)
-    with processes.together() as require_same:
-        plan = prepare(SCRIPTS[what.script], what.read(), require_same)
+    plan = plan_experiment(script, what.settings, asked)
     if on_row is not None and plan.options.distributed:
         raise ConfigError("on_row", "must be left out with distributed: it runs in one process")
     return carry_out(plan._replace(exporters=[*plan.exporters, *exporters]), on_row=on_row)
@@ -346,8 +346,14 @@ def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[
     return list(dict.fromkeys([*filter(None, [score]), *chosen]))
 
 
-def join(options: Options) -> None:
-    """Joins the processes of a distributed run, before anything is computed."""
+def plan_experiment(script: AnyScript, given: Mapping[str, Any], options: Options) -> Plan:
+    """Joins the processes of a distributed run, before anything is computed; returns its plan.
+
+    Args:
+      script: Command of the run.
+      given: Flag name to text or value.
+      options: Options among these.
+    """
     if options.distributed:
         processes.start(
             coordinator=options.coordinator,
@@ -355,6 +361,8 @@ def join(options: Options) -> None:
             process_id=options.process_id,
             timeout=options.coordinator_timeout,
         )
+    with processes.together() as require_same:
+        return prepare(script, settings.read(script, given), require_same)
 
 
 def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = None) -> Trained:
@@ -436,7 +444,7 @@ def _train(
 ) -> tuple[runner.Outcome, threading.Event]:
     found = plan.exporters if processes.is_writer() else ()
     place = out if plan.options.out else None
-    with progress, Exporting(progress, found, plan.title, plan.settings, place) as reporter:
+    with progress, Exporting(progress, found, (plan.title, plan.settings, place)) as reporter:
         for note in plan.notes:
             progress.report(f"{plan.title}: {note}")
         try:

@@ -19,6 +19,7 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.store.metrics import write_atomically
 from jaxrl_po.types import Row
 
+Start = tuple[str, Mapping[str, Any], Path | None]
 PATIENCE = 60.0  # seconds for one call of an exporter, and for the calls left at the end
 
 
@@ -195,7 +196,7 @@ class _Sender(threading.Thread):
         except BaseException as error:  # an exit, too, must not end the run
             self._error = f"failed with {type(error).__name__}: {' '.join(str(error).split())}"
 
-    def export(self, row: Row, *start: Any) -> None:
+    def export(self, row: Row, start: Start) -> None:
         """Passes on a line, and before the first one the arguments of `begin`, as copies."""
         if not self._exports:
             self._calls.put((self._exporter.begin, *copy.deepcopy(start)))
@@ -223,21 +224,11 @@ class Exporting:
     Args:
       reporter: Shows progress.
       exporters: Receive every line.
-      title: Title of the run.
-      settings: Content of `config.json`, read at the first line: some are chosen after the start.
-      folder: Folder of the run; None if it has none.
+      start: Arguments of `begin`, read at the first line: some settings are chosen after the start.
     """
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        exporters: Sequence[Exporter],
-        title: str,
-        settings: Mapping[str, Any],
-        folder: Path | None,
-    ):
-        self._senders = [_Sender(exporter) for exporter in exporters]
-        self._start = title, settings, folder
+    def __init__(self, reporter: Reporter, exporters: Sequence[Exporter], start: Start):
+        self._senders, self._start = [_Sender(exporter) for exporter in exporters], start
         self.report, self.phase, self._show = reporter.report, reporter.phase, reporter.update
 
     def __enter__(self) -> "Exporting":
@@ -252,7 +243,7 @@ class Exporting:
         self._show(row, seconds_left)
         self._senders = [each for each in self._senders if self._is_well(each, each.trouble())]
         for sender in self._senders:
-            sender.export(row, *self._start)
+            sender.export(row, self._start)
 
     def _is_well(self, sender: _Sender, trouble: str) -> bool:
         if trouble:
