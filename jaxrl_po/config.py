@@ -24,6 +24,7 @@ import numpy as np
 
 Number = float | jax.Array
 Record = TypeVar("Record")
+Value = TypeVar("Value")
 
 
 class ConfigError(ValueError):
@@ -142,7 +143,7 @@ class About(TypedDict, total=False):
 
 def number(
     default: float, doc: str, *, within: Interval = Interval(), **about: Unpack[About]
-) -> Any:
+) -> float:
     """A numeric field: a pytree leaf, which can be vmapped and changed without recompilation.
 
     Args:
@@ -152,17 +153,18 @@ def number(
       about: Further fields of `Setting`.
     """
     setting = Setting(doc, within=within, static=False, **about)
-    return dataclasses.field(default=default, metadata={SETTING: setting})
+    field: float = dataclasses.field(default=default, metadata={SETTING: setting})
+    return field
 
 
 def static(
-    default: Any,
+    default: Value,
     doc: str,
     *,
     within: Interval | None = None,
     choices: tuple[Any, ...] | dict[str, Any] = (),
     **about: Unpack[About],
-) -> Any:
+) -> Value:
     """A static field: a size, a switch or a name; another value compiles another program.
 
     Args:
@@ -173,7 +175,8 @@ def static(
       about: Further fields of `Setting`.
     """
     setting = Setting(doc, within=within, choices=choices, **about)
-    return dataclasses.field(default=default, metadata={SETTING: setting})
+    field: Value = dataclasses.field(default=default, metadata={SETTING: setting})
+    return field  # as `dataclasses.field`, of the type of the default
 
 
 class common:  # reads as a prefix of the functions
