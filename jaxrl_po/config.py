@@ -153,8 +153,7 @@ def number(
       about: Further fields of `Setting`.
     """
     setting = Setting(doc, within=within, static=False, **about)
-    field: float = dataclasses.field(default=default, metadata={SETTING: setting})
-    return field
+    return dataclasses.field(default=default, metadata={SETTING: setting})
 
 
 def static(
@@ -175,8 +174,7 @@ def static(
       about: Further fields of `Setting`.
     """
     setting = Setting(doc, within=within, choices=choices, **about)
-    field: Value = dataclasses.field(default=default, metadata={SETTING: setting})
-    return field  # as `dataclasses.field`, of the type of the default
+    return dataclasses.field(default=default, metadata={SETTING: setting})
 
 
 class common:  # reads as a prefix of the functions

@@ -118,15 +118,13 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
     job = assembly.make_job(
         experiment, config.run, place, iterations=2**30, steps_per_iteration=1, log_every=1
     )
-    compiled = programs.compile_programs(job)
-    assert compiled.chunk is not None
-    chunk = compiled.chunk
+    compiled: Any = programs.compile_programs(job)
     state, rows = compiled.init(job.start), list[Any]()
 
     def tick() -> float:
         nonlocal state
         given = state, np.int32(1), print, threading.Event()
-        seconds, (state, row, _) = timing.clock(chunk, *given)
+        seconds, (state, row, _) = timing.clock(compiled.chunk, *given)
         rows.append({name: float(np.asarray(mean.metric())[0, 0]) for name, mean in row.items()})
         return seconds
 
