@@ -208,10 +208,7 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
         ({"iterations": -1}, "^iterations: must be a whole number in"),
         ({"resume": True}, "^out: must name the folder of a run"),
         ({"iterations": 1.5}, "^iterations: must be a whole number in"),
-        (
-            {"total_steps": 9},
-            "^total_steps: is not an argument of train with a learner: iterat",
-        ),
+        ({"total_steps": 9}, "^total_steps: is not an argument of train with a learner: iterat"),
         ({"seeds": 0}, "^seeds: must lie in"),
         ({"devices": 9}, "^devices: must divide the 1 seeds or the 1 rows"),
         ({"seeds": 9, "devices": 9}, "^devices: must be at most 8"),
@@ -411,12 +408,7 @@ def test_a_run_that_a_hook_ends_says_so_in_its_summary(tmp_path, capsys):
         return {"seen": row["return/mean"]}
 
     trained = train(
-        3,
-        out=tmp_path / "run",
-        evaluate=EVALUATE,
-        score="return",
-        log_every=1,
-        on_row=on_row,
+        3, out=tmp_path / "run", evaluate=EVALUATE, score="return", log_every=1, on_row=on_row
     )
     assert (trained.stopped, trained.interrupted) == ("enough", False)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "enough"
