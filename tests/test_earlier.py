@@ -282,7 +282,7 @@ def test_runs_without_a_metric_in_common_are_refused(tmp_path, metric):
         (
             ["{tmp}/nowhere"],
             UsageError,
-            r"\S+nowhere must be the folder .*; it holds no config",
+            r"\S+nowhere: must be the folder .*; it holds no config",
         ),
         (
             ["{run}", "--metric=speed"],
