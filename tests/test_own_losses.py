@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import optax
 import pytest
+import tiny
 from probes import MatchCueContinuous
 from shapes import trace_only
 
@@ -17,7 +18,7 @@ from jaxrl_po.algorithms.actor_critic import estimator
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
-from jaxrl_po.run.experiment import plan
+from jaxrl_po.run.experiment import experiment, flags, plan
 from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
 from jaxrl_po.run.store.metrics import read
 
@@ -132,13 +133,13 @@ def test_sweep_trains_with_own_loss(trained, tmp_path, monkeypatch):
 
     own = flags_of(trained.parent / "own.py") | {"advantage": advantage}
     plain = {name: x for name, x in SIZES.items() if name not in ("log_every", "over")}
-    experiment = run.Experiment(**plain, **own, over=SMALL, out=tmp_path / "sweep")
+    searched = run.Experiment(**plain, **own, over=SMALL, out=tmp_path / "sweep")
     over = {"config.entropy_coefficient": [0.0, 0.1]}
-    swept = run.sweep(experiment, over=over, evaluations=1)
+    swept = run.sweep(searched, over=over, evaluations=1)
     assert len(swept.rows) == 2
     assert calls
     assert not {f"config.{name}" for name in ("gamma", "learning_rate")} & swept.best.keys()
-    again = run.sweep(experiment, over=over, evaluations=1, resume=True)
+    again = run.sweep(searched, over=over, evaluations=1, resume=True)
     assert again.rows == swept.rows
 
 
@@ -147,8 +148,8 @@ def test_sweep_trains_with_own_loss(trained, tmp_path, monkeypatch):
     [
         ({"algorithm": "trpo", "optimizer": optax.sgd(0.1)}, "optimizer: must be left out with al"),
         (
-            {"task": "addition", "algorithm": "grpo", "surrogate": surrogates.plain},
-            "surrogate: must be left out with algorithm = grpo, which",
+            {"task": "addition", "algorithm": "grpo", "advantage": surrogates.plain},
+            "advantage: must be left out with algorithm = grpo, which",
         ),
         ({"optimizer": lambda: 3}, "optimizer: must be of type GradientTransformation, got 3"),
         ({"optimizer": "adam"}, r"optimizer: must be a file and a name, file\.py:name, got 'adam'"),
@@ -160,6 +161,14 @@ def test_sweep_trains_with_own_loss(trained, tmp_path, monkeypatch):
         (
             {"optimizer": optax.sgd(0.1), "over": {"config.learning_rate": 0.1}},
             r"config\.learning_rate: has no effect unless the optimizer",
+        ),
+        (
+            {
+                "algorithm": "grpo",
+                "surrogate": surrogates.plain,
+                "over": {"config.dual_clip": True},
+            },
+            r"config\.dual_clip: has no effect unless the surrogate is the clipped one",
         ),
         ({"algorithm": "grpo", "actor_critic": nn.Dense(1)}, "actor_critic: must be left out: sam"),
     ],
@@ -181,6 +190,21 @@ def test_tuned_values_of_what_is_replaced_are_left_out(name):
         assert found[replaced[name]] == "default"
         other = next(x for x in replaced.values() if x != replaced[name])
         assert found[other] == stock[other] != "default"
+
+
+@pytest.mark.usefixtures("trace_only")
+def test_grpo_on_tokens_trains_with_own_loss(tmp_path):
+    rows = []
+
+    def surrogate(log_prob, samples):
+        rows.append(log_prob.shape)
+        return surrogates.plain(log_prob, samples)
+
+    sizes = dict(flag.removeprefix("--").split("=") for flag in tiny.LANGUAGE)
+    given = {name: flags.Text(x) for name, x in sizes.items()} | {"algorithm": "grpo"}
+    given |= experiment.with_names({"surrogate": surrogate, "out": tmp_path / "run"})
+    run.train(run.Experiment.of(SCRIPTS["language"], given))
+    assert rows
 
 
 class Both(nn.Module):
