@@ -5,10 +5,12 @@ import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.version import FORMATS, __version__
+
+Entry = TypeVar("Entry")
 
 
 class RunError(Exception):
@@ -37,7 +39,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; choose one of {', '.join(by_lower.values())}" if len(by_lower) <= 100 else ""
 
 
-def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
+def lookup(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
     """Returns `table[name]`; raises ConfigError, with the nearest entry, if it is missing."""
     if name not in table:
         raise ConfigError(flag, f"unknown name {name!r}{suggest(name, table)}")

@@ -2,9 +2,10 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
+import numpy.typing as npt
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxrl_po import backend
@@ -155,6 +156,12 @@ def of_seed(state: TrainState, index: int = 0) -> TrainState:
     """One seed's state, from a stacked state."""
     taken: TrainState = _each(STATE_AXES, lambda x: x[index], state)
     return taken
+
+
+def shape_of(shape: tuple[int, ...], dtype: npt.DTypeLike) -> jax.Array:
+    """Returns a shape with its dtype, typed as the array that it stands for."""
+    made: Any = jax.ShapeDtypeStruct(shape, dtype)
+    return cast(jax.Array, made)
 
 
 def _each(axes: PyTree, function: Callable[[jax.Array], Any], tree: PyTree) -> PyTree:

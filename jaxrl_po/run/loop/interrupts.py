@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError, format_error
 from jaxrl_po.run.loop import streams
 
+Result = TypeVar("Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 IGNORED = signal.SIGHUP, signal.SIG_IGN  # as `nohup` has it
 NOTHING_NEW = "\ninterrupted before the first iteration: nothing new to save\n"
@@ -107,13 +108,13 @@ def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
         raise RunError(format_error(error, out, then)) from None
 
 
-def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     """The result of a call in another thread: this one hears signals meanwhile."""
     with ThreadPoolExecutor(max_workers=1) as worker:
         return result_of(worker.submit(function, *arguments))
 
 
-def result_of(call: Future[Any]) -> Any:
+def result_of(call: Future[Result]) -> Result:
     """The result of a call in another thread, once it is there.
 
     It is awaited in parts: a signal that comes just before a wait begins does not end it.
