@@ -299,12 +299,7 @@ def resumed(given: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> As
     now = {**again.flags, **again.swept, **again.drawn}
     before = {**dict.fromkeys(now, "left out"), **asked.flags, **asked.swept, **asked.drawn}
     folder.require_same(now, before | {"resolved": stored.get("resolved", {})}, fields, out)
-    changed = {
-        name: value
-        for name, value in again.flags.items()
-        if name in code or (name in fields and folder.may_change(fields[name]))
-    }
-    return asked._replace(flags=asked.flags | changed)
+    return asked._replace(flags=asked.flags | again.flags)
 
 
 def refuse(options: Options, asked: Asked) -> None:

@@ -19,10 +19,8 @@ from jaxrl_po.run.store.sources import OWN, Given, in_file, missing
 from jaxrl_po.types import Learner
 
 # Option that is an argument of `make` of a method, to the type of the argument.
-LOSS: dict[str, Any] = {
-    **dict.fromkeys(("surrogate", "advantage"), Callable),
-    "optimizer": optax.GradientTransformation,
-}
+LOSS: dict[str, Any] = dict.fromkeys(("surrogate", "advantage"), Callable)
+LOSS |= {"optimizer": optax.GradientTransformation}
 REPLACED = {"advantage": Estimation, "optimizer": Optimization}  # fields of the method, by option
 
 

@@ -141,11 +141,6 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
     return stored | sources.located(stored, code, stored.get("out", ""), folder)
 
 
-def may_change(field: Setting) -> bool:
-    """Returns whether a resumed run may have another value of a setting."""
-    return field.resume != "same" or not field.stored
-
-
 def require_same(
     given: Mapping[str, Any], stored: Mapping[str, Any], fields: Mapping[str, Setting], out: str
 ) -> None:
@@ -166,8 +161,8 @@ def require_same(
     resolved = stored.get("resolved", {})
     code = resolved.get(sources.DIGESTS, {})
     for name, value in given.items():
-        changes = name in fields and may_change(fields[name])
-        if name not in stored or changes or strict(value) == stored[name]:
+        may_change = name in fields and (fields[name].resume != "same" or not fields[name].stored)
+        if name not in stored or may_change or strict(value) == stored[name]:
             continue
         if name in code and sources.digests({name: value}) == {name: code[name]}:
             continue
