@@ -223,21 +223,21 @@ WRONG = [
     ),
     Wrong(
         "what is drawn log-uniformly is drawn uniformly",
-        "run.experiment.search",
+        "run.experiment.sweeping",
         "np.exp(generator.uniform(np.log(low), np.log(high), count))",
         "generator.uniform(low, high, count)",
         ("test_sweeps.py::test_draws_follow_from_the_seed_and_lie_where_they_must",),
     ),
     Wrong(
         "draws are rounded to four digits",
-        "run.experiment.search",
+        "run.experiment.sweeping",
         'f"{value:.4g}" if rounded else repr(float(value))',
         'f"{value:.4g}"',
         ("test_sweeps.py::test_draws_keep_all_their_digits",),
     ),
     Wrong(
         "equal combinations are searched again",
-        "run.experiment.search",
+        "run.experiment.sweeping",
         "every if rounded else list({tuple(each.items()): each for each in every}.values())",
         "every",
         ("test_sweeps.py::test_equal_combinations_are_searched_once",),
@@ -664,8 +664,8 @@ WRONG = [
     Wrong(
         "a run replaces one that it began with by way of another",
         "run.experiment.models",
-        'root(began["init_from"], here, *seen)',
-        'root(began["init_from"])',
+        'root(stored.get("init_from", ""), here, *seen)',
+        'root(stored.get("init_from", ""))',
         ("test_init_from.py::test_no_run_takes_the_place_of_one_that_it_began_with",),
     ),
     Wrong(

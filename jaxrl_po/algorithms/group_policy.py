@@ -132,8 +132,16 @@ def require_group(reward: jax.Array) -> None:
         raise ConfigError("group_size", "must be at least 2: the group is the baseline")
 
 
-def clipped(config: Clip) -> Surrogate:
-    """The clipped surrogate with the config's bounds; see `surrogates.clipped`."""
+def clipped(config: Clip, given: Surrogate | None = None) -> Surrogate:
+    """Returns the given surrogate, or the clipped one with the config's bounds.
+
+    Raises:
+      ConfigError: a bound is set beside a given surrogate.
+    """
+    if given is not None:
+        for name in ("epsilon_low", "epsilon_high", "dual_clip", "dual_clip_ratio"):
+            config_lib.require_unset(config, name, "the surrogate is the clipped one; leave it out")
+        return given
     return surrogates.clipped(
         config.epsilon_low, config.upper, config.dual_clip_ratio if config.dual_clip else None
     )

@@ -15,7 +15,7 @@ Combinations that differ only in numeric settings of the method share a program.
 import sys
 from collections.abc import Sequence
 
-from jaxrl_po.run.experiment import flags, search, settings, sweeping, training
+from jaxrl_po.run.experiment import flags, settings, sweeping, training
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,6 +31,6 @@ def main(argv: Sequence[str]) -> int:
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(search.table(swept.rows), end="")
+    print(sweeping.table(swept.rows), end="")
     print("best:", *flags.written(swept.best))
     return 0

@@ -25,14 +25,7 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import (
-    control,
-    flags,
-    language,
-    search,
-    user_code,
-    vmapped,
-)
+from jaxrl_po.run.experiment import control, flags, language, sweeping, user_code, vmapped
 from jaxrl_po.run.experiment import (
     settings as run_settings,
 )
@@ -121,7 +114,7 @@ def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
         reward = getattr(options, "reward", VERIFIER)
         if getattr(options, "tools", "") or reward != VERIFIER:
             raise ConfigError("claim", "reward and tools of a study must be in its program")
-    if len({search.static_part(config) for config, _ in each}) > 1:
+    if len({sweeping.static_part(config) for config, _ in each}) > 1:
         raise ConfigError("claim", f"{arm.tuned} cannot be tuned: only a number of config.* can")
 
 

@@ -3,32 +3,39 @@
 Combinations that differ in numbers of the method alone train vmapped, as one program.
 """
 
+import dataclasses
+import itertools
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Setting, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
-from jaxrl_po.run.experiment import control, flags, search, settings, user_code, vmapped
+from jaxrl_po.run.experiment import control, flags, settings, user_code, vmapped
 from jaxrl_po.run.experiment.control_config import ControlConfig, ControlOptions
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
 from jaxrl_po.run.experiment.options import common_option
-from jaxrl_po.run.experiment.search import Asked, Combination
 from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.loop.interrupts import Interrupted
-from jaxrl_po.run.store import folder, metrics, provenance, sources
+from jaxrl_po.run.store import folder, metrics, provenance, sources, statistics
 
 PROGRAMS = "programs"  # folder of their runs
+Combination = dict[str, str]
+DRAW = re.compile(r"(\w+) *\((.*)\)")
+DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
+EXACT = "exact_draws"  # entry of the folder of a sweep whose draws have all digits
 
 Group = Sequence[Settings[ControlConfig]]  # of the combinations that share one program
 
@@ -56,6 +63,39 @@ SCRIPT = control.SCRIPT._replace(
     "distribution.",
     options=Options,
 )
+
+
+class Asked(NamedTuple):
+    """What a sweep was asked to do.
+
+    Attributes:
+      flags: Name to value, of the flags with one value.
+      swept: Name to values, as written, of the flags with several.
+      drawn: Name to distribution, as written, of the flags that are drawn.
+      tuned: Defaults of `jaxrl-po control` when the sweep began.
+    """
+
+    flags: dict[str, Any]
+    swept: dict[str, list[str]]
+    drawn: dict[str, str]
+    tuned: Mapping[str, Any]
+
+    def settings(
+        self, combination: Combination, sections: Mapping[str, type]
+    ) -> Settings[ControlConfig]:
+        """Returns the settings of one combination."""
+        for name, drawn in self.drawn.items():
+            prefix, _, field = name.rpartition(".")
+            default = getattr(sections.get(prefix), field, None)
+            if type(default) is int and not drawn.startswith("choice"):
+                raise ConfigError(
+                    name, f"must be choice(a,b,…), as its values are integers, got {drawn}"
+                )
+        texts = {name: flags.Text(value) for name, value in combination.items()}
+        given = flags.convert(self.flags | texts, sections)
+        layers = {"given": given, "tuned": self.tuned}
+        records, origins = flags.merge(sections, layers)
+        return Settings(ControlConfig.of_sections(records), given, {}, origins, {})
 
 
 class Swept(NamedTuple):
@@ -129,7 +169,7 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
     sections = settings.sections_of(SCRIPT, options)
     refuse(options, asked)
     keep_programs(options.compilation_cache)
-    rounded = bool(stored) and not stored.get(search.EXACT)
+    rounded = bool(stored) and not stored.get(EXACT)
     groups = group(asked, options, sections, rounded=rounded)
     with flags.locating(sections):
         check([[one for _, one in each] for each in groups], options)
@@ -144,11 +184,7 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
             for name, value in asked.flags.items()
             if fields[name].stored and name != "out"
         }
-        said = {
-            "script": "sweep",
-            search.EXACT: not rounded,
-            **asked._replace(flags=lasting)._asdict(),
-        }
+        said = {"script": "sweep", EXACT: not rounded, **asked._replace(flags=lasting)._asdict()}
         code = {sources.DIGESTS: sources.digests(lasting)}
         for line in provenance.note(provenance.differences(code, stored.get("resolved", {}))):
             print(line, flush=True)
@@ -168,7 +204,7 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
                     {"flags": combination, **result, "scores": scores}
                     for (combination, _), scores in zip(each, result["scores"], strict=True)
                 ]
-                rows = sorted([*rows, *scored], key=lambda row: -search.final(row["scores"]).mean())
+                rows = sorted([*rows, *scored], key=lambda row: -final(row["scores"]).mean())
                 if interrupted:
                     raise KeyboardInterrupt
                 folder.write_json(out / "sweep.json", rows)
@@ -179,8 +215,8 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
                     f"each, {result['seconds']:.0f} s",
                     flush=True,
                 )
-            (out / "table.txt").write_text(search.table(rows), encoding="utf-8")
-            scores = [(row["flags"], search.final(row["scores"])) for row in rows]
+            (out / "table.txt").write_text(table(rows), encoding="utf-8")
+            scores = [(row["flags"], final(row["scores"])) for row in rows]
             with plotting.beside(out / "sweep.png"):
                 axis = f"final {metrics.axis('greedy_return')}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
@@ -198,16 +234,16 @@ def group(
       asked: the sweep.
       options: options of the sweep as a whole.
       sections: prefix to record class.
-      rounded: whether the draws are those of an earlier version; see `search.combinations`.
+      rounded: whether the draws are those of an earlier version; see `combinations`.
     """
-    combinations = search.combinations(asked, options.draws, options.seed, rounded=rounded)
+    found = combinations(asked, options.draws, options.seed, rounded=rounded)
     total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
-    if len(combinations) < total:
-        print(f"{len(combinations)} of {total} combinations are distinct; each trains once")
+    if len(found) < total:
+        print(f"{len(found)} of {total} combinations are distinct; each trains once")
     groups: dict[str, list[tuple[Combination, Settings[ControlConfig]]]] = {}
-    for combination in combinations:
+    for combination in found:
         made = asked.settings(combination, sections)
-        groups.setdefault(search.static_part(made.config), []).append((combination, made))
+        groups.setdefault(static_part(made.config), []).append((combination, made))
     return list(groups.values())
 
 
@@ -226,7 +262,7 @@ def best(asked: Asked, rows: list[dict[str, Any]], sections: dict[str, type]) ->
 def read(given: Mapping[str, Any], options: Options) -> Asked:
     """Returns the sweep that flags ask for."""
     sections = settings.sections_of(SCRIPT, options)
-    kept, swept, drawn = search.split(given, settings.fields_of(sections))
+    kept, swept, drawn = split(given, settings.fields_of(sections))
     fixed = flags.convert(kept, sections)
     tuned = {**control.PRESETS.get(options.algorithm, {}), **control.tuned(options, fixed)}
     return Asked(fixed | sources.absolute(fixed), swept, drawn, flags.current(tuned, sections))
@@ -257,25 +293,13 @@ def resumed(given: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> As
     sections = settings.sections_of(SCRIPT, options)
     asked = Asked(*(flags.current(each, sections) for each in asked))
     asked = asked._replace(flags=asked.flags | found)
-    again, fields = read(given, options), settings.fields_of(sections)
-    may_change = {
-        name
-        for name, field in fields.items()
-        if field.resume == "any" or not field.stored or name in code
-    }
-    before = {**asked.flags, **asked.swept, **asked.drawn}
-    for name, value in {**again.flags, **again.swept, **again.drawn}.items():
-        if name in code and sources.digests({name: value}) == {name: code[name]}:
-            continue
-        if (name not in may_change or name in code) and value != before.get(name):
-            wanted = errors.shown(before[name]) if name in before else "left out"
-            raise ConfigError(
-                name,
-                f"must be {wanted}, as in the sweep in {out} that is resumed, got "
-                f"{errors.shown(value)}; leave it out, or choose another out",
-            )
-    changed = {name: value for name, value in again.flags.items() if name in may_change}
-    return asked._replace(flags=asked.flags | changed)
+    again = read(given, options)
+    # The length of a sweep may not grow.
+    fields = {x: y for x, y in settings.fields_of(sections).items() if y.resume != "grows"}
+    now = {**again.flags, **again.swept, **again.drawn}
+    before = {**dict.fromkeys(now, "left out"), **asked.flags, **asked.swept, **asked.drawn}
+    folder.require_same(now, before | {"resolved": stored.get("resolved", {})}, fields, out)
+    return asked._replace(flags=asked.flags | again.flags)
 
 
 def refuse(options: Options, asked: Asked) -> None:
@@ -352,3 +376,132 @@ def done(path: Path, sections: Mapping[str, type]) -> list[dict[str, Any]]:
         return [row | {"flags": each} for row, each in zip(rows, written, strict=True)]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("resume", f"{path} is damaged; choose another out") from None
+
+
+def split(
+    given: Mapping[str, Any], fields: Mapping[str, Setting]
+) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, str]]:
+    """Splits flags into those with one value, the values of a grid, and distributions.
+
+    Args:
+      given: Flag name to its text, which may search, or to its value.
+      fields: Flag name to the metadata of its field, of which some may vary in a sweep.
+
+    Example:
+      >>> fields = {name: Setting("") for name in ("config.gamma", "config.learning_rate")}
+      >>> rates = {"config.gamma": "0.9,0.99", "config.learning_rate": "uniform(0,1)"}
+      >>> split({"seeds": 2} | {name: flags.Text(rates[name]) for name in rates}, fields)
+      ({'seeds': 2}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
+
+    Raises:
+      ConfigError: An unknown distribution; the message suggests the nearest.
+    """
+    kept, swept, drawn = dict[str, Any](), dict[str, list[str]](), dict[str, str]()
+    for name, value in given.items():
+        text = value if isinstance(value, flags.Text) else ""
+        found = DRAW.fullmatch(text.strip())
+        varies = name in fields and fields[name].sweep == "varies"
+        if varies and found:
+            if found[1] not in DISTRIBUTIONS:
+                close = errors.suggest(found[1], DISTRIBUTIONS)
+                close = "; did you mean choice?" if "int" in found[1] else close
+                raise ConfigError(name, f"must be a distribution of a sweep, got {value}{close}")
+            drawn[name] = text.replace(" ", "")
+        elif varies and "," in text:
+            swept[name] = text.split(",")
+        else:
+            kept[name] = value
+    return kept, swept, drawn
+
+
+def combinations(
+    asked: Asked, draws: int, seed: int, *, rounded: bool = False
+) -> list[Combination]:
+    """Returns the distinct combinations of the values of the grid with the draws.
+
+    Args:
+      asked: `Asked`, the grid and the distributions.
+      draws: number of joint draws of all flags that have a distribution.
+      seed: seed of the draws.
+      rounded: whether draws have four digits and equal ones repeat, as in folders without `EXACT`.
+
+    Raises:
+      ConfigError: the bounds of a distribution are invalid.
+
+    Example:
+      >>> combinations(Asked({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
+      [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}]
+    """
+    grid = [
+        dict(zip(asked.swept, values, strict=True))
+        for values in itertools.product(*asked.swept.values())
+    ]
+    generator = np.random.default_rng(seed)
+    columns = {
+        name: draw(name, written, draws, generator, rounded=rounded)
+        for name, written in asked.drawn.items()
+    }
+    rows: list[Combination] = [{}]
+    if columns:
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    every = [each | row for each in grid for row in rows]
+    return every if rounded else list({tuple(each.items()): each for each in every}.values())
+
+
+def draw(
+    name: str, written: str, count: int, generator: np.random.Generator, *, rounded: bool = False
+) -> list[str]:
+    """Draws values from `uniform(a,b)`, `log_uniform(a,b)` with 0 < a < b, or `choice(a,b,…)`."""
+    found = DRAW.fullmatch(written)
+    assert found is not None
+    kind, values = found[1], found[2].split(",")
+    if kind == "choice":
+        return [values[i] for i in generator.integers(len(values), size=count)]
+    try:
+        low, high = map(float, values)
+        if not (0 < high - low < np.inf and (low > 0 or kind == "uniform")):
+            raise ValueError
+    except ValueError:
+        positive = "0 < " * (kind == "log_uniform")
+        raise ConfigError(
+            name, f"must be {kind}(low,high) with finite {positive}low < high, got {written}"
+        ) from None
+    if kind == "uniform":
+        drawn = generator.uniform(low, high, count)
+    else:
+        drawn = np.exp(generator.uniform(np.log(low), np.log(high), count))
+    return [f"{value:.4g}" if rounded else repr(float(value)) for value in drawn]
+
+
+def static_part(config: ControlConfig) -> str:
+    """Returns all settings but the numbers of the method; equal ones share a program."""
+    numbers = {
+        f"config.{field.name}"
+        for field in dataclasses.fields(config.method)
+        if not setting_of(field).static
+    }
+    values = flags.flatten(config.sections())
+    return json.dumps(
+        {name: value for name, value in values.items() if name not in numbers},
+        default=str,
+        sort_keys=True,
+    )
+
+
+def final(scores: Any) -> npt.NDArray[np.float64]:
+    """Returns the score of each seed, `[S]`: the mean of its last three evaluations, or −∞."""
+    last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
+    return statistics.worst_if_missing(last)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line per combination, best first: mean, interquartile mean and worst seed."""
+    names = sorted({name for row in rows for name in row["flags"]})
+    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]
+    for row in rows:
+        scores = final(row["scores"])
+        numbers = [scores.mean(), float(statistics.interquartile_mean(scores)), scores.min()]
+        values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
+        seeds = f"{statistics.seeds_with_score(scores):>8}"
+        lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), seeds, *values]))
+    return "\n".join(lines) + "\n"

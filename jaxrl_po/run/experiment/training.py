@@ -131,8 +131,7 @@ def train(
         known = inspect.signature(own_learner.plan_of).parameters
         for name in options.keys() - known.keys():
             raise ConfigError(
-                name,
-                f"is not an argument of train with a learner: {', '.join(list(known)[1:])}",
+                name, f"is not an argument of train with a learner: {', '.join(list(known)[1:])}"
             )
         return carry_out(own_learner.plan_of(what, *arguments, **options), on_row=on_row)
     if arguments or options:

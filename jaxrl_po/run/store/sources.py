@@ -20,7 +20,10 @@ from typing import Any, Self
 from jaxrl_po.config import ConfigError
 
 # `environment` is the former name of `tools`, in runs of 0.4.
-FLAGS = ("env", "task", "reward", "policy", "critic", "tools")
+FLAGS = (
+    *("env", "task", "reward", "policy", "critic", "actor_critic", "tools"),
+    *("surrogate", "advantage", "optimizer"),
+)
 STORED = (*FLAGS, "environment")  # flags of code in folders, those of former versions included
 OWN = "python:"  # begins the name of an object that no other process can import
 DIGESTS = "code"  # entry of a run: digests of its code by flag
