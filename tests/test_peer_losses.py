@@ -27,7 +27,7 @@ from jaxrl_po.algorithms import (
     sapo,
 )
 from jaxrl_po.config import as_arrays
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Facts, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_losses.json").read_text())
 INPUTS = {name: np.array(x, np.float32) for name, x in GOLDEN["inputs"].items()}
@@ -74,7 +74,7 @@ PROBLEM = Problem(
     collect=None,
     apply=lambda params, inputs: (Direct(params.policy[inputs]), jnp.zeros(MASK.shape)),
     rows=lambda samples: samples,
-    facts=Facts(exact_sampler=False),
+    log_prob_matches_sampler=False,
 )
 
 
