@@ -203,8 +203,8 @@ WRONG = [
     Wrong(
         "a sweep has the defaults of another memory",
         "run.experiment.sweeping",
-        "control.tuned(options, fixed)",
-        "control.tuned(options)",
+        "script.tuned(*of_run)",
+        "script.tuned(options, {}, initial)",
         ("test_script_flags.py::test_a_sweep_has_the_defaults_of_its_memory",),
     ),
     Wrong(

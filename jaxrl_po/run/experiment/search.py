@@ -13,8 +13,9 @@ import numpy.typing as npt
 from jaxrl_po.config import ConfigError, Setting, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.control_config import ControlConfig
-from jaxrl_po.run.experiment.settings import Settings
+from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.options import RunConfig
+from jaxrl_po.run.experiment.settings import Settings, options_of, sections_of
 from jaxrl_po.run.store import statistics
 
 Combination = dict[str, str]
@@ -38,10 +39,11 @@ class Asked(NamedTuple):
     drawn: dict[str, str]
     tuned: Mapping[str, Any]
 
-    def settings(
-        self, combination: Combination, sections: Mapping[str, type]
-    ) -> Settings[ControlConfig]:
+    def settings(self, script: AnyScript, combination: Combination) -> Settings[Any]:
         """Returns the settings of one combination."""
+        options = options_of(script, self.flags)
+        initial = script.initial(options)
+        sections = sections_of(script, options, initial)
         for name, drawn in self.drawn.items():
             prefix, _, field = name.rpartition(".")
             default = getattr(sections.get(prefix), field, None)
@@ -53,7 +55,7 @@ class Asked(NamedTuple):
         given = flags.convert(self.flags | texts, sections)
         layers = {"given": given, "tuned": self.tuned}
         records, origins = flags.merge(sections, layers)
-        return Settings(ControlConfig.of_sections(records), given, {}, origins, {})
+        return Settings(script.config.of_sections(records, initial), given, {}, origins, {})
 
 
 def split(
@@ -151,7 +153,7 @@ def draw(
     return [f"{value:.4g}" if rounded else repr(float(value)) for value in drawn]
 
 
-def static_part(config: ControlConfig) -> str:
+def static_part(config: RunConfig) -> str:
     """Returns all settings but the numbers of the method; equal ones share a program."""
     numbers = {
         f"config.{field.name}"
