@@ -62,6 +62,7 @@ class LanguageSweep(Search, LanguageOptions):
     """A sweep of a language model as a whole."""
 
 
+Sweep = ControlSweep | LanguageSweep
 SUMMARY = (
     "Searches hyperparameters: give a flag several values, separated by commas, or a distribution."
 )
@@ -211,7 +212,7 @@ def carry_out(script: AnyScript, given: Mapping[str, Any], *, leave_early: bool 
 
 
 def group(
-    script: AnyScript, asked: Asked, options: Any, *, rounded: bool
+    script: AnyScript, asked: Asked, options: Sweep, *, rounded: bool
 ) -> list[list[tuple[Combination, Settings[Any]]]]:
     """Groups the combinations, with their settings, by the program that they share.
 
@@ -307,7 +308,7 @@ def resumed(
     return asked._replace(flags=asked.flags | changed)
 
 
-def refuse(options: Any, asked: Asked) -> None:
+def refuse(options: Sweep, asked: Asked) -> None:
     """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
     for name, field in settings.fields_of({"": type(options)}).items():
         if field.sweep == "absent" and asked.flags.get(name):
@@ -343,7 +344,7 @@ def check(script: AnyScript, groups: Sequence[Group], options: Options) -> str:
 
 
 def run(
-    group: Group, options: Any, place: Path, title: str, script: AnyScript
+    group: Group, options: Sweep, place: Path, title: str, script: AnyScript
 ) -> tuple[dict[str, Any], bool]:
     """Trains the combinations that share one program, each over all seeds.
 

@@ -78,7 +78,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if not (used and resume):
         return {}
     try:
-        stored = read_settings(folder)
+        return read_settings(folder)
     except FileNotFoundError:
         why = f"{out} holds files but no {CONFIG} of a run; choose the folder of a run"
         raise ConfigError("resume", why) from None
@@ -87,7 +87,6 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     except ValueError:
         why = f"{folder / CONFIG} is damaged; repair it, or choose another folder"
         raise ConfigError("resume", why) from None
-    return stored
 
 
 def _only_begun(folder: Path) -> bool:
