@@ -94,6 +94,8 @@ class Swept(NamedTuple):
 def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) -> Swept:
     """Searches hyperparameters of an experiment.
 
+    A language model's warm start is part of each run; runs with `init_from` share an earlier one.
+
     Args:
       experiment: with the folder `out` and the number of seeds of each combination.
       over: flag with a dot to a list of values, or to a distribution of `draws` values as text.
