@@ -158,8 +158,8 @@ def test_overwriting_removes_links_and_not_what_they_lead_to(used, tmp_path_fact
     (used / "checkpoints").rmdir()
     (used / "checkpoints").symlink_to(elsewhere)
     (used / "tensorboard").symlink_to(elsewhere / "gone")
-    (used / "arms").mkdir()
-    (used / "arms" / "1").symlink_to(elsewhere)
+    (used / "programs").mkdir()
+    (used / "programs" / "1").symlink_to(elsewhere)
     with folder.claim(str(used), overwrite=True):
         assert sorted(path.name for path in used.iterdir()) == [".lock", "notes.txt"]
     assert list(elsewhere.iterdir()) == [elsewhere / "3"]

@@ -228,7 +228,7 @@ def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypat
         seen.append(config.method.decay_iterations)
         raise UsageError("enough")
 
-    monkeypatch.setattr(control, "build", build)
+    monkeypatch.setattr(sweeping, "SCRIPT", sweeping.SCRIPT._replace(build=build))
     flags = ["--env=Pendulum-v1", "--config.learning_rate=1e-3,1e-2"]
     for further, want in (
         (["--total_steps=4096"], 2),
@@ -432,3 +432,21 @@ def test_a_sweep_from_python_draws_and_names_the_best(tmp_path, programs_run, ca
         ConfigError, match=r"^config.learning_rate: must be log_u.* got uniform\(0,1\)"
     ):
         run.sweep(experiment, over={"config.learning_rate": "uniform(0,1)"}, draws=3, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"reward": "{}:score"}, "^reward: must be computed in the program of a sweep"),
+        ({"tools": "{}:Tools"}, "^tools: must be left out: a sweep is one process"),
+    ],
+)
+def test_a_sweep_of_a_language_model_stays_in_the_program(tmp_path, flags, message):
+    file = tmp_path / "mine.py"
+    file.write_text("def score(**_):\n    return [0.0]\n\n\nclass Tools:\n    pass\n")
+    given = {name: text.format(file) for name, text in flags.items()}
+    task = "file" if "tools" in flags else "sorting"
+    experiment = run.Experiment(task=task, out=tmp_path / "a", **given)
+    with pytest.raises(ConfigError, match=message):
+        run.sweep(experiment, over={"config.learning_rate": [1e-3, 1e-2]})
+    assert not (tmp_path / "a").exists()

@@ -388,8 +388,8 @@ WRONG = [
     Wrong(
         "the sampler of dialogues is as young as the learner",
         "language.dialogues.problem",
-        "FACTS._replace(staleness=sampler.staleness)",
-        "FACTS",
+        "problem_of_dialogues(networks, collect, staleness=sampler.staleness)",
+        "problem_of_dialogues(networks, collect)",
         SETTINGS,
     ),
     Wrong(

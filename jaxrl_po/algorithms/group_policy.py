@@ -197,7 +197,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem = problem.on(target)
+    problem = problem.with_target(target)
     actor_critic.require_on_policy(problem)
     # A part of a batch in order is whole groups.
     in_order = config.num_minibatches == 1 and not extra_samples
@@ -262,7 +262,7 @@ def make_estimate(
             log_prob=batch.log_prob,
             advantage=relative,
             mask=loss_mask_fn(batch),
-            columns=batch.of_slots(),
+            columns=batch.per_step_columns(),
         )
         # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
         measured = every_group(
@@ -300,7 +300,7 @@ def make_improve(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            slots=parts.slots if problem.speedups.grouped is None else None,
+            slots=parts.slots if problem.fast_paths.grouped is None else None,
             by_length=parts.by_length,
             target=problem.target,
             axis_name=config.axis_name,

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         print(settings.usage(sweeping.SCRIPT, single, everything=flags.EVERYTHING in argv))
         return 0
     try:
-        swept = sweeping.carry_out(given, leave_early=True)
+        swept = sweeping.carry_out(sweeping.SCRIPT, given, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -153,15 +153,6 @@ def choose(
     return placement
 
 
-def split(devices: str | int) -> None:
-    """Splits a CPU into the devices that `choose` will find, before anything starts the backend.
-
-    Args:
-      devices: see `choose`.
-    """
-    _available(_parse_devices(devices), num_processes=1)
-
-
 def _choose(
     wanted: int | None, num_seeds: int, num_rows: int, shard_params: bool, available: int
 ) -> Placement:

@@ -17,7 +17,7 @@ from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags, methods, models, rewarding
 from jaxrl_po.run.experiment.language_config import LanguageConfig, ProblemSettings
-from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps
+from jaxrl_po.types import ActorCritic, FastPaths, Learner, Problem, PyTree
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
@@ -125,7 +125,7 @@ class Composition(NamedTuple):
                 num_parts=method.num_parts,
             )
         if self.placement.cuts_params:  # the prompts of some devices would be read on others
-            problem = problem._replace(speedups=SpeedUps())
+            problem = problem._replace(fast_paths=FastPaths())
         axis = self.placement.axis_name
         placed = dataclasses.replace(method, axis_name=axis)
         learner = self.make(placed, problem)

@@ -300,9 +300,10 @@ def _latest(
     adapted = settings.lora.rank > 0
     try:
         shapes = model.clone(lora=settings.lora.lora).parameter_shapes()
-        found = checkpoint.peek_policy(
+        found = checkpoint.peek(
             Path(run) / "checkpoints" / "latest",
             {lora.ADAPTERS: shapes[lora.ADAPTERS]} if adapted else shapes,
+            part=".params.policy",
             seed_index=0,
         )
         over = start(script, settings, answers=False) if adapted else None
@@ -312,10 +313,10 @@ def _latest(
         raise ConfigError(
             flag, f"{run} holds no intact checkpoint; wait for one, or choose another run"
         )
-    if over is not None:
-        earlier.require_base(over.digest, flag, run)
-        found = _merged(over.policy, over.params, found)
-    return jax.device_get(found)
+    if over is None:
+        return jax.device_get(found[1])
+    earlier.require_base(over.digest, flag, run)
+    return jax.device_get(_merged(over.policy, over.params, found[1]))
 
 
 def require_alike(config: LanguageConfig, settings: LanguageConfig, task: AnyTask) -> None:

@@ -102,7 +102,7 @@ LearnerState.__repr__ = short_repr  # type: ignore[method-assign]
 def shown(policy: ControlPolicy | LanguagePolicy) -> str:
     """One line: what was trained, how far, and its size."""
     what = policy.settings.get("env") or policy.settings.get("task")
-    size = sum(leaf.size for leaf in jax.tree.leaves(policy.params.trained()))
+    size = sum(leaf.size for leaf in jax.tree.leaves(policy.params.without_frozen()))
     return (
         f"{type(policy).__name__}({policy.settings['algorithm']} on {what}, iteration "
         f"{policy.iteration}, {size:,} parameters)"

@@ -21,10 +21,12 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Setting, setting_o
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
-from jaxrl_po.run.experiment import control, flags, settings, user_code, vmapped
-from jaxrl_po.run.experiment.control_config import ControlConfig, ControlOptions
+from jaxrl_po.run.experiment import control, flags, language, settings, user_code, vmapped
+from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
-from jaxrl_po.run.experiment.options import common_option
+from jaxrl_po.run.experiment.language_config import LanguageOptions
+from jaxrl_po.run.experiment.options import Options, RunConfig, common_option
 from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
@@ -37,12 +39,12 @@ DRAW = re.compile(r"(\w+) *\((.*)\)")
 DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
 EXACT = "exact_draws"  # entry of the folder of a sweep whose draws have all digits
 
-Group = Sequence[Settings[ControlConfig]]  # of the combinations that share one program
+Group = Sequence[Settings[Any]]  # of the combinations that share one program
 
 
 @config.record
-class Options(ControlOptions):
-    """The sweep as a whole."""
+class Search:
+    """The search of a sweep."""
 
     evaluations: int = common_option(
         10,
@@ -57,12 +59,25 @@ class Options(ControlOptions):
     )
 
 
-SCRIPT = control.SCRIPT._replace(
-    name="sweep",
-    summary="Searches hyperparameters: give a flag several values, separated by commas, or a "
-    "distribution.",
-    options=Options,
+@config.record
+class ControlSweep(Search, ControlOptions):
+    """A sweep in control as a whole."""
+
+
+@config.record
+class LanguageSweep(Search, LanguageOptions):
+    """A sweep of a language model as a whole."""
+
+
+Sweep = ControlSweep | LanguageSweep
+SUMMARY = (
+    "Searches hyperparameters: give a flag several values, separated by commas, or a distribution."
 )
+SCRIPTS: dict[str, AnyScript] = {
+    script.name: script._replace(name="sweep", summary=SUMMARY, options=options)
+    for script, options in ((control.SCRIPT, ControlSweep), (language.SCRIPT, LanguageSweep))
+}
+SCRIPT = SCRIPTS["control"]  # of the command
 
 
 class Asked(NamedTuple):
@@ -80,10 +95,11 @@ class Asked(NamedTuple):
     drawn: dict[str, str]
     tuned: Mapping[str, Any]
 
-    def settings(
-        self, combination: Combination, sections: Mapping[str, type]
-    ) -> Settings[ControlConfig]:
+    def settings(self, script: AnyScript, combination: Combination) -> Settings[Any]:
         """Returns the settings of one combination."""
+        options = settings.options_of(script, self.flags)
+        initial = script.initial(options)
+        sections = settings.sections_of(script, options, initial)
         for name, drawn in self.drawn.items():
             prefix, _, field = name.rpartition(".")
             default = getattr(sections.get(prefix), field, None)
@@ -95,7 +111,7 @@ class Asked(NamedTuple):
         given = flags.convert(self.flags | texts, sections)
         layers = {"given": given, "tuned": self.tuned}
         records, origins = flags.merge(sections, layers)
-        return Settings(ControlConfig.of_sections(records), given, {}, origins, {})
+        return Settings(script.config.of_sections(records, initial), given, {}, origins, {})
 
 
 class Swept(NamedTuple):
@@ -104,7 +120,8 @@ class Swept(NamedTuple):
     Attributes:
       rows: one for each combination, best first: `flags`, `steps` `[E]` and `scores` `[S, E]`.
       best: flag name to value of the best one, of all flags that were set or tuned.
-      folder: with `sweep.json`, and once it is finished `table.txt` and `sweep.png`.
+      folder: with `sweep.json`, the lines of all runs in `programs/*/metrics.jsonl`, and once it is
+        finished `table.txt` and `sweep.png`.
     """
 
     rows: list[dict[str, Any]]
@@ -116,7 +133,9 @@ class Swept(NamedTuple):
 
 
 def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) -> Swept:
-    """Searches hyperparameters of an experiment in control.
+    """Searches hyperparameters of an experiment.
+
+    A language model's warm start is part of each run; runs with `init_from` share an earlier one.
 
     Args:
       experiment: with the folder `out` and the number of seeds of each combination.
@@ -133,10 +152,10 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
       >>> sweep(Experiment(env="CartPole-v1", out="runs/a"), over=rates, draws=32)  # doctest: +SKIP
     """
     user_code.require_not_imported()
-    if not isinstance(experiment, Experiment) or experiment.script != control.SCRIPT.name:
-        raise ConfigError("experiment", "must be an Experiment in control: run.Experiment(env=…)")
-    given = with_names({**experiment.settings, **options})
-    sections = settings.sections_of(SCRIPT, settings.options_of(SCRIPT, given))
+    if not isinstance(experiment, Experiment):
+        raise ConfigError("experiment", "must be an Experiment: run.Experiment(env=…)")
+    script, given = SCRIPTS[experiment.script], with_names({**experiment.settings, **options})
+    sections = sections_of(script, settings.options_of(script, given))
     for name, values in over.items():
         if isinstance(values, str):
             given[name] = flags.Text(values)
@@ -147,13 +166,19 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
             )
         each = [flags.convert({name: value}, sections)[name] for value in values]
         given[name] = flags.Text(",".join(map(errors.shown, each)))
-    return carry_out(given)
+    return carry_out(script, given)
 
 
-def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
+def sections_of(script: AnyScript, options: Options) -> dict[str, type]:
+    """Returns the record class of each section of a sweep by its prefix."""
+    return settings.sections_of(script, options, script.initial(options))
+
+
+def carry_out(script: AnyScript, given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
     """Carries out a sweep, or continues it.
 
     Args:
+      script: Member of `SCRIPTS`.
       given: Flag name to text or value; see `flags.tokenize`.
       leave_early: Whether a signal ends the process, as of a command; else see `sweep`.
 
@@ -162,17 +187,17 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
       RunError: The folder can no longer be written.
       NoAction, PoolError: See `runner.run`.
     """
-    options = settings.options_of(SCRIPT, given)
+    options = settings.options_of(script, given)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    asked = resumed(given, stored, options.out) if stored else read(given, options)
-    options = settings.options_of(SCRIPT, asked.flags)
-    sections = settings.sections_of(SCRIPT, options)
+    asked = resumed(script, given, stored, options.out) if stored else read(script, given, options)
+    options = settings.options_of(script, asked.flags, asked.tuned)
+    sections = sections_of(script, options)
     refuse(options, asked)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(EXACT)
-    groups = group(asked, options, sections, rounded=rounded)
+    groups = group(script, asked, options, rounded=rounded)
     with flags.locating(sections):
-        check([[one for _, one in each] for each in groups], options)
+        score = check(script, [[one for _, one in each] for each in groups], options)
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
@@ -196,7 +221,7 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
                     continue
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
-                of_group = [one for _, one in each], options, place, title
+                of_group = [one for _, one in each], options, place, title, script
                 result, interrupted = (
                     interrupts.in_thread(run, *of_group) if leave_early else run(*of_group)
                 )
@@ -218,60 +243,68 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
             (out / "table.txt").write_text(table(rows), encoding="utf-8")
             scores = [(row["flags"], final(row["scores"])) for row in rows]
             with plotting.beside(out / "sweep.png"):
-                axis = f"final {metrics.axis('greedy_return')}"
+                axis = f"final {metrics.axis(score)}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
         except KeyboardInterrupt:
-            raise Interrupted(swept=Swept(rows, best(asked, rows, sections), out)) from None
-    return Swept(rows, best(asked, rows, sections), out)
+            raise Interrupted(swept=Swept(rows, best(script, asked, rows, sections), out)) from None
+    return Swept(rows, best(script, asked, rows, sections), out)
 
 
 def group(
-    asked: Asked, options: Options, sections: dict[str, type], *, rounded: bool
-) -> list[list[tuple[Combination, Settings[ControlConfig]]]]:
+    script: AnyScript, asked: Asked, options: Sweep, *, rounded: bool
+) -> list[list[tuple[Combination, Settings[Any]]]]:
     """Groups the combinations, with their settings, by the program that they share.
 
     Args:
-      asked: the sweep.
+      script: member of `SCRIPTS`.
+      asked: settings and values of the sweep.
       options: options of the sweep as a whole.
-      sections: prefix to record class.
       rounded: whether the draws are those of an earlier version; see `combinations`.
     """
     found = combinations(asked, options.draws, options.seed, rounded=rounded)
     total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
-    groups: dict[str, list[tuple[Combination, Settings[ControlConfig]]]] = {}
+    groups: dict[str, list[tuple[Combination, Settings[Any]]]] = {}
     for combination in found:
-        made = asked.settings(combination, sections)
+        made = asked.settings(script, combination)
         groups.setdefault(static_part(made.config), []).append((combination, made))
     return list(groups.values())
 
 
-def best(asked: Asked, rows: list[dict[str, Any]], sections: dict[str, type]) -> dict[str, Any]:
-    """Returns the flags of the first row that were set or tuned; none without a row."""
+def best(
+    script: AnyScript, asked: Asked, rows: list[dict[str, Any]], sections: Mapping[str, type]
+) -> dict[str, Any]:
+    """Returns the flags of the first row that were set or tuned; empty without a row."""
     if not rows:
         return {}
-    first = asked.settings(rows[0]["flags"], sections)
-    config, _ = settings.settle(control.SCRIPT, first, control.open_world(first.config))
+    first = asked.settings(script, rows[0]["flags"])
+    config, _ = settings.settle(script, first, script.open_world(first.config))
     settled, fields = flags.flatten(config.sections()), settings.fields_of(sections)
-    tunable = [name for name in asked.flags if fields[name].sweep == "varies"]
-    names = dict.fromkeys([*asked.tuned, *tunable, *asked.swept, *asked.drawn])
-    return {name: settled[name] for name in names if name in settled}
+    names = dict.fromkeys([*asked.tuned, *asked.flags, *asked.swept, *asked.drawn])
+    varying = [name for name in names if name in settled and fields[name].sweep == "varies"]
+    return {name: settled[name] for name in varying}
 
 
-def read(given: Mapping[str, Any], options: Options) -> Asked:
+def read(script: AnyScript, given: Mapping[str, Any], options: Options) -> Asked:
     """Returns the sweep that flags ask for."""
-    sections = settings.sections_of(SCRIPT, options)
+    initial = script.initial(options)
+    sections = settings.sections_of(script, options, initial)
     kept, swept, drawn = split(given, settings.fields_of(sections))
+    script.require_known(options, kept, initial)
     fixed = flags.convert(kept, sections)
-    tuned = {**control.PRESETS.get(options.algorithm, {}), **control.tuned(options, fixed)}
-    return Asked(fixed | sources.absolute(fixed), swept, drawn, flags.current(tuned, sections))
+    of_run = options, fixed, initial
+    tuned = flags.current({**script.tuned(*of_run), **script.presets(*of_run)}, sections)
+    return Asked(fixed | sources.absolute(fixed), swept, drawn, tuned)
 
 
-def resumed(given: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> Asked:
+def resumed(
+    script: AnyScript, given: Mapping[str, Any], stored: Mapping[str, Any], out: str
+) -> Asked:
     """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
 
     Args:
+      script: Member of `SCRIPTS`.
       given: Flag name to text or value.
       stored: Content of the sweep's `config.json`.
       out: Value of `--out`.
@@ -288,12 +321,12 @@ def resumed(given: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> As
     if not all(isinstance(field, dict) for field in (*asked, code)):
         raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
     found = sources.located(asked.flags, code, str(stored.get("out", "")), Path(out))
-    before = flags.current(asked.flags, {"": Options}) | found
-    options = settings.options_of(SCRIPT, given, before)
-    sections = settings.sections_of(SCRIPT, options)
+    before = flags.current(asked.flags, {"": script.options}) | found
+    options = settings.options_of(script, given, before)
+    sections = sections_of(script, options)
     asked = Asked(*(flags.current(each, sections) for each in asked))
     asked = asked._replace(flags=asked.flags | found)
-    again = read(given, options)
+    again = read(script, given, options)
     # The length of a sweep may not grow.
     fields = {x: y for x, y in settings.fields_of(sections).items() if y.resume != "grows"}
     now = {**again.flags, **again.swept, **again.drawn}
@@ -302,9 +335,9 @@ def resumed(given: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> As
     return asked._replace(flags=asked.flags | again.flags)
 
 
-def refuse(options: Options, asked: Asked) -> None:
+def refuse(options: Sweep, asked: Asked) -> None:
     """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
-    for name, field in settings.fields_of({"": Options}).items():
+    for name, field in settings.fields_of({"": type(options)}).items():
         if field.sweep == "absent" and asked.flags.get(name):
             raise ConfigError(
                 name, "must be left out: a sweep is one process, which evaluates each run itself"
@@ -321,41 +354,46 @@ def refuse(options: Options, asked: Asked) -> None:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
-def check(groups: Sequence[Group], options: Options) -> None:
-    """Raises the error of the first combination whose settings are wrong."""
+def check(script: AnyScript, groups: Sequence[Group], options: Options) -> str:
+    """Returns the name of the score; raises the error of the first combination that is wrong."""
     for group in groups:
         placement = parallel.choose(
             options.devices, num_seeds=len(group) * options.seeds, num_rows=1, mesh=options.mesh
         )
         if placement.cuts_params:
             raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
-        world = control.open_world(group[0].config)
+        world = script.open_world(group[0].config)
         for each in group:
-            config, _ = settings.settle(control.SCRIPT, each, world)
-            control.build(config, vmapped.ALONE, world)
+            setup = script.build(settings.settle(script, each, world)[0], vmapped.ALONE, world)
+            if setup.rewarded is not None:
+                raise ConfigError("reward", "must be computed in the program of a sweep")
+    return setup.score
 
 
-def run(group: Group, options: Options, place: Path, title: str) -> tuple[dict[str, Any], bool]:
+def run(
+    group: Group, options: Sweep, place: Path, title: str, script: AnyScript
+) -> tuple[dict[str, Any], bool]:
     """Trains the combinations that share one program, each over all seeds.
 
     Returns:
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
       `compile_seconds`; and whether a signal came.
     """
-    world = control.open_world(group[0].config)
-    settled = [settings.settle(control.SCRIPT, each, world) for each in group]
+    world = script.open_world(group[0].config)
+    settled = [settings.settle(script, each, world) for each in group]
     first = settled[0][0]
+    setup = script.build(first, vmapped.ALONE, world)
     rows, interrupted = vmapped.train(
-        control.build(first, vmapped.ALONE, world),
+        setup,
         [config.method for config, _ in settled],
         options,
         place,
         title,
         iterations=settled[0][1],
-        steps_per_iteration=control.steps(first, world),
+        steps_per_iteration=script.steps(first, world),
         evaluations=options.evaluations,
     )
-    scores = vmapped.curves(rows)["greedy_return"]
+    scores = vmapped.curves(rows)[setup.score]
     result = {
         "steps": [row["step"] for row in rows],
         "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
@@ -473,7 +511,7 @@ def draw(
     return [f"{value:.4g}" if rounded else repr(float(value)) for value in drawn]
 
 
-def static_part(config: ControlConfig) -> str:
+def static_part(config: RunConfig) -> str:
     """Returns all settings but the numbers of the method; equal ones share a program."""
     numbers = {
         f"config.{field.name}"

@@ -25,14 +25,13 @@ REMOVED = {"reproducible": False}  # settings of former versions, with their def
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 STARTED_RUN_FILES = (
     *(CONFIG, "metrics.jsonl", "samples.jsonl"),
-    *("checkpoints", "tensorboard", "wandb_id", "arms"),
+    *("checkpoints", "tensorboard", "wandb_id"),
 )
 ARTEFACTS = (
     *STARTED_RUN_FILES,
     *(".chunk.json", "summary.json", "curves.png"),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
     *("sweep.json", "sweep.png", "table.txt", "programs"),  # written by `sweep`
-    *("verdict.json", "verdict.png"),  # written by `experiments/study.py`
 )
 
 
@@ -95,7 +94,7 @@ def _only_begun(folder: Path) -> bool:
     except ConfigError:
         return False
     begun = "metrics.jsonl" in held and b"\n" in held["metrics.jsonl"].read_bytes()
-    return ours and not begun and not any((*folder.glob("checkpoints/*/*"), *folder.glob("arms/*")))
+    return ours and not begun and not any(folder.glob("checkpoints/*/*"))
 
 
 def require_name(out: str, flag: str = "out") -> None:
