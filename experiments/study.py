@@ -10,7 +10,5 @@ sys.path.append(str(Path(__file__).parent / "studies" / "claims"))
 
 import trial
 
-from jaxrl_po.run.experiment import flags
-
 if __name__ == "__main__":
-    flags.entry(trial.main)
+    trial.entry()

@@ -157,16 +157,13 @@ def dynamic_sampling(
             sharded={SURPLUS: spare}, replicated={SURPLUS_COUNT: count}
         ), batch
 
-    facts = problem.facts._replace(strata=0)
-    return problem._replace(init=init, collect=collect, facts=facts)
+    return problem._replace(init=init, collect=collect, strata=0)
 
 
 def require_one_age(problem: Problem, carry_surplus: bool) -> None:
     """Raises ConfigError for a surplus that is carried where rows are already of another age."""
-    if carry_surplus and problem.facts.staleness:
-        raise ConfigError(
-            "carry_surplus", f"must be off with staleness = {problem.facts.staleness}"
-        )
+    if carry_surplus and problem.staleness:
+        raise ConfigError("carry_surplus", f"must be off with staleness = {problem.staleness}")
 
 
 def require_scored_groups(batch: Batch) -> None:

@@ -159,7 +159,7 @@ def running_relative(
     Raises:
       ConfigError: the problem has no strata.
     """
-    if not problem.facts.strata:
+    if not problem.strata:
         raise ConfigError(
             "running_statistics",
             "must have prompts that come again: set prompt_set, or take a task with strata, such "
@@ -168,7 +168,7 @@ def running_relative(
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         params, collector = problem.init(key)
-        return params, collector.add(replicated={OUTCOME_STATISTICS: nothing(problem.facts.strata)})
+        return params, collector.add(replicated={OUTCOME_STATISTICS: nothing(problem.strata)})
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array

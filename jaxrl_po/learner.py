@@ -62,7 +62,7 @@ def make(
       init_reference: `params -> reference parameters`; None by default.
       kl_coefficient: initial β of an adaptive penalty.
       num_parts: number of parts in which the old policy's log-probabilities are recomputed, to
-        bound memory, if the sampler is not exact (`Facts.exact_sampler`).
+        bound memory, if the sampler is not exact (`Problem.log_prob_matches_sampler`).
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
@@ -72,14 +72,14 @@ def make(
     def init(key: jax.Array) -> TrainState:
         problem_key, key = jax.random.split(key)
         params, collector = problem.init(problem_key)
-        if staleness := problem.facts.staleness:
+        if staleness := problem.staleness:
             earlier = jax.tree.map(lambda x: jnp.repeat(x[None], staleness, 0), params.policy)
             collector = collector.add(replicated={EARLIER_POLICIES: earlier})
         # The state can be donated: its leaves share no buffer with each other, as policy and
         # reference would, or with arrays of the user. Under `jax.jit` nothing is copied.
         return TrainState(
             params=unshared(params._replace(frozen=None))._replace(frozen=undonated(params.frozen)),
-            opt_state=unshared(init_optimizer(params.trained())),
+            opt_state=unshared(init_optimizer(params.without_frozen())),
             reference_params=unshared(init_reference(params)),
             kl_coefficient=unshared(jnp.asarray(kl_coefficient, jnp.float32)),
             collector=unshared(collector),
@@ -88,7 +88,7 @@ def make(
         )
 
     def collect(state: TrainState, key: jax.Array) -> tuple[CollectorState, Batch]:
-        if not problem.facts.staleness:
+        if not problem.staleness:
             return problem.collect(state.params, state.collector, key)
         earlier = state.collector.replicated[EARLIER_POLICIES]
         oldest = state.params._replace(policy=jax.tree.map(lambda x: x[0], earlier))
@@ -103,7 +103,7 @@ def make(
         collector, batch = collect(state, key)
         batch = zero_masked(batch)
         metrics = batch.metrics
-        if not problem.facts.exact_sampler:
+        if not problem.log_prob_matches_sampler:
             batch, sampler_metrics = recompute_log_prob(
                 problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
             )

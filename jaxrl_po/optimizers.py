@@ -192,7 +192,7 @@ def matrices(problem: Problem) -> Callable[[PyTree], PyTree]:
     Raises:
       ConfigError: the problem has networks that do not state their hidden matrices.
     """
-    hidden = problem.facts.hidden_matrices
+    hidden = problem.hidden_matrices
     if hidden is None:
         raise ConfigError(
             "optimizer",

@@ -98,7 +98,7 @@ class ActorCritic(NamedTuple):
     frozen: PyTree = None
     constants: PyTree = None
 
-    def trained(self) -> "ActorCritic":
+    def without_frozen(self) -> "ActorCritic":
         """Returns the parameters without frozen ones and constants."""
         return self._replace(frozen=None, constants=None)
 
@@ -163,11 +163,11 @@ class CollectorState(NamedTuple):
 class Columns(TypedDict, total=False):
     """Columns that not every batch has; a problem may have others, by names of its own.
 
-    One of `[B]` is of the rows. One of `[B, T]` is of the slots: zero where masked, and cut with
-    them.
+    A column `[B]` has a value per row. A column `[B, T]` has a value per slot: zero where masked,
+    and cut with the slots.
 
     Attributes:
-      stratum: `[B]`, int32 below `Facts.strata`: rows of one stratum (one prompt of a finite set,
+      stratum: `[B]`, int32 below `Problem.strata`: rows of one stratum (one prompt of a finite set,
         or one difficulty) may be compared across groups.
       age: `[B]`, int32, parameter updates since the row was sampled; without it all are fresh.
       sampler_log_prob: `[B, T]`, nats, of the action under the distribution μ it was sampled from,
@@ -227,8 +227,8 @@ class Batch(NamedTuple):
         age = self.columns.get("age")
         return self.mask if age is None else self.mask & (age == 0)[:, None]
 
-    def of_slots(self) -> Columns:
-        """The columns of slots, which `Samples` can hold."""
+    def per_step_columns(self) -> Columns:
+        """Returns the columns `[B, T]`, which `Samples` can hold."""
         return cast(Columns, {k: x for k, x in cast(Any, self.columns).items() if x.ndim > 1})
 
 
@@ -253,7 +253,7 @@ class Samples(NamedTuple):
       target: regression target of the critic, reward units, or None without one.
       value: the critic during collection, reward units, or None.
       reference_log_prob: nats, under the reference policy, or None.
-      columns: those of slots, see `Columns`.
+      columns: columns `[B, T]`, see `Columns`.
       measured: the rows over which an update's KL is measured, as `Samples`; None for all. Their
         mask holds what the old policy sampled: also slots that the loss excludes, and no rows that
         an earlier policy sampled.
@@ -354,43 +354,12 @@ def _composed(
     return step
 
 
-class Facts(NamedTuple):
-    """What holds for the samples of a problem; by default, fresh ones of the policy itself.
-
-    Attributes:
-      strata: number of strata in the column `stratum`; 0 for none.
-      on_policy: the policy itself sampled the actions. False: a proposal μ did, with a column
-        `sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
-      exact_sampler: `Batch.log_prob` equals what `apply` gives, up to float32 rounding. False: the
-        sampler computes in lower precision, and the learner recomputes the old policy's
-        log-probabilities.
-      truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
-        for overlong responses apply. False: it is an episode that reached its time limit, which may
-        be a success.
-      turns: an episode is a dialogue, and the column `step_end` marks the ends of its turns.
-      staleness: how many iterations old the parameters are with which `collect` samples.
-      linearizable: `apply` has a forward derivative, which natural steps need.
-      hidden_matrices: `params -> ActorCritic`, True for each leaf that maps hidden units to hidden
-        units, which Muon orthogonalises, and False for each other leaf; None if a network does not
-        state them.
-    """
-
-    strata: int = 0
-    on_policy: bool = True
-    exact_sampler: bool = True
-    truncated_is_overlong: bool = True
-    turns: bool = False
-    staleness: int = 0
-    linearizable: bool = True
-    hidden_matrices: Callable[[ActorCritic], ActorCritic] | None = None
-
-
 SumInParts = Callable[..., Any]
 """`(function, samples, num_parts) -> sum` of a function over parts, see `minibatches`."""
 
 
-class SpeedUps(NamedTuple):
-    """Other ways to compute what `Problem.apply` does, with the same result; None for no other.
+class FastPaths(NamedTuple):
+    """Faster ways to compute the same as `Problem.apply`; None where the problem has no such way.
 
     Attributes:
       by_length: `minibatches.sum_in_parts` of rows of unequal length, in less time, see `lengths`.
@@ -405,7 +374,8 @@ class SpeedUps(NamedTuple):
 class Problem(NamedTuple):
     """Source of samples: the one place where control and language differ.
 
-    One of your own gives the four functions; all else has a default.
+    A user-defined problem gives the four functions. The defaults of the other fields describe fresh
+    samples of the policy itself.
 
     Attributes:
       init: `init(key) -> (params, collector)`; consumes `key`.
@@ -414,24 +384,45 @@ class Problem(NamedTuple):
         parameters None the value is zeros.
       rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
         control, the identity for sequences.
-      facts: see `Facts`.
-      speedups: see `SpeedUps`.
+      strata: number of strata in the column `stratum`; 0 without that column.
+      on_policy: the policy itself sampled the actions. False: a proposal μ did, with a column
+        `sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
+      log_prob_matches_sampler: `Batch.log_prob` equals what `apply` gives, up to float32 rounding.
+        False: the sampler computes in lower precision, and the learner recomputes the old policy's
+        log-probabilities.
+      truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
+        for overlong responses apply. False: it is an episode that reached its time limit, which may
+        be a success.
+      has_turns: an episode is a dialogue, and the column `step_end` marks the ends of its turns.
+      staleness: age in iterations of the parameters with which `collect` samples.
+      linearizable: `apply` has a forward derivative, which natural steps need.
+      hidden_matrices: `params -> ActorCritic`, True for each leaf that maps hidden units to hidden
+        units, which Muon orthogonalises, and False for each other leaf; None if a network does not
+        state them.
+      fast_paths: see `FastPaths`.
       actor: how a policy with memory acts in an environment, step after step, see
         `control.Actor`; None for any other, which is its `apply`.
-      target: what the program is compiled for; a `Target`, or None if the problem leaves it open.
+      target: the `Target` that the program is compiled for, or None if the problem leaves it open.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
     collect: Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
     apply: Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
     rows: Callable[[Samples], Samples]
-    facts: Facts = Facts()
-    speedups: SpeedUps = SpeedUps()
+    strata: int = 0
+    on_policy: bool = True
+    log_prob_matches_sampler: bool = True
+    truncated_is_overlong: bool = True
+    has_turns: bool = False
+    staleness: int = 0
+    linearizable: bool = True
+    hidden_matrices: Callable[[ActorCritic], ActorCritic] | None = None
+    fast_paths: FastPaths = FastPaths()
     actor: Any = None
     target: Any = None
 
-    def on(self, target: Target | None) -> "Problem":
-        """The problem as the source of a method for this target; None for the problem's own."""
+    def with_target(self, target: Target | None) -> "Problem":
+        """Returns the problem as the source of a method for this target; None keeps its own."""
         return self._replace(target=target or self.target or backend.here())
 
 

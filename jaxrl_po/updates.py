@@ -57,7 +57,7 @@ def gradient_update(
       num_microbatches: parts of each minibatch, to bound memory; gradients are accumulated.
       slots: of a row, T of rows `[T]`: a core of a CPU computes a microbatch in parts that stay in
         its cache, see `minibatches.in_cache`. With None a microbatch is computed whole.
-      by_length: see `SpeedUps`; sums over several microbatches, each computed up to its longest
+      by_length: see `FastPaths`; sums over several microbatches, each computed up to its longest
         row. None computes all slots.
       stop: `stop(metrics) -> bool []`, evaluated before each step on the minibatch's metrics,
         pooled over devices; once true, neither that step nor any later one is taken. None never
@@ -85,7 +85,7 @@ def gradient_update(
         params: PyTree, opt_state: PyTree, samples: Any, key: jax.Array, scale: Number = 1.0
     ) -> tuple[PyTree, PyTree, Metrics]:
         whole = _untrained(params)
-        params = params.trained() if isinstance(params, ActorCritic) else params
+        params = params.without_frozen() if isinstance(params, ActorCritic) else params
         step_of = _Steps(
             lambda params, samples: loss(whole(params), samples),
             *(optimizer, num_microbatches, slots, by_length, stop, target, axis_name),

@@ -11,7 +11,7 @@ from jaxrl_po import masked
 from jaxrl_po.algorithms.teacher import with_teacher
 from jaxrl_po.config import as_arrays
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Facts, Learner, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, Problem
 
 
 @struct.dataclass
@@ -172,7 +172,7 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
     def rows(samples):
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
-    return Problem(init, collect, apply, rows, Facts(strata=states))
+    return Problem(init, collect, apply, rows, strata=states)
 
 
 def imprecise(problem, size=0.3, staleness=0):
@@ -184,9 +184,7 @@ def imprecise(problem, size=0.3, staleness=0):
         columns = {**batch.columns, "sampler_log_prob": batch.log_prob + off}
         return collector, batch._replace(columns=columns)
 
-    return problem._replace(
-        collect=collect, facts=problem.facts._replace(exact_sampler=False, staleness=staleness)
-    )
+    return problem._replace(collect=collect, log_prob_matches_sampler=False, staleness=staleness)
 
 
 def taught(problem):

@@ -196,7 +196,7 @@ def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(cas
     def train(keys):
         def step(state, _):
             state, metrics = placed.step(state)
-            return state, (state.params.trained(), metrics)
+            return state, (state.params.without_frozen(), metrics)
 
         return jax.lax.scan(step, placed.init(keys), None, length=2)
 
@@ -208,15 +208,16 @@ def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(cas
         after = jax.tree.map(lambda x, i=i: x[0, i], params)
         # Reordering one sum alone changes a step of a conjugate gradient by a few 1e-4.
         tolerance = 1e-3 if case[0] in ("npg", "trpo") else 1e-4
-        trained = alone.params.trained()
+        trained = alone.params.without_frozen()
         assert norm(minus(after, trained)) <= tolerance * norm(
-            minus(trained, before.params.trained())
+            minus(trained, before.params.without_frozen())
         )
         alone, _ = step(arrays(case[0]), alone)
         pick = jax.tree.map(
-            lambda x, i=i: x[i], (state.params.trained(), state.collector.replicated, state.step)
+            lambda x, i=i: x[i],
+            (state.params.without_frozen(), state.collector.replicated, state.step),
         )
-        chex.assert_trees_all_close(pick[0], alone.params.trained(), rtol=5e-3, atol=5e-4)
+        chex.assert_trees_all_close(pick[0], alone.params.without_frozen(), rtol=5e-3, atol=5e-4)
         chex.assert_trees_all_close(pick[1], alone.collector.replicated, rtol=1e-4, atol=1e-5)
         assert int(pick[2]) == 2
         first = jax.tree.map(lambda x, i=i: x[0, i], metrics)
@@ -281,13 +282,13 @@ def test_in_double_precision_eight_devices_equal_one(case):
             together._replace(params=together.params._replace(frozen=frozen))
         )
         assert_equal_on_every_device(after.params)
-        after = after._replace(params=after.params.trained())
+        after = after._replace(params=after.params.without_frozen())
         for i, before in enumerate(befores):
             want, want_metrics = step(before)
             got, got_metrics = jax.tree.map(lambda x, i=i: x[i], (after, metrics))
             change = norm(minus(want.params, before.params))
             assert change > 0
-            assert norm(minus(got.params, want.params.trained())) <= 1e-8 * change
+            assert norm(minus(got.params, want.params.without_frozen())) <= 1e-8 * change
             chex.assert_trees_all_close(
                 got.collector.replicated, want.collector.replicated, rtol=1e-5
             )

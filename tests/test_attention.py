@@ -140,7 +140,7 @@ def test_each_target_has_its_kernel_and_natural_steps_have_none():
     traced = str(jax.make_jaxpr(made.apply)(shapes[0], batch.inputs))
     assert traced.count("pallas_call") == 1
     with jax.default_matmul_precision("highest"):
-        assert not problem(TPU).facts.exact_sampler
+        assert not problem(TPU).log_prob_matches_sampler
     half = Transformer(7, dtype=jnp.dtype("bfloat16"), fused_attention=True)
     assert half.clone(target=GPU).kernel is attention.cudnn
     assert half.clone(target=Target("cpu", 1, 1)).kernel is None

@@ -22,7 +22,9 @@ def test_the_target_is_this_process_where_none_is_given():
     assert backend.here() == ("cpu", jax.local_device_count(), backend.cores())
     problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=2)
     assert problem.target == backend.here()
-    assert problem.on(GPU).target == problem.on(GPU).on(None).target == GPU
+    assert (
+        problem.with_target(GPU).target == problem.with_target(GPU).with_target(None).target == GPU
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def choices(make, algorithm, config, target, monkeypatch):
         learner, problem = make(algorithm, config, target)
         start = learner.init, jax.random.key(0)
         program = jax.make_jaxpr(learner.step)(jax.eval_shape(*start))
-    trained = jax.eval_shape(*start).params.trained()
+    trained = jax.eval_shape(*start).params.without_frozen()
     sizes = {sum(x.size for x in jax.tree.leaves(part)) for part in trained if part}
     every = list(equations(program.jaxpr))
     names = [each.primitive.name for each in every]
@@ -216,7 +218,7 @@ def choices(make, algorithm, config, target, monkeypatch):
         "one vector": any(x.count((n,)) > 2 for x in carried for n in {*sizes, sum(sizes)}),
         "own products": "optimization_barrier" in names or "custom_jvp_call" in names,
         "in parts": any(each.params["length"] == 4 for each in inner),
-        "exact": problem.facts.exact_sampler,
+        "exact": problem.log_prob_matches_sampler,
     }
 
 

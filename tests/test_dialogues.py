@@ -299,7 +299,7 @@ def test_dialogues_are_held_as_the_settings_say(monkeypatch, begun):
     problem = dialogues.make_problem(
         parrot(turns=2, budget=2), MODEL, num_prompts=PROMPTS, sampler=sampler, **settings
     )
-    assert problem.facts.staleness == 2
+    assert problem.staleness == 2
     adapted = begun[0]._replace(frozen={lora.BASE: jnp.zeros(())})
     with pytest.raises(InterruptedError):
         problem.collect(adapted, begun[1], jax.random.key(0))

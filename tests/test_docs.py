@@ -131,10 +131,10 @@ def flags_of():
     found = {
         f"jaxrl-po {name}": training_flags(globals()[name]) for name in ("control", "language")
     }
-    found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweeping.Options)
+    found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweeping.ControlSweep)
     for command in (evaluate, export, plot, render, report):
         found[f"jaxrl-po {command.__name__.rpartition('.')[2]}"] = fields_of(command.Options)
-    found["python experiments/study.py"] = fields_of(trial.Options)
+    found["python experiments/study.py"] = set(vars(trial.parser().parse_args([])))
     for path in SCRIPTS:
         spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
         module = importlib.util.module_from_spec(spec)
@@ -147,7 +147,7 @@ def flags_of():
                 for field in fields_of(record)
             }
         elif hasattr(module, "claim"):
-            found[f"python {name(path)}"] = fields_of(trial.Options)
+            found[f"python {name(path)}"] = found["python experiments/study.py"]
     return found
 
 

@@ -86,9 +86,7 @@ def test_a_used_folder_keeps_every_byte(runs, script, arguments, message):
 
 
 def test_one_script_does_not_resume_the_other(runs):
-    with pytest.raises(
-        ConfigError, match=r"^resume: \S+ holds a run of jaxrl-po control, not of jaxrl-po language"
-    ):
+    with pytest.raises(ConfigError, match=r"^resume: \S+ holds a run of control, not of language"):
         launch.language(["--resume", f"--out={runs / 'control'}"])
 
 

@@ -240,7 +240,9 @@ def test_python_errors_name_arguments(tmp_path):
         run.Experiment(zzz=1)
     with pytest.raises(ConfigError, match=r"^config\.gamma: must lie in \[0, 1\], got 2$"):
         run.train(run.Experiment(env="CartPole-v1", over={"config.gamma": 2}, out=tmp_path / "a"))
-    with pytest.raises(ConfigError, match=r"^out: must hold a run of jaxrl-po .*, got \S+/a--b$"):
+    with pytest.raises(
+        ConfigError, match=r"^out: must be the folder of a run of jaxrl-po .*, got \S+/a--b;"
+    ):
         run.resume(tmp_path / "a--b")
     experiment = run.Experiment(env="CartPole-v1", out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"^compile_for: must read like tpu:v5e:4x4"):

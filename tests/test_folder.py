@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "holds files but no config.json"), ("{", r"config\.json is damaged")],
+    [(None, "holds no config.json"), ("{", r"holds a damaged config\.json")],
 )
 def test_resuming_what_is_no_run(tmp_path, content, message):
     (tmp_path / "notes.txt").write_text("mine")
@@ -158,8 +158,8 @@ def test_overwriting_removes_links_and_not_what_they_lead_to(used, tmp_path_fact
     (used / "checkpoints").rmdir()
     (used / "checkpoints").symlink_to(elsewhere)
     (used / "tensorboard").symlink_to(elsewhere / "gone")
-    (used / "arms").mkdir()
-    (used / "arms" / "1").symlink_to(elsewhere)
+    (used / "programs").mkdir()
+    (used / "programs" / "1").symlink_to(elsewhere)
     with folder.claim(str(used), overwrite=True):
         assert sorted(path.name for path in used.iterdir()) == [".lock", "notes.txt"]
     assert list(elsewhere.iterdir()) == [elsewhere / "3"]
@@ -313,7 +313,7 @@ def test_json_is_strict(tmp_path):
 )
 def test_damaged_settings_are_named(used, config):
     (used / folder.CONFIG).write_text(config)
-    with pytest.raises(ConfigError, match=r"^resume: \S+config.json is damaged"):
+    with pytest.raises(ConfigError, match=r"^resume: \S+ holds a damaged config.json$"):
         inspect(used, resume=True)
 
 

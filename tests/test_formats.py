@@ -109,7 +109,7 @@ def test_the_count_of_a_cosine_of_0_4_is_dropped(optimizers):
     held, state = restored(optimizers / "cosine", schedule="cosine", decay_iterations=4)
     assert held[".opt_state[2].count"] == held[".opt_state[1][0].count"] == 4
     _, adam, _ = state.opt_state
-    params = jax.tree.map(lambda x: x[0], state.params.trained())
+    params = jax.tree.map(lambda x: x[0], state.params.without_frozen())
     assert adam.count == 4
     for name in ("mu", "nu"):
         moments = ravel_pytree(params)[1](getattr(adam, name)[0])

@@ -95,7 +95,7 @@ def test_all_seeds_share_one_copy(placement):
     for trained in (state, after):
         shapes = jax.tree.map(jnp.shape, trained.params.frozen)
         assert shapes == jax.tree.map(jnp.shape, own)
-        assert all(leaf.shape[0] == 4 for leaf in jax.tree.leaves(trained.params.trained()))
+        assert all(leaf.shape[0] == 4 for leaf in jax.tree.leaves(trained.params.without_frozen()))
     one = jax.eval_shape(lambda state: of_seed(state, 2).params, after)
     assert jax.tree.map(jnp.shape, one.policy) == jax.tree.map(jnp.shape, one.frozen)
 

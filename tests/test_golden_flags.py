@@ -63,7 +63,7 @@ CHANGED: dict[str, list[object]] = {
         "compute σ of a Gaussian policy from the state instead of one vector for all states",
     ]
 }
-ADDED = {"exporter", "tuned"}
+ADDED = {"tuned", "exporter", "surrogate", "advantage", "optimizer", "actor_critic"}
 REMOVED: set[str] = set()  # by their former names
 
 TRAINED = {"control": control_command, "language": language_command}

@@ -15,7 +15,6 @@ from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.group_statistics import nothing, observe, relative
-from jaxrl_po.types import Facts
 
 GROUPS, SIZE = 4, 4
 PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
@@ -150,7 +149,7 @@ def test_the_root_of_the_trained_members_weighs_the_surrogate():
 
 def test_fresh_strata_are_plain_grpo():
     """With a stratum per group the first iteration is that of GRPO; a second visit differs."""
-    apart = PROBLEM._replace(collect=lambda *args: number_groups(*args), facts=Facts(strata=GROUPS))
+    apart = PROBLEM._replace(collect=lambda *args: number_groups(*args), strata=GROUPS)
     running = dataclasses.replace(PLAIN, running_statistics=True)
     same(gradient_of(running, apart)[0], gradient_of(PLAIN)[0])
     learner = grpo.make(running, apart)
@@ -257,7 +256,7 @@ def test_the_batch_of_a_finite_set_names_its_prompts():
         TASK.tokenizer.size
     )
     problem = language.make_problem(TASK, model, num_prompts=6, group_size=2, prompt_set=3)
-    assert problem.facts.strata == 3
+    assert problem.strata == 3
     _, batch = jax.jit(lambda key: problem.collect(*problem.init(key), key))(jax.random.key(0))
     texts = {}
     for number, tokens in zip(

@@ -71,7 +71,9 @@ def test_a_folder_without_a_run_is_named(tmp_path):
     ):
         launch.language([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
     (tmp_path / "config.json").write_text('{"mode": "llama"}')
-    with pytest.raises(ConfigError, match=r"; its config.json is that of something else$"):
+    with pytest.raises(
+        ConfigError, match=r"^init_from: must be the folder of .* of something else$"
+    ):
         launch.language([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
 
 

@@ -186,7 +186,7 @@ def test_the_first_policy_and_the_reference_are_one():
 def test_in_half_precision_the_learner_scores_the_sets_of_the_sampler():
     """The two round differently; over equal shapes the learner's ratio to itself is 1."""
     problem = make(MODEL.clone(dtype=jnp.dtype("bfloat16")))
-    assert not problem.facts.exact_sampler
+    assert not problem.log_prob_matches_sampler
     batch, log_prob, metrics = first_step(problem, grpo.Config(use_reference=False))
     np.testing.assert_allclose(np.exp(log_prob - batch.log_prob)[batch.mask], 1.0, atol=1e-5)
     assert float(metrics["sampler_max_ratio"].value()) < 1.2

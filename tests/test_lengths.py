@@ -19,7 +19,7 @@ from jaxrl_po.language import Transformer, dialogues
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices import parallel
-from jaxrl_po.types import ActorCritic, Samples, SpeedUps
+from jaxrl_po.types import ActorCritic, FastPaths, Samples
 
 TASK = addition(2)
 SHALLOW = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2, mlp_width=8, gated=False)
@@ -127,7 +127,7 @@ def learner_of(name, placement, *, whole=False):
     make, config, model, critic = METHODS[name]
     problem = problem_of(model, critic=None if critic is None else critic.clone(outputs=1))
     config = dataclasses.replace(config, axis_name=placement.axis_name)
-    problem = problem._replace(speedups=SpeedUps()) if whole else problem
+    problem = problem._replace(fast_paths=FastPaths()) if whole else problem
     return parallel.over_devices(make(config, problem), placement)
 
 
@@ -202,11 +202,12 @@ def test_an_update_is_that_of_whole_rows(name, seeds, devices):
 
 
 def test_short_budgets_and_dialogues_are_not_cut():
-    assert problem_of(SHALLOW, budget=16).speedups.by_length is None
+    assert problem_of(SHALLOW, budget=16).fast_paths.by_length is None
     game = dialogues.higher_lower(8, max_turns=3)
     model = SHALLOW.clone(vocabulary=game.tokenizer.size)
     assert (
-        dialogues.make_problem(game, model, num_prompts=2, group_size=2).speedups.by_length is None
+        dialogues.make_problem(game, model, num_prompts=2, group_size=2).fast_paths.by_length
+        is None
     )
 
 
@@ -222,7 +223,7 @@ def test_the_kl_of_an_update_is_that_of_whole_rows():
         # Eight rows: in four parts of two, sorted by length.
         parts, whole = (
             actor_critic.update_kl(each, params, samples, num_parts=num_parts)["kl"]
-            for each, num_parts in ((problem, 3), (problem._replace(speedups=SpeedUps()), 1))
+            for each, num_parts in ((problem, 3), (problem._replace(fast_paths=FastPaths()), 1))
         )
         return parts, whole, batch.mask
 

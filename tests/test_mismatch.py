@@ -62,7 +62,7 @@ def first_metrics(**changes):
 
 
 def test_more_noise_is_more_distance_and_none_is_none():
-    assert problem().facts.exact_sampler
+    assert problem().log_prob_matches_sampler
     found = [first_metrics(noise=noise) for noise in (0.1, 0.3)]
     for name in ("sampler_kl", "learner_kl", "sampler_max_ratio"):
         small, large = (float(metrics[name].value()) for metrics in found)
@@ -77,7 +77,7 @@ def test_dialogues_have_the_same_knobs():
     dialogue = language.dialogues.higher_lower()
     network = NETWORK.clone(vocabulary=dialogue.tokenizer.size)
     sizes = {"num_prompts": 4, "group_size": 2}
-    assert language.dialogues.make_problem(dialogue, network, **sizes).facts.exact_sampler
+    assert language.dialogues.make_problem(dialogue, network, **sizes).log_prob_matches_sampler
     noisy = language.dialogues.make_problem(
         dialogue, network, **sizes, sampler=language.Sampler(noise=0.3, staleness=1)
     )
@@ -138,8 +138,8 @@ def test_a_lower_precision_samples_and_the_learner_keeps_its_own():
     sampler = language.Sampler(dtype="bfloat16")
     assert sampler.of(NETWORK).dtype == jnp.bfloat16
     assert language.Sampler(dtype="float32").of(NETWORK) is NETWORK
-    assert not problem(dtype="bfloat16").facts.exact_sampler
-    assert problem(dtype="float32").facts.exact_sampler
+    assert not problem(dtype="bfloat16").log_prob_matches_sampler
+    assert problem(dtype="float32").log_prob_matches_sampler
     metrics = first_metrics(dtype="bfloat16")
     assert 0 < float(metrics["sampler_kl"].value()) < 1e-3
 

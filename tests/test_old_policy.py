@@ -15,7 +15,6 @@ from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.learner import recompute_log_prob
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.types import Facts
 
 TASK = language.tasks.addition(2)
 SIZES = language.ModelSettings(
@@ -50,7 +49,7 @@ def rounded(problem):
 def tabular():
     """A small problem whose sampler is as far from the learner."""
     problem = rounded(tabular_problem(num_prompts=8, group_size=4))
-    return problem._replace(facts=Facts(exact_sampler=False))
+    return problem._replace(log_prob_matches_sampler=False)
 
 
 @functools.cache
@@ -99,11 +98,11 @@ def test_the_batch_already_holds_the_learners_own():
 def test_auto_computes_again_only_where_precision_asks_for_it():
     in_float32 = SIZES.build(TASK.tokenizer.size).clone(dtype=jnp.dtype("float32"))
     sizes = {"num_prompts": 2, "group_size": 2}
-    assert language.make_problem(TASK, in_float32, **sizes).facts.exact_sampler
+    assert language.make_problem(TASK, in_float32, **sizes).log_prob_matches_sampler
     assert not language.make_problem(
         TASK, in_float32, old_log_prob="learner", **sizes
-    ).facts.exact_sampler
-    assert not language.make_problem(TASK, POLICY, **sizes).facts.exact_sampler
+    ).log_prob_matches_sampler
+    assert not language.make_problem(TASK, POLICY, **sizes).log_prob_matches_sampler
     with pytest.raises(ConfigError, match="old_log_prob: must be one of auto, sampler, learner"):
         language.make_problem(TASK, POLICY, old_log_prob="both", **sizes)
 

@@ -26,7 +26,7 @@ from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.lora import Lora
 from jaxrl_po.run.experiment import control as script
 from jaxrl_po.run.experiment import settings
-from jaxrl_po.types import ActorCritic, Facts, Problem
+from jaxrl_po.types import ActorCritic, Problem
 
 # The norm is 5 · 10³, clipped to 1/2.
 GRADIENT = {"w": jnp.array([[3e3, 0.0], [0.0, 4e3]]), "b": jnp.zeros(2)}
@@ -44,7 +44,7 @@ def name_of(module):
 
 
 def of_matrix(params):
-    """`Facts.hidden_matrices` of a policy with the parameters above."""
+    """`Problem.hidden_matrices` of a policy with the parameters above."""
     return ActorCritic(jax.tree.map(lambda x: x.ndim == 2, params.policy))
 
 
@@ -53,7 +53,7 @@ def chosen(module=ppo, given=None, **settings):
     config, problem = module.Config(**settings), Problem(*[None] * 4)
     config.validate()
     default = a2c.rmsprop if module is a2c else optimizers.adam
-    problem = problem._replace(facts=Facts(hidden_matrices=of_matrix))
+    problem = problem._replace(hidden_matrices=of_matrix)
     return optimizers.choose(config, problem, given, default)
 
 
@@ -195,7 +195,7 @@ def taken(problem):
     """Role of a network to the paths of the matrices whose momentum Muon keeps."""
     config = ppo.Config(optimizer="muon")
     optimizer = optimizers.choose(config, problem, None, optimizers.adam)
-    params = jax.eval_shape(problem.init, jax.random.key(0))[0].trained()
+    params = jax.eval_shape(problem.init, jax.random.key(0))[0].without_frozen()
     state = jax.eval_shape(optimizer.init, params)[1].inner_states["muon"].inner_state[0]
     roles = {}
     for path, _ in jax.tree_util.tree_leaves_with_path(state.mu):
@@ -283,7 +283,7 @@ def test_muon_takes_the_blocks_of_a_transformer(layers):
     problem = language.make_problem(task, model, critic=critic, **sizes)
     assert taken(problem) == {"policy": kernels, "value": kernels}
     assert taken(language.make_problem(task, model, **sizes)) == {"policy": kernels}
-    params = jax.eval_shape(problem.init, jax.random.key(0))[0].trained()
+    params = jax.eval_shape(problem.init, jax.random.key(0))[0].without_frozen()
     axes = optimizers.matrices(problem)(params).policy["params"]["blocks"]["mlp"]["up"]["kernel"]
     assert tuple(axes) == (1, 2)
 
@@ -339,7 +339,7 @@ def test_muon_orthogonalises_hidden_matrices_alone():
     problem = control.make_problem(ENV, num_envs=2, num_steps=2)
     config = ppo.Config(optimizer="muon", learning_rate=1.0, max_grad_norm=1e9, weight_decay=0.0)
     optimizer = optimizers.choose(config, problem, None, optimizers.adam)
-    params = problem.init(jax.random.key(0))[0].trained()
+    params = problem.init(jax.random.key(0))[0].without_frozen()
     steps = jax.jit(lambda: optimizer.update(params, optimizer.init(params), params)[0])()
     for role in (steps.policy, steps.value):
         layers = role["params"]

@@ -18,7 +18,7 @@ import pytest
 
 from jaxrl_po.algorithms import cispo, dapo, distillation, dppo, gmpo, grpo, kl_cov, sapo
 from jaxrl_po.config import as_arrays
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Facts, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_losses.json").read_text())
 INPUTS = {name: np.array(x, np.float32) for name, x in GOLDEN["inputs"].items()}
@@ -65,7 +65,7 @@ PROBLEM = Problem(
     collect=None,
     apply=lambda params, inputs: (Direct(params.policy[inputs]), jnp.zeros(MASK.shape)),
     rows=lambda samples: samples,
-    facts=Facts(exact_sampler=False),
+    log_prob_matches_sampler=False,
 )
 
 

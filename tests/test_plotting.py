@@ -192,12 +192,7 @@ def sweep(path):
     plotting.save_sweep(rows, "score", path)
 
 
-def differences(path):
-    rows = [plotting.Difference(name, 0.1, 0.0, 0.2, 0.1, name) for name in NAMES]
-    plotting.save_differences(rows, NAMES[0], "share", path)
-
-
-@pytest.mark.parametrize("drawing", [curves, sweep, differences])
+@pytest.mark.parametrize("drawing", [curves, sweep])
 def test_names_stand_as_they_are_whatever_a_matplotlibrc_asks_for(tmp_path, texts, drawing):
     drawing(tmp_path / "picture.svg")
     assert set(NAMES) <= set(texts)

@@ -21,7 +21,7 @@ from probes import (
 from jaxrl_po import control
 from jaxrl_po.algorithms import actor_critic, ppo, reference, surrogates
 from jaxrl_po.config import ConfigError, as_arrays, check
-from jaxrl_po.types import Facts, Learner
+from jaxrl_po.types import Learner
 
 FAST = ppo.Config(learning_rate=1e-2, num_epochs=4, num_minibatches=1)
 
@@ -231,7 +231,7 @@ def test_a_second_reference_and_a_proposal_are_refused():
     twice = reference.with_reference_kl(once, TABLE, settings)
     with pytest.raises(ConfigError, match="use_reference: must be off"):
         jax.eval_shape(twice.init, jax.random.key(0))
-    proposed = TABLE._replace(facts=Facts(on_policy=False))
+    proposed = TABLE._replace(on_policy=False)
     with pytest.raises(ConfigError, match="from the policy itself for a KL penalty"):
         reference.with_reference_kl(ppo.make(PLAIN, TABLE), proposed, settings)
 

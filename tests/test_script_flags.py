@@ -379,7 +379,7 @@ def test_transformer_memory_stops_early_unless_told(given, stored, stops):
 def test_a_sweep_has_the_defaults_of_its_memory():
     texts = {"network.memory": "transformer", "config.learning_rate": "1e-3,3e-4"}
     given = {name: flags.Text(text) for name, text in texts.items()}
-    assert sweeping.read(given, sweeping.Options()).tuned["config.early_stop"]
+    assert sweeping.read(sweeping.SCRIPT, given, sweeping.ControlSweep()).tuned["config.early_stop"]
 
 
 def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_down):

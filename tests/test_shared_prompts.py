@@ -14,7 +14,7 @@ from jaxrl_po.language import Transformer, dialogues, unembedding
 from jaxrl_po.language.lora import Lora
 from jaxrl_po.language.networks import Grouped
 from jaxrl_po.language.tasks import addition
-from jaxrl_po.types import SpeedUps
+from jaxrl_po.types import FastPaths
 
 TASK = addition(2)
 DEEP = Transformer(TASK.tokenizer.size, width=8, layers=5, heads=2, mlp_width=8, gated=False)
@@ -77,7 +77,7 @@ def test_values_and_gradients_are_those_of_whole_rows(name, monkeypatch):
         monkeypatch.setattr(unembedding, "HELD", 1)
     problem = problem_of(DEEP.clone(**UNLIKE[name]))
     params, batch = drawn(problem)
-    grouped = problem.speedups.grouped(batch.inputs)
+    grouped = problem.fast_paths.grouped(batch.inputs)
     assert isinstance(grouped, Grouped)
 
     def measured(policy, inputs):
@@ -112,7 +112,7 @@ def test_adapters_get_the_gradients_of_whole_rows():
     found = jax.jit(
         lambda policy: [
             gradient(policy, inputs)
-            for inputs in (batch.inputs, problem.speedups.grouped(batch.inputs))
+            for inputs in (batch.inputs, problem.fast_paths.grouped(batch.inputs))
         ]
     )(params.policy)
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(found[0])) > 1e-3
@@ -134,7 +134,7 @@ def read_positions(learner, *, sampling=False):
 @pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows(parts):
     problem = problem_of(DEEP.clone(mlp_width=24))
-    whole = problem._replace(speedups=SpeedUps())
+    whole = problem._replace(fast_paths=FastPaths())
     config = grpo.Config(num_microbatches=parts, learning_rate=0.01)
     learners = [grpo.make(config, each) for each in (problem, whole)]
     bare = dataclasses.replace(config, use_reference=False)
@@ -168,7 +168,7 @@ def test_a_core_computes_whole_groups(monkeypatch):
 
     monkeypatch.setattr(updates, "gradient_update", recorded)
     problem = problem_of(DEEP)
-    for each in (problem, problem._replace(speedups=SpeedUps())):
+    for each in (problem, problem._replace(fast_paths=FastPaths())):
         learner = grpo.make(grpo.Config(use_reference=False), each)
         jax.eval_shape(
             lambda key, step=learner.step, init=learner.init: step(init(key)), jax.random.key(0)
@@ -196,7 +196,7 @@ def test_members_that_are_left_out_leave_no_whole_groups():
 
 def test_shallow_models_read_whole_rows():
     """Their sums keep the order that a seed has always given."""
-    assert problem_of(DEEP.clone(layers=2)).speedups.grouped is None
+    assert problem_of(DEEP.clone(layers=2)).fast_paths.grouped is None
 
 
 CRITIC = Transformer(TASK.tokenizer.size, outputs=1, width=4, layers=1, heads=1, mlp_width=4)
@@ -212,7 +212,9 @@ IN_ORDER = {
 def test_methods_with_a_critic_read_prompts_once_too(name):
     """Those of the policy: the critic, and some rows for Fisher products, are read whole."""
     problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC)
-    learners = [IN_ORDER[name](each) for each in (problem, problem._replace(speedups=SpeedUps()))]
+    learners = [
+        IN_ORDER[name](each) for each in (problem, problem._replace(fast_paths=FastPaths()))
+    ]
     rows, columns, budget = PROMPTS * GROUP, TASK.prompt_length, TASK.answer_length
     assert read_positions(learners[1]) == rows * (columns + budget - 1)
     assert read_positions(learners[0]) == PROMPTS * columns + rows * (budget - 1)
@@ -250,7 +252,7 @@ def test_dialogues_share_their_prompts_too():
         params, collector = problem.init(key)
         params = params._replace(policy=spread(params.policy))
         _, batch = problem.collect(params, collector, key)
-        grouped = problem.speedups.grouped(batch.inputs)
+        grouped = problem.fast_paths.grouped(batch.inputs)
         assert grouped.prompt.shape == (PROMPTS, dialogue.prompt_length)
         return [
             problem.apply(params, inputs)[0].log_prob(batch.action)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import control, language, methods
+from jaxrl_po.run.experiment import methods
 from jaxrl_po.run.store.metrics import read
 
 RATE = "config.learning_rate"
@@ -25,7 +24,6 @@ def about(comparisons, arms=("a", "b"), settings=("one", "two"), **more):
     return Claim(
         statement="a exceeds b",
         source="a test",
-        script=language.SCRIPT,
         arms={name: Arm({"algorithm": "grpo"}, RATE, (1e-3, 1e-2)) for name in arms},
         settings={name: {"task": "sorting"} for name in settings},
         comparisons=comparisons,
@@ -54,11 +52,17 @@ def test_examples_of_the_docstrings_hold():
     assert [doctest.testmod(module).failed for module in (claims, trial)] == [0, 0]
 
 
-def test_an_initial_policy_that_does_not_finish_ends_the_study(tmp_path, monkeypatch):
-    monkeypatch.setattr(trial.launch, "language", lambda arguments: 1)
+def test_an_initial_policy_is_made_once(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(trial.run, "train", made.append)
     claim = about((Comparison("a", "b", 0.0),), warm_start={"warm_start.steps": 1})
-    with pytest.raises(UsageError, match=r"^warm start 1 did not finish; see "):
-        trial.begin(claim, 1, "one", tmp_path)
+    for _ in range(2):
+        flag = trial.begin(claim, "one", tmp_path, {"compilation_cache": ""})
+        assert flag == {"init_from": str(tmp_path)}
+        (tmp_path / "summary.json").touch()
+    (experiment,) = made
+    assert experiment.settings["total_steps"] == 0
+    assert experiment.settings["warm_start.steps"] == 1
 
 
 def test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not():
@@ -181,14 +185,14 @@ def test_a_sweep_goes_on_beyond_its_edge():
         (1e9, 256.0, False, 3),
     ):
         runs = Tried(best)
-        assert trial.tune(runs, {}, lambda: None) == (value, inside)
+        assert trial.tune(runs) == (value, inside)
         assert len(runs.asked) == asked
 
 
 def test_a_sweep_stays_within_the_range_of_its_flag():
     arm = Arm({"algorithm": "ppo"}, "config.gamma", (0.5, 0.6))
     claim = about((Comparison("a", "b", 0.0),))._replace(
-        script=control.SCRIPT, arms={"a": arm, "b": arm}, settings={"one": {"env": "CartPole-v1"}}
+        arms={"a": arm, "b": arm}, settings={"one": {"env": "CartPole-v1"}}
     )
     asked = []
 
@@ -197,34 +201,8 @@ def test_a_sweep_stays_within_the_range_of_its_flag():
             asked.append(list(values))
             return [{"greedy_accuracy": np.full((seeds, 2), value)} for value in values]
 
-    assert trial.tune(Trained(claim, "one", "a", [], "1"), {}, lambda: None) == (0.864, False)
+    assert trial.tune(Trained(claim, "one", "a", {}, None)) == (0.864, False)
     assert asked == [[0.5, 0.6], [0.72, 0.864]]  # not 1.04 and 1.24
-
-
-def test_a_resumed_sweep_goes_on_as_far_as_an_uninterrupted_one():
-    for best in (16.0, 1e9):
-        whole = Tried(best)
-        expected = trial.tune(whole, {}, lambda: None)
-        for stop in range(1, len(whole.asked) + 1):
-            found = {
-                value: float(-abs(np.log(value / best)))
-                for values in whole.asked[:stop]
-                for value in values
-            }
-            again = Tried(best)
-            assert trial.tune(again, found, lambda: None) == expected
-            assert again.asked == whole.asked[stop:]
-
-
-def test_a_cpu_is_split_before_an_environment_starts_the_backend(monkeypatch, tmp_path):
-    order = []
-    monkeypatch.setattr(trial.parallel, "split", lambda devices: order.append(devices))
-    monkeypatch.setattr(trial, "check", lambda claim: order.append("check") or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        trial.carry_out(
-            about((Comparison("a", "b", 0.0),)), trial.Options(devices="2", out=str(tmp_path / "s"))
-        )
-    assert order == ["2", "check"]
 
 
 def test_what_is_tuned_for_need_not_be_the_last_value():
@@ -235,7 +213,7 @@ def test_what_is_tuned_for_need_not_be_the_last_value():
 
     runs = Late(2.0)
     runs.claim = runs.claim._replace(objective=claims.last("greedy_accuracy", of=2))
-    assert trial.tune(runs, {}, lambda: None) == (2.0, True)
+    assert trial.tune(runs) == (2.0, True)
 
 
 def test_a_diverged_value_is_never_the_best():
@@ -245,7 +223,7 @@ def test_a_diverged_value_is_never_the_best():
             curves[-1]["greedy_accuracy"][:] = np.nan
             return curves
 
-    assert trial.tune(Diverging(4.0), {}, lambda: None) == (2.0, True)
+    assert trial.tune(Diverging(4.0)) == (2.0, True)
 
 
 SMALL = {
@@ -264,11 +242,10 @@ SMALL = {
 }
 OF_FILE = """
 from claim import Arm, Claim, Comparison, last
-from jaxrl_po.run.experiment import language
 
 def claim():
     return Claim(
-        statement="GRPO exceeds itself", source="a test", script=language.SCRIPT,
+        statement="GRPO exceeds itself", source="a test",
         arms={{"small": Arm({{}}, "config.learning_rate", (1e-4, 1e-3, 1e-2))}},
         settings={{"sorting": {{"task": "sorting"}}}},
         comparisons=(Comparison("small", None, {by}),),
@@ -298,12 +275,13 @@ def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, mo
     assert (out / "verdict.png").read_bytes().startswith(b"\x89PNG")
     said = json.loads((out / "config.json").read_text())
     assert said["statement"] == "GRPO exceeds itself"
-    stored = json.loads((out / "arms" / "1.1.json").read_text())
-    assert np.shape(stored["curves"]["greedy_accuracy"]) == (3, 2)
-    assert np.shape(stored["curves"]["response_length"]) == (3, 2)
+    (place,) = (out / "arms" / "1.1").glob("reported *")
+    curves = trial.curves_of(place)
+    assert np.shape(curves["greedy_accuracy"]) == (3, 2)
+    assert np.shape(curves["response_length"]) == (3, 2)
 
     # What is done is not trained again.
-    monkeypatch.setattr(trial.Runs, "train", None)
+    monkeypatch.setattr(trial.run, "sweep", None)
     (out / "table.txt").unlink()
     assert trial.main([*arguments, "--resume"]) == 0
     assert (out / "table.txt").read_text() == table
@@ -322,7 +300,7 @@ def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, mo
     monkeypatch.setattr(trial, "begin", None)
     with pytest.raises(TypeError, match="NoneType"):
         trial.main([*arguments, "--overwrite"])
-    assert not (out / "arms" / "1.1.json").exists()
+    assert not (out / "arms" / "1.1").exists()
     assert not (out / "verdict.json").exists()
 
 
@@ -332,7 +310,6 @@ def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path, finished):
     stored = json.loads((out / "config.json").read_text())
     common = ("env", "total_steps", "eval_episodes", "problem.", "network.", "config.num_")
     claim = about((Comparison("a", None, 0.0),), arms=("a",), settings=("one",))._replace(
-        script=control.SCRIPT,
         arms={"a": Arm({"algorithm": "ppo"}, RATE, (1e-4, 1e-3))},
         settings={"one": {}},
         flags={name: value for name, value in stored.items() if name.startswith(common)},
@@ -340,7 +317,7 @@ def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path, finished):
         seeds=2,
         tuning_seeds=1,
     )
-    runs = trial.Runs(claim, "one", "a", [], "1")
+    runs = trial.Runs(claim, "one", "a", {"devices": "1"}, tmp_path / "arms")
     got = runs.train([stored[RATE]], 2, 0)[0]
     lines = {row["iteration"]: row for row in read(out / "metrics.jsonl")}
     for name in ("entropy", "policy_loss"):
@@ -364,22 +341,18 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, small):
         (fine._replace(flags={"reward": "mine.py:score"}), "in its program"),
         (fine._replace(flags={"widht": 3}), "widht"),
         (
-            fine._replace(script=control.SCRIPT, warm_start={"warm_start.steps": 1}),
-            "language.SCRIPT",
-        ),
-        (fine._replace(script=control.SCRIPT), "must have an objective"),
-        (
             fine._replace(
-                flags={"total_steps": 5120},
-                arms={"a": Arm({}, "problem.num_prompts", (8, 16)), "b": fine.arms["b"]},
+                settings={"one": {}, "two": {}},
+                objective=claims.last("greedy_return"),
+                warm_start={"warm_start.steps": 1},
             ),
-            "problem.num_prompts cannot be tuned: only a number of config",
+            "warm_start.steps",
         ),
-        (fine._replace(flags={"total_steps": 1024}), "10 evaluations must divide"),
+        (fine._replace(settings={"one": {}, "two": {}}), "must have an objective"),
         (fine._replace(flags={"total_steps": 5120}, warm_start={"warm_star": 1}), "warm_star"),
     ):
         with pytest.raises(ConfigError, match=line):
-            trial.carry_out(claim, trial.Options(out=str(tmp_path / "none")))
+            trial.main([f"--out={tmp_path / 'none'}"], claim)
     for name, line in (
         (f"{small}", "must be a file and a name"),
         (f"{small}:Arm", r"^claim: .*mine.py:Arm: .*missing"),
@@ -453,3 +426,13 @@ def test_fewer_than_five_seeds_tell_nothing():
             for name, low in (("a", 0.8), ("b", 0.1))
         }
         assert claims.judge(claim, {"one": arms, "two": arms})[0].verdict == told
+
+
+def test_curves_of_several_programs_stand_in_their_order(tmp_path):
+    for number in (1, 2, 10):
+        place = tmp_path / "programs" / str(number)
+        place.mkdir(parents=True)
+        rows = [{"iteration": i, "score": [number, None]} for i in (0, 5)]
+        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curves = trial.curves_of(tmp_path)["score"]
+    np.testing.assert_equal(curves, [[1], [np.nan], [2], [np.nan], [10], [np.nan]])

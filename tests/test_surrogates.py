@@ -37,7 +37,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
 from jaxrl_po.language import unembedding
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Problem, Samples, SpeedUps
+from jaxrl_po.types import ActorCritic, FastPaths, Problem, Samples
 
 
 def path():
@@ -223,8 +223,8 @@ def parts(surrogate, rows=12, shape=(), dtype=jnp.float32, axis_name=None):
         mask=array(bool),
         columns={name: array(dtype) for name in float_columns} | {"penalized": array(bool)},
     )
-    speedups = SpeedUps(by_length=SORTED)
-    problem = Problem(None, None, gaussian, None, speedups=speedups, target=ONE_CORE_EACH)
+    speedups = FastPaths(by_length=SORTED)
+    problem = Problem(None, None, gaussian, None, fast_paths=speedups, target=ONE_CORE_EACH)
     return surrogates.parts(
         surrogates.checked(surrogate),
         samples,

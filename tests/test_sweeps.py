@@ -17,7 +17,7 @@ from jaxrl_po.cli import sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.errors import RunError, UsageError
-from jaxrl_po.run.experiment import assembly, control, search, settings, sweeping, vmapped
+from jaxrl_po.run.experiment import assembly, control, settings, sweeping, vmapped
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
@@ -44,7 +44,7 @@ def test_a_sweep_runs_in_one_process(tmp_path):
 
 
 def test_a_score_is_the_mean_of_the_last_three_evaluations():
-    scores = search.final([[9.0, 1.0, 2.0, 6.0], [9.0, np.nan, 2.0, 6.0]])
+    scores = sweeping.final([[9.0, 1.0, 2.0, 6.0], [9.0, np.nan, 2.0, 6.0]])
     assert scores.tolist() == [3.0, -np.inf]
 
 
@@ -133,8 +133,8 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
         (
             ["--seeds=3"],
             (
-                r"seeds: must be 2, as in the sweep in \S+ that is resumed, got 3; "
-                r"leave it out, or choose another out$"
+                r"seeds: must be 2, as in the run in \S+, got 3; "
+                r"leave it out, or choose another folder$"
             ),
         ),
         (
@@ -228,7 +228,7 @@ def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypat
         seen.append(config.method.decay_iterations)
         raise UsageError("enough")
 
-    monkeypatch.setattr(control, "build", build)
+    monkeypatch.setattr(sweeping, "SCRIPT", sweeping.SCRIPT._replace(build=build))
     flags = ["--env=Pendulum-v1", "--config.learning_rate=1e-3,1e-2"]
     for further, want in (
         (["--total_steps=4096"], 2),
@@ -366,14 +366,14 @@ def test_runs_are_trained_from_one_evaluation_to_the_next(tmp_path):
 
 
 def test_draws_follow_from_the_seed_and_lie_where_they_must():
-    asked = search.Asked(
+    asked = sweeping.Asked(
         {},
         {"config.gamma": ["0.9", "0.99"]},
         {"config.learning_rate": "log_uniform(1e-5,1e-1)", "network.width": "choice(4,8)"},
         {},
     )
-    found = search.combinations(asked, 200, 3)
-    assert found == search.combinations(asked, 200, 3) != search.combinations(asked, 200, 4)
+    found = sweeping.combinations(asked, 200, 3)
+    assert found == sweeping.combinations(asked, 200, 3) != sweeping.combinations(asked, 200, 4)
     assert len(found) == 400
     rates = np.array([float(each["config.learning_rate"]) for each in found[:200]])
     assert rates.min() >= 1e-5
@@ -387,25 +387,27 @@ def test_draws_follow_from_the_seed_and_lie_where_they_must():
 
 
 def test_draws_keep_all_their_digits():
-    narrow = search.Asked({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
-    values = [float(each["config.gamma"]) for each in search.combinations(narrow, 64, 0)]
+    narrow = sweeping.Asked({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
+    values = [float(each["config.gamma"]) for each in sweeping.combinations(narrow, 64, 0)]
     assert len(set(values)) == 64
     assert 0.9995 <= min(values) <= max(values) <= 0.99999
 
 
 def test_a_sweep_of_earlier_keeps_its_draws():
-    asked = search.Asked({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
-    exact, rounded = (search.combinations(asked, 3, 0, rounded=x) for x in (False, True))
+    asked = sweeping.Asked({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
+    exact, rounded = (sweeping.combinations(asked, 3, 0, rounded=x) for x in (False, True))
     assert [f"{float(x['config.gamma']):.4g}" for x in exact] == [
         x["config.gamma"] for x in rounded
     ]
-    coin = search.Asked({}, {}, {"network.width": "choice(4,8)"}, {})
-    assert len(search.combinations(coin, 6, 0, rounded=True)) == 6
+    coin = sweeping.Asked({}, {}, {"network.width": "choice(4,8)"}, {})
+    assert len(sweeping.combinations(coin, 6, 0, rounded=True)) == 6
 
 
 def test_equal_combinations_are_searched_once():
-    coin = search.Asked({}, {"config.gamma": ["0.9", "0.9"]}, {"network.width": "choice(4,8)"}, {})
-    found = search.combinations(coin, 6, 0)
+    coin = sweeping.Asked(
+        {}, {"config.gamma": ["0.9", "0.9"]}, {"network.width": "choice(4,8)"}, {}
+    )
+    found = sweeping.combinations(coin, 6, 0)
     assert sorted(each["network.width"] for each in found) == ["4", "8"]
 
 
@@ -430,3 +432,21 @@ def test_a_sweep_from_python_draws_and_names_the_best(tmp_path, programs_run, ca
         ConfigError, match=r"^config.learning_rate: must be log_u.* got uniform\(0,1\)"
     ):
         run.sweep(experiment, over={"config.learning_rate": "uniform(0,1)"}, draws=3, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"reward": "{}:score"}, "^reward: must be computed in the program of a sweep"),
+        ({"tools": "{}:Tools"}, "^tools: must be left out: a sweep is one process"),
+    ],
+)
+def test_a_sweep_of_a_language_model_stays_in_the_program(tmp_path, flags, message):
+    file = tmp_path / "mine.py"
+    file.write_text("def score(**_):\n    return [0.0]\n\n\nclass Tools:\n    pass\n")
+    given = {name: text.format(file) for name, text in flags.items()}
+    task = "file" if "tools" in flags else "sorting"
+    experiment = run.Experiment(task=task, out=tmp_path / "a", **given)
+    with pytest.raises(ConfigError, match=message):
+        run.sweep(experiment, over={"config.learning_rate": [1e-3, 1e-2]})
+    assert not (tmp_path / "a").exists()

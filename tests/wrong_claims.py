@@ -75,10 +75,17 @@ WRONG = [
         (f"{HERE}test_a_diverged_value_is_never_the_best",),
     ),
     Wrong(
-        "a study goes on without its initial policy",
+        "an initial policy is made again at each start",
         "experiments.studies.claims.trial",
-        'raise UsageError(f"{place.name} did not finish; see {place}")',
-        "pass",
-        (f"{HERE}test_an_initial_policy_that_does_not_finish_ends_the_study",),
+        'if not (place / "summary.json").exists():',
+        "if True:",
+        (f"{HERE}test_an_initial_policy_is_made_once",),
+    ),
+    Wrong(
+        "the values of a sweep are read in another order",
+        "experiments.studies.claims.trial",
+        "key=lambda x: int(x.parent.name)",
+        "key=lambda x: -int(x.parent.name)",
+        (f"{HERE}test_curves_of_several_programs_stand_in_their_order",),
     ),
 ]

@@ -88,7 +88,7 @@ WRONG = [
     Wrong(
         "frozen parameters are trained",
         "updates",
-        "params.trained() if isinstance(params, ActorCritic) else params",
+        "params.without_frozen() if isinstance(params, ActorCritic) else params",
         "params",
         ("test_frozen.py::test_a_frozen_base_is_read_and_not_trained[ppo]",),
     ),

@@ -66,7 +66,8 @@ WRONG = [
         "checkpoints lack constants",
         "run.loop.runner",
         "self.latest.save(self.iteration, self.state.with_frozen(None)",
-        "self.latest.save(self.iteration, self.state._replace(params=self.state.params.trained())",
+        "self.latest.save(self.iteration, self.state._replace("
+        "params=self.state.params.without_frozen())",
         (SAVED,),
     ),
     Wrong(

@@ -324,8 +324,8 @@ WRONG = [
     Wrong(
         "a run begins with the base of the adapters alone",
         "run.experiment.models",
-        "found = _merged(over.policy, over.params, found)",
-        "found = over.params",
+        "_merged(over.policy, over.params, found[1])",
+        "over.params",
         (f"{RUNS}::test_a_run_begins_where_adapters_ended",),
     ),
     Wrong(

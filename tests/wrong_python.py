@@ -2,6 +2,8 @@
 
 from wrong import Wrong
 
+LOSSES = "test_own_losses.py::"
+
 WRONG = [
     Wrong(
         "a hook holds the line itself and may change it",
@@ -47,6 +49,48 @@ WRONG = [
         "return (given or workers.load(source))()",
         "return (workers.load(source) if in_file(source) else given)()",
         ("test_own_objects.py::test_what_other_processes_can_import_is_named_by_its_file",),
+    ),
+    Wrong(
+        "a method ignores an argument that it lacks",
+        "run.experiment.user_code",
+        "if source and name not in parameters:",
+        "if False:",
+        (f"{LOSSES}test_what_a_method_cannot_take_is_named",),
+    ),
+    Wrong(
+        "values that were found for another optimizer stay",
+        "run.experiment.user_code",
+        "for name, value in values.items() if name not in fields}",
+        "for name, value in values.items()}",
+        (f"{LOSSES}test_tuned_values_of_what_is_replaced_are_left_out",),
+    ),
+    Wrong(
+        "a policy needs the loss of its run",
+        "run.experiment.earlier",
+        'dict.fromkeys(user_code.LOSS, "")',
+        "{}",
+        (f"{LOSSES}test_policy_with_own_loss_needs_no_loss",),
+    ),
+    Wrong(
+        "a vine has a body for policy and critic",
+        "run.experiment.control",
+        'for name in ("critic", "actor_critic") if',
+        'for name in ("critic",) if',
+        (f"{LOSSES}test_what_a_method_cannot_take_is_named",),
+    ),
+    Wrong(
+        "an error about the user's optimizer names a setting of the method",
+        "run.experiment.flags",
+        "if isinstance(error, UserCodeError):",
+        "if False:",
+        (f"{LOSSES}test_what_a_method_cannot_take_is_named",),
+    ),
+    Wrong(
+        "an error about the method's optimizer names the user's",
+        "run.experiment.flags",
+        "sorted(sections.items(), key=lambda section: not section[0])",
+        "sections.items()",
+        (f"{LOSSES}test_what_a_method_cannot_take_is_named",),
     ),
     Wrong(
         "an object of Python is known by its name alone",

@@ -203,8 +203,8 @@ WRONG = [
     Wrong(
         "a sweep has the defaults of another memory",
         "run.experiment.sweeping",
-        "control.tuned(options, fixed)",
-        "control.tuned(options)",
+        "script.tuned(*of_run)",
+        "script.tuned(options, {}, initial)",
         ("test_script_flags.py::test_a_sweep_has_the_defaults_of_its_memory",),
     ),
     Wrong(
@@ -223,21 +223,21 @@ WRONG = [
     ),
     Wrong(
         "what is drawn log-uniformly is drawn uniformly",
-        "run.experiment.search",
+        "run.experiment.sweeping",
         "np.exp(generator.uniform(np.log(low), np.log(high), count))",
         "generator.uniform(low, high, count)",
         ("test_sweeps.py::test_draws_follow_from_the_seed_and_lie_where_they_must",),
     ),
     Wrong(
         "draws are rounded to four digits",
-        "run.experiment.search",
+        "run.experiment.sweeping",
         'f"{value:.4g}" if rounded else repr(float(value))',
         'f"{value:.4g}"',
         ("test_sweeps.py::test_draws_keep_all_their_digits",),
     ),
     Wrong(
         "equal combinations are searched again",
-        "run.experiment.search",
+        "run.experiment.sweeping",
         "every if rounded else list({tuple(each.items()): each for each in every}.values())",
         "every",
         ("test_sweeps.py::test_equal_combinations_are_searched_once",),
@@ -361,7 +361,7 @@ WRONG = [
     Wrong(
         "rows that are read as whole groups are computed in parts",
         "algorithms.group_policy",
-        "slots=parts.slots if problem.speedups.grouped is None else None",
+        "slots=parts.slots if problem.fast_paths.grouped is None else None",
         "slots=parts.slots",
         ("test_shared_prompts.py::test_a_core_computes_whole_groups",),
     ),
@@ -518,7 +518,7 @@ WRONG = [
     Wrong(
         "actions of a proposal as if the policy had drawn them",
         "algorithms.npg",
-        "policy_surrogate if problem.facts.on_policy else proposal_surrogate",
+        "policy_surrogate if problem.on_policy else proposal_surrogate",
         "policy_surrogate",
         (
             "test_groups_and_vines.py::test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_proposal",
@@ -527,7 +527,7 @@ WRONG = [
     Wrong(
         "a proposal is admitted where nothing weighs it",
         "algorithms.actor_critic",
-        "    if not problem.facts.on_policy:\n        raise",
+        "    if not problem.on_policy:\n        raise",
         "    if False:\n        raise",
         (
             "test_groups_and_vines.py::test_actions_of_a_proposal_are_refused_where_nothing_weighs_them",
@@ -557,7 +557,7 @@ WRONG = [
     Wrong(
         "the sampler's log-probabilities are the old policy's in half precision",
         "learner",
-        "if not problem.facts.exact_sampler:",
+        "if not problem.log_prob_matches_sampler:",
         "if False:",
         ("test_old_policy.py::test_cached_and_whole_passes_differ_and_the_learners_own_are_taken",),
     ),
@@ -571,7 +571,7 @@ WRONG = [
     Wrong(
         "an episode that reaches its limit is overlong",
         "algorithms.dapo",
-        "if config.overlong_filtering and problem.facts.truncated_is_overlong:",
+        "if config.overlong_filtering and problem.truncated_is_overlong:",
         "if config.overlong_filtering:",
         ("test_groups_and_vines.py::test_dapo_on_control_keeps_the_episodes_that_reach_the_limit",),
     ),
@@ -664,8 +664,8 @@ WRONG = [
     Wrong(
         "a run replaces one that it began with by way of another",
         "run.experiment.models",
-        'root(began["init_from"], here, *seen)',
-        'root(began["init_from"])',
+        'root(stored.get("init_from", ""), here, *seen)',
+        'root(stored.get("init_from", ""))',
         ("test_init_from.py::test_no_run_takes_the_place_of_one_that_it_began_with",),
     ),
     Wrong(
@@ -821,7 +821,7 @@ WRONG = [
     Wrong(
         "constants of a method of one's own are trained",
         "updates",
-        "params.trained() if isinstance(params, ActorCritic) else params",
+        "params.without_frozen() if isinstance(params, ActorCritic) else params",
         "params",
         ("test_updates.py::test_own_methods_leave_constants_as_they_are",),
     ),

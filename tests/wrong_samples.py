@@ -388,8 +388,8 @@ WRONG = [
     Wrong(
         "the sampler of dialogues is as young as the learner",
         "language.dialogues.problem",
-        "FACTS._replace(staleness=sampler.staleness)",
-        "FACTS",
+        "problem_of_dialogues(networks, collect, staleness=sampler.staleness)",
+        "problem_of_dialogues(networks, collect)",
         SETTINGS,
     ),
     Wrong(
@@ -506,7 +506,7 @@ WRONG = [
     ),
     Wrong(
         "a sweep is scored by its last two evaluations",
-        "run.experiment.search",
+        "run.experiment.sweeping",
         "[:, -3:].mean",
         "[:, -2:].mean",
         ("test_sweeps.py::test_a_score_is_the_mean_of_the_last_three_evaluations",),

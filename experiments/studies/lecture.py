@@ -19,7 +19,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import earlier, language, methods, models
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.store import metrics, statistics
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, SpeedUps
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, FastPaths, Problem, PyTree
 
 Array = npt.NDArray[np.float64]
 
@@ -84,7 +84,7 @@ def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
             score=right.reshape(groups),
         )
 
-    return problem._replace(init=init, apply=apply, collect=collect, speedups=SpeedUps())
+    return problem._replace(init=init, apply=apply, collect=collect, fast_paths=FastPaths())
 
 
 def outcomes(rows: int, size: int) -> jax.Array:

@@ -29,11 +29,11 @@ from jaxrl_po.types import (
     ActorCritic,
     Batch,
     Distribution,
+    FastPaths,
     Metrics,
     Problem,
     PyTree,
     Samples,
-    SpeedUps,
     TrainState,
 )
 
@@ -251,7 +251,7 @@ def make_estimate(
             mask=batch.mask,
             target=target,
             value=batch.value if keep_value else None,
-            columns=batch.of_slots() if keep_proposal else {},
+            columns=batch.per_step_columns() if keep_proposal else {},
         )
 
     return from_batch
@@ -264,12 +264,12 @@ def in_groups(problem: Problem, in_order: bool) -> Problem:
       problem: any.
       in_order: whether all that a method reads are such parts; else rows are read whole.
     """
-    by_length, grouped = problem.speedups
+    by_length, grouped = problem.fast_paths
     if grouped is None or not in_order:
-        return problem._replace(speedups=SpeedUps(by_length))
+        return problem._replace(fast_paths=FastPaths(by_length))
     return problem._replace(
         apply=lambda params, inputs: problem.apply(params, grouped(inputs)),
-        speedups=SpeedUps(by_length and functools.partial(by_length, in_order=True), grouped),
+        fast_paths=FastPaths(by_length and functools.partial(by_length, in_order=True), grouped),
     )
 
 
@@ -325,7 +325,7 @@ def gradient_steps(
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
-        slots=parts.slots if problem.speedups.grouped is None else None,
+        slots=parts.slots if problem.fast_paths.grouped is None else None,
         by_length=parts.by_length if beside is None else None,
         stop=stop,
         mask_of=lambda rows: (rows if beside is None else rows[0]).mask,
@@ -368,13 +368,13 @@ def joint_loss(
 
 def require_turns(problem: Problem, field: str, otherwise: str) -> None:
     """Raises ConfigError about a field with the value `turn` if the problem has no turns."""
-    if not problem.facts.turns:
+    if not problem.has_turns:
         raise ConfigError(field, f"must be {otherwise} here, got {TURN}: only dialogues have turns")
 
 
 def require_on_policy(problem: Problem) -> None:
     """Raises ConfigError if a proposal samples the actions; for losses without a weight π / μ."""
-    if not problem.facts.on_policy:
+    if not problem.on_policy:
         raise ConfigError(
             "sampling",
             "must be from the policy itself for this method: only npg and trpo weigh the actions "
@@ -407,5 +407,5 @@ def update_kl(
         return masked.total(kl, part.mask)
 
     # The parts one after another, their totals and counts added up.
-    by_length = problem.speedups.by_length if num_parts > 1 else None
+    by_length = problem.fast_paths.by_length if num_parts > 1 else None
     return {"kl": (by_length or minibatches.sum_in_parts)(total, samples, num_parts)}

@@ -49,7 +49,7 @@ def make(
 
     return group_policy.make(
         config,
-        problem.on(target),
+        problem.with_target(target),
         optimizer,
         group_advantage=group_policy.group_relative(config),
         surrogate=surrogate,

@@ -64,13 +64,13 @@ def require_mismatch(config: Corrections, problem: Problem, steps: int) -> None:
     config_lib.require_effect(
         config,
         "correction",
-        not problem.facts.exact_sampler,
+        not problem.log_prob_matches_sampler,
         "the sampler differs from the learner, and old_log_prob is learner",
     )
     config_lib.require_effect(
         config,
         "mask_off_policy",
-        steps > 1 or not problem.facts.exact_sampler,
+        steps > 1 or not problem.log_prob_matches_sampler,
         "a batch has several gradient steps, or the sampler differs from the learner",
     )
 

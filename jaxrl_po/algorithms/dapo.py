@@ -133,7 +133,7 @@ def make(
         config_lib.require_effect(
             config,
             name,
-            problem.facts.truncated_is_overlong,
+            problem.truncated_is_overlong,
             "a truncated row is a response that was too long",
         )
     if config.dynamic_sampling == REFILL:
@@ -147,7 +147,7 @@ def make(
         )
 
     def reward_fn(batch: Batch) -> jax.Array:
-        if not (config.soft_overlong and problem.facts.truncated_is_overlong):
+        if not (config.soft_overlong and problem.truncated_is_overlong):
             return batch.reward
         budget = batch.mask.shape[1]
         cache = config.overlong_cache or rewards.overlong_cache(budget)
@@ -159,7 +159,7 @@ def make(
 
     def loss_mask_fn(batch: Batch) -> jax.Array:
         kept = batch.mask
-        if config.overlong_filtering and problem.facts.truncated_is_overlong:
+        if config.overlong_filtering and problem.truncated_is_overlong:
             kept &= ~jnp.any(batch.truncated, axis=1, keepdims=True)
         if config.dynamic_sampling == REWEIGHT:
             kept &= jnp.repeat(informative(batch.score), batch.score.shape[1])[:, None]
@@ -167,7 +167,7 @@ def make(
 
     return group_policy.make(
         config,
-        problem.on(target),
+        problem.with_target(target),
         optimizer,
         group_advantage=group_policy.group_relative(config),
         surrogate=group_policy.clipped(config),

@@ -51,7 +51,7 @@ def make(
 
     return group_policy.make(
         config,
-        problem.on(target),
+        problem.with_target(target),
         optimizer,
         group_advantage=no_advantage,
         surrogate=surrogate,

@@ -30,7 +30,7 @@ def make(
 
     return group_policy.make(
         config,
-        problem.on(target),
+        problem.with_target(target),
         optimizer,
         group_advantage=group_policy.outcome_advantage(
             lambda r: advantages.group_relative(r, scale="none")

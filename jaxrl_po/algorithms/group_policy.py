@@ -132,8 +132,16 @@ def require_group(reward: jax.Array) -> None:
         raise ConfigError("group_size", "must be at least 2: the group is the baseline")
 
 
-def clipped(config: Clip) -> Surrogate:
-    """The clipped surrogate with the config's bounds; see `surrogates.clipped`."""
+def clipped(config: Clip, given: Surrogate | None = None) -> Surrogate:
+    """Returns the given surrogate, or the clipped one with the config's bounds.
+
+    Raises:
+      ConfigError: a bound is set beside a given surrogate.
+    """
+    if given is not None:
+        for name in ("epsilon_low", "epsilon_high", "dual_clip", "dual_clip_ratio"):
+            config_lib.require_unset(config, name, "the surrogate is the clipped one; leave it out")
+        return given
     return surrogates.clipped(
         config.epsilon_low, config.upper, config.dual_clip_ratio if config.dual_clip else None
     )
@@ -189,7 +197,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem = problem.on(target)
+    problem = problem.with_target(target)
     actor_critic.require_on_policy(problem)
     # A part of a batch in order is whole groups.
     in_order = config.num_minibatches == 1 and not extra_samples
@@ -254,7 +262,7 @@ def make_estimate(
             log_prob=batch.log_prob,
             advantage=relative,
             mask=loss_mask_fn(batch),
-            columns=batch.of_slots(),
+            columns=batch.per_step_columns(),
         )
         # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
         measured = every_group(
@@ -292,7 +300,7 @@ def make_improve(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            slots=parts.slots if problem.speedups.grouped is None else None,
+            slots=parts.slots if problem.fast_paths.grouped is None else None,
             by_length=parts.by_length,
             target=problem.target,
             axis_name=config.axis_name,

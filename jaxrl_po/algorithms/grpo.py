@@ -19,6 +19,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, group_advantages, losses
 from jaxrl_po.algorithms import actor_critic, group_config, group_policy
 from jaxrl_po.algorithms.actor_critic import TURN
+from jaxrl_po.algorithms.surrogates import Surrogate
 from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Number, number, static
 from jaxrl_po.group_statistics import running_relative
@@ -81,7 +82,12 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
 
 
 def make(
-    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
+    config: Config,
+    problem: Problem,
+    optimizer: Optimizer = None,
+    *,
+    surrogate: Surrogate | None = None,
+    target: Target | None = None,
 ) -> Learner:
     """GRPO on any problem in groups: completions of one prompt, or episodes from one initial state.
 
@@ -91,6 +97,7 @@ def make(
         response; for running statistics, with strata (then a group may have one member).
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
+      surrogate: see `ppo.make`; None for the clipped one.
       target: what the program is compiled for; None for the problem's.
 
     Returns:
@@ -141,10 +148,10 @@ def make(
 
     return group_policy.make(
         config,
-        problem.on(target),
+        problem.with_target(target),
         optimizer,
         group_advantage=advantage,
-        surrogate=group_policy.clipped(config),
+        surrogate=group_policy.clipped(config, surrogate),
         aggregate=losses.sequence_mean,
         extra_samples=config.extra_samples,
         loss_kl=divergences.k3,

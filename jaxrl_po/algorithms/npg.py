@@ -113,15 +113,15 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    plain = problem.on(target)
-    if not plain.facts.linearizable:
+    plain = problem.with_target(target)
+    if not plain.linearizable:
         raise ConfigError(
             "fused_attention", "must be left out with natural steps: it has no forward derivative"
         )
     problem = actor_critic.in_groups(plain, in_order=True)
     policy = actor_critic.policy_of(problem)
     if surrogate is None:
-        surrogate = policy_surrogate if problem.facts.on_policy else proposal_surrogate
+        surrogate = policy_surrogate if problem.on_policy else proposal_surrogate
     surrogate = checked_mean(surrogate)
 
     def improve_policy(state: TrainState, samples: Samples, key: jax.Array) -> Improved:
@@ -155,7 +155,7 @@ def make(
         config,
         problem,
         estimate=actor_critic.make_estimate(
-            config, problem, advantage, keep_proposal=not problem.facts.on_policy
+            config, problem, advantage, keep_proposal=not problem.on_policy
         ),
         improve_policy=improve_policy,
         plain=plain,  # the critic's minibatches are shuffled

@@ -45,7 +45,7 @@ def make(
 
     return group_policy.make(
         config,
-        problem.on(target),
+        problem.with_target(target),
         optimizer,
         group_advantage=advantage,
         surrogate=surrogates.plain,

@@ -84,7 +84,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem = actor_critic.in_groups(problem.on(target), config.num_minibatches == 1)
+    problem = actor_critic.in_groups(problem.with_target(target), config.num_minibatches == 1)
     actor_critic.require_on_policy(problem)
     # By default Adam, its step size and the clip of the gradient's norm taken from the config.
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)

@@ -89,7 +89,7 @@ def make(
     Metric `exact_kl` is in the direction of `kl_direction`; `policy_loss` includes the penalty.
     """
     config.validate()
-    problem, checked = problem.on(target), surrogates.checked(surrogate)
+    problem, checked = problem.with_target(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)

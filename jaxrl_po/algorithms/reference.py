@@ -72,7 +72,7 @@ def with_reference_kl(
     Raises:
       ConfigError: the actions are not the policy's own, or `inner` has a reference already.
     """
-    if not problem.facts.on_policy:
+    if not problem.on_policy:
         raise ConfigError(
             "sampling", "must be from the policy itself for a KL penalty: set num_branches above 1"
         )

@@ -74,7 +74,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem, checked = problem.on(target), surrogates.checked(surrogate)
+    problem, checked = problem.with_target(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)

@@ -47,7 +47,7 @@ def make(
 
     return group_policy.make(
         config,
-        problem.on(target),
+        problem.with_target(target),
         optimizer,
         group_advantage=advantage,
         surrogate=group_policy.clipped(config),

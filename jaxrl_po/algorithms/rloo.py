@@ -25,7 +25,7 @@ def make(
     """RLOO on any problem in groups; arguments as for `grpo.make`."""
     return group_policy.make(
         config,
-        problem.on(target),
+        problem.with_target(target),
         optimizer,
         group_advantage=group_policy.outcome_advantage(advantages.leave_one_out),
         surrogate=surrogates.plain,

@@ -38,7 +38,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem = problem.on(target)
+    problem = problem.with_target(target)
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     loss = cross_entropy.make_loss(
@@ -52,7 +52,7 @@ def make(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            by_length=problem.speedups.by_length,
+            by_length=problem.fast_paths.by_length,
             target=problem.target,
             axis_name=config.axis_name,
         )

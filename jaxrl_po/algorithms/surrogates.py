@@ -222,7 +222,7 @@ def parts(
       ConfigError: the surrogate reads other rows, and there are several microbatches.
     """
     of_row, rows = math.prod(samples.mask.shape[1:]), samples.mask.shape[0] // num_minibatches
-    by_length, num_microbatches = problem.speedups.by_length, config.num_microbatches
+    by_length, num_microbatches = problem.fast_paths.by_length, config.num_microbatches
     several_devices = config.axis_name is not None and jax.lax.axis_size(config.axis_name) > 1
     num_parts = max(num_microbatches, minibatches.in_cache(rows, of_row, problem.target))
     if surrogate.is_row_wise or (num_parts == 1 and not several_devices):

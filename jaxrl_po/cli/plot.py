@@ -81,9 +81,6 @@ def read(paths: Sequence[str]) -> list[Run]:
             settings = folder.read_settings(Path(path))
         except ConfigError as error:
             raise UsageError(f"{path}: {error.message}") from None
-        except (OSError, ValueError):
-            why = f"it holds no {folder.CONFIG} that can be read"
-            raise UsageError(f"{path} must be the folder of a run; {why}") from None
         if settings.get("script") == "sweep":
             raise UsageError(f"{path} must be the folder of a run; a sweep has its own sweep.png")
         try:

@@ -15,7 +15,7 @@ Combinations that differ only in numeric settings of the method share a program.
 import sys
 from collections.abc import Sequence
 
-from jaxrl_po.run.experiment import flags, search, settings, sweeping, training
+from jaxrl_po.run.experiment import flags, settings, sweeping, training
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,10 +27,10 @@ def main(argv: Sequence[str]) -> int:
         print(settings.usage(sweeping.SCRIPT, single, everything=flags.EVERYTHING in argv))
         return 0
     try:
-        swept = sweeping.carry_out(given, leave_early=True)
+        swept = sweeping.carry_out(sweeping.SCRIPT, given, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(search.table(swept.rows), end="")
+    print(sweeping.table(swept.rows), end="")
     print("best:", *flags.written(swept.best))
     return 0

@@ -20,7 +20,6 @@ from jaxrl_po.types import (
     ActorCritic,
     CollectorState,
     Distribution,
-    Facts,
     Problem,
     PyTree,
     Samples,
@@ -42,7 +41,7 @@ class Networks(NamedTuple):
         one of that before it.
       inputs: `inputs(steps)`: what `apply` reads, see `Sequences`.
       apply: `apply(params, inputs) -> (distribution, value)`, as `Problem.apply`.
-      hidden_matrices: see `Facts`.
+      hidden_matrices: see `Problem`.
     """
 
     init: Callable[[jax.Array, PyTree], ActorCritic]
@@ -112,11 +111,9 @@ def problem_of(
         collect,
         nets.apply,
         rows=whole_sequences if remembers else merge_time,
-        facts=Facts(
-            on_policy=on_policy,
-            truncated_is_overlong=False,
-            hidden_matrices=nets.hidden_matrices,
-        ),
+        on_policy=on_policy,
+        truncated_is_overlong=False,
+        hidden_matrices=nets.hidden_matrices,
         actor=(
             Actor(lambda rows: nets.start(rows)[0], functools.partial(act_normalized, nets))
             if remembers
@@ -295,7 +292,7 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
 def hidden_matrices(
     shared: Any, policy: Any, critic: Any
 ) -> Callable[[ActorCritic], ActorCritic] | None:
-    """`Facts.hidden_matrices` of a shared module, or of policy and critic, which may be None."""
+    """`Problem.hidden_matrices` of a shared module, or of policy and critic, which may be None."""
     of_policy = networks.hidden_matrices(policy if shared is None else shared)
     of_value = None if critic is None else networks.hidden_matrices(critic)
     if of_policy is None or (critic is not None and of_value is None):

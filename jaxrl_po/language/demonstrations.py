@@ -16,7 +16,7 @@ from jaxrl_po.language.problem import problem_of
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Facts, Problem, PyTree, Samples
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, Samples
 
 AT_A_TIME = 16  # rows of an evaluation, to bound memory
 
@@ -93,7 +93,7 @@ def make_problem(
         length = masked.total(batch.mask.sum(axis=1))
         return collector, batch._replace(metrics={"answer_length": length})
 
-    return problem_of(networks, collect, Facts(), shorten_after(task.prompt_length))
+    return problem_of(networks, collect, shorten_after(task.prompt_length))
 
 
 def make_evaluate(

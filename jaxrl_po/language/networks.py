@@ -71,10 +71,10 @@ class Networks(NamedTuple):
       init: see `Problem`.
       apply: see `Problem`.
       value: `value(params, inputs) -> [B, S]`; zeros without a critic.
-      exact_sampler: see `Facts`.
-      linearizable: likewise.
-      hidden_matrices: see `Facts`.
-      grouped: see `SpeedUps`.
+      log_prob_matches_sampler: see `Problem`.
+      linearizable: see `Problem`.
+      hidden_matrices: see `Problem`.
+      grouped: see `FastPaths`.
     """
 
     model: Transformer
@@ -82,7 +82,7 @@ class Networks(NamedTuple):
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
     apply: Callable[[ActorCritic, Inputs], tuple[TokenPolicy, jax.Array]]
     value: Callable[[ActorCritic, Inputs], jax.Array]
-    exact_sampler: bool
+    log_prob_matches_sampler: bool
     linearizable: bool
     hidden_matrices: Callable[[ActorCritic], ActorCritic] | None
     grouped: Callable[[Sequences], Inputs] | None
@@ -183,7 +183,7 @@ def make_networks(
 
 
 def hidden_in_both(params: ActorCritic) -> ActorCritic:
-    """`Facts.hidden_matrices` of a transformer as policy and, if there is one, as critic."""
+    """`Problem.hidden_matrices` of a transformer as policy and, if there is one, as critic."""
     value = None if params.value is None else hidden_matrices(params.value)
     return ActorCritic(hidden_matrices(params.policy), value)
 

@@ -33,12 +33,11 @@ from jaxrl_po.types import (
     Batch,
     CollectorState,
     Columns,
-    Facts,
+    FastPaths,
     Metrics,
     Problem,
     PyTree,
     Samples,
-    SpeedUps,
 )
 
 SAMPLER_OF_LEARNER = Sampler()
@@ -143,23 +142,25 @@ def make_problem(
         task, model, critic, settings, budget, sampler, initial=initial, warm=warm, target=target
     )
     collect = _make_collect(task, networks, settings, sampler, verify=verify)
-    facts = Facts(_drawn_from(task, settings.prompt_set).strata, staleness=sampler.staleness)
     shorten = shorten_after(task.prompt_length) if budget >= CUT else None
-    return problem_of(networks, collect, facts, shorten)
+    return problem_of(networks, collect, shorten)._replace(
+        strata=_drawn_from(task, settings.prompt_set).strata, staleness=sampler.staleness
+    )
 
 
-def problem_of(
-    networks: Networks, collect: Collect, facts: Facts, shorten: Shorten | None = None
-) -> Problem:
-    """The problem of these networks; whether the sampler is exact is theirs to say."""
-    facts = facts._replace(
-        exact_sampler=networks.exact_sampler,
+def problem_of(networks: Networks, collect: Collect, shorten: Shorten | None = None) -> Problem:
+    """Builds the problem of networks and `Problem.collect`, of fresh samples."""
+    return Problem(
+        networks.init,
+        collect,
+        networks.apply,
+        rows,
+        log_prob_matches_sampler=networks.log_prob_matches_sampler,
         linearizable=networks.linearizable,
         hidden_matrices=networks.hidden_matrices,
+        fast_paths=FastPaths(shorten and lengths.by_length(shorten), networks.grouped),
+        target=networks.target,
     )
-    speedups = SpeedUps(shorten and lengths.by_length(shorten), networks.grouped)
-    init, apply, target = networks.init, networks.apply, networks.target
-    return Problem(init, collect, apply, rows, facts, speedups, target=target)
 
 
 def _drawn_from(task: Task, prompt_set: int) -> Task:
@@ -199,7 +200,7 @@ def _make_collect(
         )
         metrics["response_length"] = masked.total(completions.length)
         metrics["truncated"] = masked.total(~completions.ended)
-        if not networks.exact_sampler:
+        if not networks.log_prob_matches_sampler:
             columns["sampler_log_prob"] = completions.log_prob
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
         # The problem as the task knows it, without its number in the set.

@@ -7,9 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.run.experiment.assembly import AnyScript
-from jaxrl_po.run.experiment.vmapped import Curves
-from jaxrl_po.run.figures.plotting import Difference
 from jaxrl_po.run.store import statistics
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told here"
@@ -18,6 +15,8 @@ LEAST_SEEDS = 5  # of an arm in a setting, for a verdict
 REPLICATES = 10_000
 
 Scores = npt.NDArray[np.float64]
+Curves = Mapping[str, Scores]
+"""Name to `[S, E]`: S runs, E evaluations."""
 Score = Callable[[Curves], Scores]
 """The curves of runs, `[S, E]` each, to a number per run, `[S]`."""
 
@@ -82,9 +81,8 @@ class Claim(NamedTuple):
     Attributes:
       statement: one sentence.
       source: of the claim.
-      script: the command that trains: `control.SCRIPT` or `language.SCRIPT`.
       arms: name to arm.
-      settings: tasks and sizes: name to flags.
+      settings: environments, or tasks and sizes: name to flags.
       comparisons: which must hold.
       score: the number of each run that is compared.
       measure: what that is, in words, with its unit.
@@ -103,7 +101,6 @@ class Claim(NamedTuple):
 
     statement: str
     source: str
-    script: AnyScript
     arms: Mapping[str, Arm]
     settings: Mapping[str, Mapping[str, Any]]
     comparisons: tuple[Comparison, ...]
@@ -118,6 +115,10 @@ class Claim(NamedTuple):
     limits: str = ""
     ranges: Mapping[str, tuple[float, float]] = {}
     seeds_in: Mapping[str, int] = {}
+
+    def flags_of(self, setting: str, arm: Arm, value: float) -> dict[str, Any]:
+        """Returns the flags of an arm in a setting, at a value of its tuned flag."""
+        return {**self.flags, **self.settings[setting], **arm.flags, arm.tuned: value}
 
     def seeds_of(self, setting: str, num_values: int) -> tuple[int, int]:
         """Seeds of an arm in a setting, and of each of its values while tuning."""
@@ -394,14 +395,3 @@ def table(
         lines += [f"{setting:<30} {each}" for each in told]
     lines += ["", f"The claim {verdict(outcomes)}.", claim.limits]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def rows(outcomes: Sequence[Outcome]) -> list[Difference]:
-    """The outcomes as a figure: each comparison over all its settings, then in each of them."""
-    found = []
-    for each in outcomes:
-        by, whole = each.comparison.by, (each.difference, each.low, each.high)
-        found.append(Difference(str(each.comparison), *whole, by, each.verdict))
-        if len(each.each) > 1:
-            found += [Difference(name, *values, by) for name, values in each.each.items()]
-    return found

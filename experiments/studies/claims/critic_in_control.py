@@ -7,12 +7,8 @@ an episode, up to its time limit, count as GRPO's. Each has the epochs that a sw
 CartPole.
 """
 
-import functools
-
 import trial
 from claim import Arm, Claim, Comparison, last
-
-from jaxrl_po.run.experiment import control, flags
 
 SHORT = "CartPole-v1"
 LONG = "Acrobot-v1", "Pendulum-v1", "MountainCarContinuous-v0"
@@ -47,7 +43,6 @@ def claim() -> Claim:
         statement="Without a critic GRPO falls behind PPO in control, except on CartPole, also "
         "with groups of episodes from one initial state",
         source="arXiv:2511.03527",
-        script=control.SCRIPT,
         arms={"PPO": Arm(PPO, *STEP_SIZES), "GRPO": Arm(GRPO, *STEP_SIZES)},
         # An episode of a group is played to its time limit.
         settings={
@@ -85,4 +80,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(trial.main, claim=claim()))
+    trial.entry(claim())

@@ -8,14 +8,11 @@ overlong ones, completions of many lengths for their soft penalty and for the me
 prompts of which two groups in five have one outcome for dynamic sampling.
 """
 
-import functools
 from typing import Any
 
 import small
 import trial
 from claim import Arm, Claim, Comparison, crossed, last
-
-from jaxrl_po.run.experiment import flags, language
 
 OFF = {
     "config.clip_higher": False,
@@ -55,7 +52,6 @@ def claim() -> Claim:
     return Claim(
         statement="Each of DAPO's five ingredients alone raises the accuracy where it acts",
         source="DAPO, arXiv:2503.14476, table 1",
-        script=language.SCRIPT,
         arms={
             name: Arm(switches, "config.learning_rate", small.STEP_SIZES)
             for name, switches in arms.items()
@@ -82,4 +78,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(trial.main, claim=claim()))
+    trial.entry(claim())

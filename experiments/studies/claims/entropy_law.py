@@ -4,15 +4,10 @@
 a run, and predicts the rest of it from its first part.
 """
 
-import functools
-
 import numpy as np
 import small
 import trial
-from claim import Arm, Claim, Comparison, Scores, crossed
-
-from jaxrl_po.run.experiment import flags, language
-from jaxrl_po.run.experiment.vmapped import Curves
+from claim import Arm, Claim, Comparison, Curves, Scores, crossed
 
 COMPLETIONS, EVALUATIONS = 100 * 128, 50
 EARLY = 0.36  # of the run, from which the paper predicts its end
@@ -53,7 +48,6 @@ def claim() -> Claim:
         statement="The accuracy of a run is R = −a·exp(H) + b of its entropy H, so that its first "
         "third foretells its end, whatever the method",
         source="arXiv:2505.22617, eq. (1)",
-        script=language.SCRIPT,
         arms=arms,
         settings=crossed(small.TASKS, small.SIZES),
         comparisons=(
@@ -76,4 +70,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(trial.main, claim=claim()))
+    trial.entry(claim())

@@ -4,13 +4,9 @@
 reviews of GRPO propose as an extension.
 """
 
-import functools
-
 import small
 import trial
 from claim import Arm, Claim, Comparison, crossed, last
-
-from jaxrl_po.run.experiment import flags, language
 
 BATCH = 128  # completions generated in an iteration, by every arm
 
@@ -28,7 +24,6 @@ def claim() -> Claim:
         statement="GRPO learns more from the same completions with running estimates of a prompt's "
         "mean and std, with some samples for the estimates alone, or with a sum over √G",
         source="proposed in reviews of GRPO as an extension",
-        script=language.SCRIPT,
         arms={
             "G = 4": group(4),
             "running": group(4, running_statistics=True),
@@ -60,4 +55,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(trial.main, claim=claim()))
+    trial.entry(claim())

@@ -6,12 +6,8 @@ initialisation, each method with all and without any; TRPO has no step size and 
 its additions are the last three.
 """
 
-import functools
-
 import trial
 from claim import Arm, Claim, Comparison, last
-
-from jaxrl_po.run.experiment import control, flags
 
 MUJOCO = "gymnasium:InvertedPendulum-v5"
 EVALUATIONS = 10
@@ -48,7 +44,6 @@ def claim() -> Claim:
         statement="PPO leads TRPO by its code-level additions: with them TRPO is as good, and "
         "without them PPO is worse",
         source="Engstrom et al. 2020, arXiv:2005.12729",
-        script=control.SCRIPT,
         arms={
             "PPO": Arm({"algorithm": "ppo", **SCALES, **STEPPING}, *STEP_SIZES),
             "PPO, bare": Arm({"algorithm": "ppo", **NO_SCALES, **NO_STEPPING}, *STEP_SIZES),
@@ -85,4 +80,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(trial.main, claim=claim()))
+    trial.entry(claim())

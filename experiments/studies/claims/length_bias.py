@@ -4,13 +4,9 @@
 rewards' standard deviation alone, so that the divisor is all in which they differ.
 """
 
-import functools
-
 import small
 import trial
 from claim import Arm, Claim, Comparison, crossed, last
-
-from jaxrl_po.run.experiment import flags, language
 
 STEP_SIZES = "config.learning_rate", small.STEP_SIZES
 EACH, FIXED = "divided by its length", "divided by the budget"
@@ -23,7 +19,6 @@ def claim() -> Claim:
         statement="Dividing each completion's loss by its length makes wrong completions longer; "
         "dividing by a constant does not, and is as accurate",
         source="Dr. GRPO, arXiv:2503.20783",
-        script=language.SCRIPT,
         arms={
             EACH: Arm({"algorithm": "grpo", "config.scale": "none"}, *STEP_SIZES),
             FIXED: Arm({"algorithm": "dr_grpo"}, *STEP_SIZES),
@@ -60,4 +55,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(trial.main, claim=claim()))
+    trial.entry(claim())

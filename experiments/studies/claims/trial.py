@@ -1,76 +1,64 @@
 """Tests a claim on many seeds: the command of each claim, and `python experiments/study.py`.
 
-The claim is written down before anything is trained. In each setting each arm is tuned on seeds of
-its own, and then trained on others: both in one program, compiled once. `table.txt` and
-`verdict.png` hold the result; what is done is kept, and `--resume` continues.
+The claim is stored before anything is trained. In each setting each arm is tuned on seeds of its
+own, and then trained on others, each time by `run.sweep` in a folder of `arms`. `table.txt` and
+`verdict.png` hold the result; finished sweeps stay, and `--resume` continues.
 """
 
-import dataclasses
+import argparse
 import json
 import re
-import tempfile
-from collections.abc import Callable, Sequence
+import runpy
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import claim as claims
-import jax
+import figure
 import numpy as np
-from claim import Arm, Claim, Tuned
+from claim import Arm, Claim, Curves, Tuned
 
-from jaxrl_po import config
-from jaxrl_po.cli import launch
-from jaxrl_po.config import ConfigError, static
-from jaxrl_po.run import errors
-from jaxrl_po.run.devices import parallel
-from jaxrl_po.run.devices.compilation import keep_programs
-from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import (
-    control,
-    flags,
-    language,
-    search,
-    user_code,
-    vmapped,
-)
-from jaxrl_po.run.experiment import (
-    settings as run_settings,
-)
-from jaxrl_po.run.experiment.language_config import VERIFIER
-from jaxrl_po.run.experiment.vmapped import Curves
-from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.host import vector_envs
-from jaxrl_po.run.loop import signals
-from jaxrl_po.run.store import folder
+from jaxrl_po import run
+from jaxrl_po.config import ConfigError
 
 EXTENSIONS = 2  # of the grid of a tuned value, at most, while the best value lies at its edge
 # Base seeds: those of tuning and of what is reported have nothing in common.
 TUNING, REPORTED = 1, 0
+ARMS, CONFIG = "arms", "config.json"
+FILES = ("table.txt", "verdict.json", "verdict.png", CONFIG)
+FROM_START = ("reward", "tools")  # flags of rewards outside the program
 
 
-@config.record
-class Options:
-    """Where a claim is, and where its results go."""
-
-    claim: str = static("", "a function that returns a `Claim`, as file.py:name")
-    out: str = static("", "folder for the results; new or empty, or see --resume and --overwrite")
-    devices: str = static("auto", "devices to spread runs over; on a CPU, auto makes one per core")
-    compilation_cache: str = static(
-        "auto",
-        "folder where compiled programs are kept for the next time; auto is one in the user's "
-        "cache, empty keeps none",
+def parser(claim: Claim | None = None) -> argparse.ArgumentParser:
+    """Returns the parser of the command's flags; `--claim` is needed where no claim is given."""
+    made = argparse.ArgumentParser(
+        "python experiments/study.py", description=__doc__, allow_abbrev=False
     )
-    resume: bool = static(False, "go on with the study in --out")
-    overwrite: bool = static(False, "replace the study in --out")
+    if claim is None:
+        made.add_argument("--claim", default="", help="function that returns a Claim, file.py:name")
+    made.add_argument("--out", default="", help="folder for the results")
+    made.add_argument("--devices", default="auto", help="devices of the runs; see jaxrl-po control")
+    made.add_argument("--compilation_cache", default="auto", help="folder of compiled programs")
+    made.add_argument("--resume", action="store_true", help="continue the study in --out")
+    made.add_argument("--overwrite", action="store_true", help="replace the study in --out")
+    return made
+
+
+def experiment(flags: Mapping[str, Any]) -> run.Experiment:
+    """Returns the experiment of flags, with a dot or without."""
+    plain = {name: value for name, value in flags.items() if "." not in name}
+    over = {name: value for name, value in flags.items() if "." in name}
+    return run.Experiment(**plain, over=over)
 
 
 def stated(claim: Claim) -> dict[str, Any]:
-    """The claim as it is stored before anything runs, without the code of its scores."""
-    code = ("script", "score", "objective", "limits")
+    """Returns the claim as it is stored before anything runs, without the code of its scores."""
+    code = ("score", "objective", "limits")
     compared = [{**each._asdict(), "score": each.score is not None} for each in claim.comparisons]
     return {
         "script": "study",
-        "command": claim.script.name,
         **{name: value for name, value in claim._asdict().items() if name not in code},
         "arms": {name: arm._asdict() for name, arm in claim.arms.items()},
         "comparisons": compared,
@@ -81,19 +69,15 @@ def check(claim: Claim) -> None:
     """Raises ConfigError for a claim with an unknown name, or one that cannot be tested."""
     if not claim.comparisons:
         raise ConfigError("claim", "must have a comparison")
-    if claim.warm_start and claim.script is not language.SCRIPT:
-        raise ConfigError("claim", "only a claim with language.SCRIPT can have a warm_start")
-    if claim.script is control.SCRIPT and claim.objective is Claim._field_defaults["objective"]:
-        raise ConfigError("claim", 'must have an objective, as in last("greedy_return")')
     for each in claim.comparisons:
-        for compared in (each.arm, each.than):
-            if compared is not None and compared not in claim.arms:
-                near = errors.suggest(compared, claim.arms)
-                raise ConfigError("claim", f"a comparison names the arm {compared!r}{near}")
-        for name in each.settings:
-            if name not in claim.settings:
-                near = errors.suggest(name, claim.settings)
-                raise ConfigError("claim", f"a comparison names the setting {name!r}{near}")
+        named = (
+            *(("arm", name, claim.arms) for name in (each.arm, each.than) if name is not None),
+            *(("setting", name, claim.settings) for name in each.settings),
+        )
+        for kind, name, known in named:
+            if name not in known:
+                names = f"choose one of {', '.join(known)}"
+                raise ConfigError("claim", f"a comparison names the {kind} {name!r}; {names}")
     for name, arm in claim.arms.items():
         if len(arm.values) < 2 or list(arm.values) != sorted(set(arm.values)) or arm.values[0] <= 0:
             raise ConfigError(
@@ -102,103 +86,83 @@ def check(claim: Claim) -> None:
                 f"{list(arm.values)}",
             )
         for setting in claim.settings_of(name):
-            require_learner(claim, setting, arm)
+            asked = [experiment(claim.flags_of(setting, arm, value)) for value in arm.values]
+            if set(FROM_START) & asked[0].settings.keys():
+                raise ConfigError("claim", "reward and tools of a study must be in its program")
+            control = "task" not in asked[0].settings
+            if control and claim.objective is Claim._field_defaults["objective"]:
+                raise ConfigError("claim", 'must have an objective, as in last("greedy_return")')
             if claim.warm_start:
-                run_settings.parse(language.SCRIPT, first(claim, setting))
-
-
-def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
-    """Raises ConfigError for flags that do not parse, or that a study cannot train."""
-    each = [settled(claim, setting, arm, value, []) for value in arm.values]
-    for made, iterations in each:
-        options = made.run
-        if not iterations or iterations % claim.evaluations:
-            raise ConfigError(
-                "claim",
-                f"{claim.evaluations} evaluations must divide the iterations of a run; "
-                f"total_steps = {options.total_steps} makes {iterations} in {setting!r}",
-            )
-        reward = getattr(options, "reward", VERIFIER)
-        if getattr(options, "tools", "") or reward != VERIFIER:
-            raise ConfigError("claim", "reward and tools of a study must be in its program")
-    if len({search.static_part(config) for config, _ in each}) > 1:
-        raise ConfigError("claim", f"{arm.tuned} cannot be tuned: only a number of config.* can")
-
-
-def settled(
-    claim: Claim, setting: str, arm: Arm, value: float, start: Sequence[str]
-) -> tuple[Any, int]:
-    """Returns the config of an arm in a setting, and the iterations of a run."""
-    asked = {**claim.flags, **claim.settings[setting], **arm.flags, arm.tuned: value}
-    given = [*flags.written(asked), *start]
-    read = run_settings.parse(claim.script, given)
-    # Environments on the host may have packages that are not here, and take no part in this.
-    on_host = vector_envs.is_host(getattr(read.config.run, "env", ""))
-    world = None if on_host else claim.script.open_world(read.config)
-    return run_settings.settle(claim.script, read, world)
+                experiment(first(claim, setting))
 
 
 class Runs(NamedTuple):
     """The runs of an arm in a setting.
 
     Attributes:
-      claim: the claim.
-      setting: its name.
-      name: of the arm.
-      start: flags of the initial policy.
-      devices: see `Options`.
+      claim: Claim of the study.
+      setting: Name of the setting.
+      name: Name of the arm.
+      shared: Flags of all runs of the study in this setting.
+      place: Folder of the sweeps.
     """
 
     claim: Claim
     setting: str
     name: str
-    start: Sequence[str]
-    devices: str
+    shared: Mapping[str, Any]
+    place: Path
 
     @property
     def arm(self) -> Arm:
-        """What is tuned."""
+        """Arm that is tuned."""
         return self.claim.arms[self.name]
 
     @property
     def seeds(self) -> tuple[int, int]:
-        """See `Claim.seeds_of`."""
+        """Numbers of seeds, see `Claim.seeds_of`."""
         return self.claim.seeds_of(self.setting, len(self.arm.values))
 
     def admits(self, value: float) -> bool:
-        """Whether the tuned flag may have a value."""
+        """Returns whether the tuned flag may have a value."""
         try:
-            settled(self.claim, self.setting, self.arm, value, self.start)
+            experiment(self.claim.flags_of(self.setting, self.arm, value))
         except ConfigError:
             return False
         return True
 
     def train(self, values: Sequence[float], seeds: int, base_seed: int) -> list[Curves]:
-        """Curves for each value, `[S, E]`."""
-        asked = [settled(self.claim, self.setting, self.arm, each, self.start) for each in values]
-        configs, iterations = [each for each, _ in asked], asked[0][1]
-        script, first = self.claim.script, configs[0]
-        options = dataclasses.replace(
-            first.run, seeds=seeds, seed=base_seed, devices=self.devices, mesh=""
-        )
-        with tempfile.TemporaryDirectory() as scratch:
-            rows, _ = vmapped.train(
-                script.build(first, vmapped.ALONE, script.open_world(first)),
-                [each.method for each in configs],
-                options,
-                Path(scratch),
-                f"{self.setting}, {self.name}",
-                iterations=iterations,
-                steps_per_iteration=1,
+        """Returns curves for each value, `[S, E]`; a finished sweep is read, not trained again."""
+        kind = "tuning" if base_seed == TUNING else "reported"
+        place = self.place / " ".join([kind, *(f"{value:g}" for value in values)])
+        if not (place / "table.txt").exists():
+            print(f"{self.setting}, {self.name}: {kind}", flush=True)
+            asked = self.claim.flags_of(self.setting, self.arm, values[0])
+            run.sweep(
+                experiment({**asked, **self.shared, "seeds": seeds, "seed": base_seed}),
+                over={self.arm.tuned: values},
                 evaluations=self.claim.evaluations,
+                out=place,
+                resume=(place / CONFIG).exists(),
             )
-        curves = vmapped.curves(rows)
+        curves = curves_of(place)
         parts = [slice(i * seeds, (i + 1) * seeds) for i in range(len(values))]
         return [{name: x[part] for name, x in curves.items()} for part in parts]
 
 
+def curves_of(place: Path) -> Curves:
+    """Returns the curves of a sweep, `[N, E]`, in the order of its values; NaN without a sample."""
+    parts = []
+    for path in sorted(place.glob("programs/*/metrics.jsonl"), key=lambda x: int(x.parent.name)):
+        lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        rows = [row for row in lines if row["iteration"]]
+        names = [name for name, value in rows[-1].items() if isinstance(value, list)]
+        parts.append({x: np.array([row.get(x) for row in rows], np.float64).T for x in names})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 def beyond(edge: Sequence[float], count: int) -> list[float]:
-    """Values beyond the second of two, in their ratio, ascending.
+    """Returns values beyond the second of two, in their ratio, ascending.
 
     Example:
       >>> beyond([2.0, 4.0], 3), beyond([2.0, 1.0], 1)
@@ -208,22 +172,13 @@ def beyond(edge: Sequence[float], count: int) -> list[float]:
     return sorted(float(f"{end * (end / near) ** (i + 1):.3g}") for i in range(count))
 
 
-def tune(runs: Runs, found: dict[float, float], keep: Callable[[], None]) -> tuple[float, bool]:
-    """The value with the best objective, and whether there are worse ones on both sides of it.
-
-    Args:
-      runs: of the arm.
-      found: value to objective, of what was tried; what is tried is added.
-      keep: called after each addition.
-    """
-    claim, asked = runs.claim, list(runs.arm.values)
-    extended = len(set(found) - set(asked)) // len(asked)  # by the study that is resumed
-    for _ in range(extended, 1 + EXTENSIONS):
-        if not set(asked) <= set(found):
-            curves = runs.train(asked, runs.seeds[1], TUNING)
-            for value, each in zip(asked, curves, strict=True):
-                found[value] = float(np.mean(np.nan_to_num(claim.objective(each), nan=-np.inf)))
-            keep()
+def tune(runs: Runs) -> tuple[float, bool]:
+    """Returns the value with the best objective, and whether both sides of it have worse ones."""
+    claim, asked, found = runs.claim, list(runs.arm.values), dict[float, float]()
+    for _ in range(1 + EXTENSIONS):
+        curves = runs.train(asked, runs.seeds[1], TUNING)
+        for value, each in zip(asked, curves, strict=True):
+            found[value] = float(np.mean(np.nan_to_num(claim.objective(each), nan=-np.inf)))
         tried = sorted(found)
         best = max(tried, key=lambda value: found[value])
         if tried[0] < best < tried[-1]:
@@ -235,102 +190,125 @@ def tune(runs: Runs, found: dict[float, float], keep: Callable[[], None]) -> tup
     return best, False
 
 
-def tune_and_train(runs: Runs, path: Path) -> Tuned:
-    """An arm in a setting, tuned and trained, but for what the file already holds."""
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"tuning": []}
-    found = {value: -np.inf if mean is None else mean for value, mean in stored["tuning"]}
-
-    def keep(**more: Any) -> None:
-        content = {"setting": runs.setting, "arm": runs.name, "tuning": sorted(found.items())}
-        folder.write_json(path, content | more)
-
-    if "curves" not in stored:
-        value, inside = tune(runs, found, keep)
-        curves = runs.train([value], runs.seeds[0], REPORTED)[0]
-        keep(value=value, inside=inside, curves={name: x.tolist() for name, x in curves.items()})
-        jax.clear_caches()
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    curves = {name: np.array(x, np.float64) for name, x in stored["curves"].items()}
-    return Tuned(stored["value"], stored["inside"], curves)
-
-
-def run(claim: Claim, out: Path, devices: str) -> dict[str, dict[str, Tuned]]:
+def carry_out_arms(claim: Claim, out: Path, shared: Mapping[str, Any]) -> dict[str, Any]:
     """Tunes and trains every arm in every setting in which it is compared."""
     results: dict[str, dict[str, Tuned]] = {}
-    place = out / "arms"
-    place.mkdir(exist_ok=True)
     for i, setting in enumerate(claim.settings, 1):
-        start = begin(claim, i, setting, place)
+        begun = {**shared, **begin(claim, setting, out / f"warm start {i}", shared)}
         results[setting] = {}
         for j, name in enumerate(claim.arms, 1):
             if setting in claim.settings_of(name):
-                runs = Runs(claim, setting, name, start, devices)
-                tuned = tune_and_train(runs, place / f"{i}.{j}.json")
+                runs = Runs(claim, setting, name, begun, out / f"{i}.{j}")
+                value, inside = tune(runs)
+                tuned = Tuned(value, inside, runs.train([value], runs.seeds[0], REPORTED)[0])
                 results[setting][name] = tuned
                 print(f"{setting}: {claims.shown(claim, setting, name, tuned)}", flush=True)
     return results
 
 
-def first(claim: Claim, setting: str) -> list[str]:
-    """Flags of the initial policy of a setting, which no method has trained."""
+def first(claim: Claim, setting: str) -> dict[str, Any]:
+    """Returns the flags of the initial policy of a setting, which no method has trained."""
     shared = {**claim.flags, **claim.settings[setting], "seeds": 1, "total_steps": 0}
     of_method = re.compile(r"algorithm$|config\.")
     own = {name: value for name, value in shared.items() if not of_method.match(name)}
-    return flags.written(own | dict(claim.warm_start))
+    return own | dict(claim.warm_start)
 
 
-def begin(claim: Claim, number: int, setting: str, out: Path) -> list[str]:
-    """Makes the initial policy of a setting, unless it is there; the flag that begins with it."""
+def begin(claim: Claim, setting: str, place: Path, shared: Mapping[str, Any]) -> dict[str, str]:
+    """Makes the initial policy of a setting, unless it exists; returns the flag that names it."""
     if not claim.warm_start:
-        return []
-    place = out / f"warm start {number}"
+        return {}
     if not (place / "summary.json").exists():
-        launch.language([*first(claim, setting), f"--out={place}", "--overwrite"])
-        if not (place / "summary.json").exists():
-            raise UsageError(f"{place.name} did not finish; see {place}")
-    return [f"--init_from={place}"]
+        cache = {"compilation_cache": shared["compilation_cache"]}
+        asked = {**first(claim, setting), **cache, "out": str(place), "overwrite": True}
+        run.train(experiment(asked))
+    return {"init_from": str(place)}
 
 
-def carry_out(claim: Claim, options: Options) -> int:
+def prepare(out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """Returns the claim of the study to resume, empty for a new one; changes nothing.
+
+    Raises:
+      ConfigError: the folder holds files, and neither switch is given, or holds no study.
+    """
+    if resume and overwrite:
+        raise ConfigError("resume", "must be left out with overwrite: give one of them")
+    if not out.exists() or not any(out.iterdir()):
+        return {}
+    if not (resume or overwrite):
+        remedy = "give resume to continue, overwrite to replace the study, or choose another"
+        raise ConfigError("out", f"{out} already holds files; {remedy}")
+    stored = json.loads((out / CONFIG).read_text()) if (out / CONFIG).exists() else {}
+    if stored.get("script") != "study":
+        raise ConfigError("out", f"{out} must hold a study; choose another")
+    return stored if resume else {}
+
+
+def carry_out(claim: Claim, options: argparse.Namespace) -> int:
     """Tests a claim; returns the exit status."""
-    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    parallel.split(options.devices)
+    if not options.out:
+        raise ConfigError("out", "must name a folder for the results, e.g. runs/first")
+    out = Path(options.out)
+    stored = prepare(out, resume=options.resume, overwrite=options.overwrite)
     check(claim)
     said = json.loads(json.dumps(stated(claim)))
     for name, value in said.items():
         if stored and stored.get(name) != value:
             raise ConfigError(
                 "resume",
-                f"{name} of the claim must be as stated in {options.out} before anything ran; "
-                "choose another out",
+                f"{name} of the claim must be as stated in {out} before anything ran; choose "
+                "another out",
             )
-    keep_programs(options.compilation_cache)
-    with folder.claim(options.out, overwrite=options.overwrite) as out, signals.kept(out):
-        folder.write_settings(out, said)
-        results = signals.in_thread(run, claim, out, options.devices)
-        outcomes = claims.judge(claim, results)
-        text = claims.table(claim, results, outcomes)
-        (out / "table.txt").write_text(text, encoding="utf-8")
-        told = [{**each._asdict(), "comparison": str(each.comparison)} for each in outcomes]
-        verdict = {"verdict": claims.verdict(outcomes), "comparisons": told}
-        folder.write_json(out / "verdict.json", verdict)
-        picture = out / "verdict.png"
-        with plotting.beside(picture):
-            rows = claims.rows(outcomes)
-            plotting.save_differences(rows, claim.statement, claim.measure, picture)
+    if options.overwrite:
+        shutil.rmtree(out / ARMS, ignore_errors=True)
+        for name in FILES:
+            (out / name).unlink(missing_ok=True)
+    (out / ARMS).mkdir(parents=True, exist_ok=True)
+    (out / CONFIG).write_text(json.dumps(said, indent=2, ensure_ascii=False), encoding="utf-8")
+    shared = {"devices": options.devices, "compilation_cache": options.compilation_cache}
+    results = carry_out_arms(claim, out / ARMS, shared)
+    outcomes = claims.judge(claim, results)
+    text = claims.table(claim, results, outcomes)
+    (out / "table.txt").write_text(text, encoding="utf-8")
+    told = [{**each._asdict(), "comparison": str(each.comparison)} for each in outcomes]
+    verdict = {"verdict": claims.verdict(outcomes), "comparisons": told}
+    (out / "verdict.json").write_text(json.dumps(verdict, indent=2), encoding="utf-8")
+    figure.save(outcomes, claim.statement, claim.measure, out / "verdict.png")
     print(text, end="")
-    print(f"see {picture}")
+    print(f"see {out / 'verdict.png'}")
     return 0
+
+
+def load(source: str) -> Claim:
+    """Returns the claim that a function in a file returns; `source` is `file.py:name`."""
+    path, _, name = source.rpartition(":")
+    if not Path(path).is_file():
+        raise ConfigError("claim", f"must be a file and a name, file.py:name, got {source!r}")
+    try:
+        found = runpy.run_path(path, run_name=Path(path).stem)
+        if name not in found:
+            raise AttributeError(f"{path} holds no {name!r}")
+        claim = found[name]()
+    except Exception as error:
+        raise ConfigError("claim", f"{source}: {error}") from error
+    if not isinstance(claim, Claim):
+        raise ConfigError("claim", f"{source} must return a Claim, got {claim!r}")
+    return claim
 
 
 def main(argv: Sequence[str], claim: Claim | None = None) -> int:
     """Runs the command, or the claim of a file that is itself run; returns its exit status."""
-    summary = "Tests a claim about methods on many seeds."
-    options = flags.ask(argv, "python experiments/study.py", summary, Options)
-    if options is None:
-        return 0
-    if claim is None:
-        claim = user_code.make("claim", options.claim)
-        if not isinstance(claim, Claim):
-            raise ConfigError("claim", f"{options.claim} must return a Claim, got {claim!r}")
-    return carry_out(claim, options)
+    options = parser(claim).parse_args(argv)
+    return carry_out(load(options.claim) if claim is None else claim, options)
+
+
+def entry(claim: Claim | None = None) -> NoReturn:
+    """Runs `main` and exits with its status: 2 with one line for invalid flags."""
+    try:
+        sys.exit(main(sys.argv[1:], claim))
+    except ConfigError as error:
+        print(f"error: --{' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; --resume continues", file=sys.stderr)
+        sys.exit(130)

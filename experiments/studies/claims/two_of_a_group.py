@@ -4,13 +4,9 @@
 experiments/studies/claims/two_of_a_group.py --out=runs/two_of_a_group`.
 """
 
-import functools
-
 import small
 import trial
 from claim import Arm, Claim, Comparison, crossed, last
-
-from jaxrl_po.run.experiment import flags, language
 
 BATCH = 128  # completions of an iteration
 
@@ -29,7 +25,6 @@ def claim() -> Claim:
         statement="GRPO with two completions of a prompt is as good as with sixteen, at equal "
         "numbers of completions",
         source="2-GRPO, arXiv:2510.00977",
-        script=language.SCRIPT,
         arms=groups,
         settings=crossed(small.TASKS, small.SIZES),
         comparisons=(Comparison("G = 2", "G = 16", by=-0.02),),
@@ -48,4 +43,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(trial.main, claim=claim()))
+    trial.entry(claim())

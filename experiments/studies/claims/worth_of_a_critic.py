@@ -6,13 +6,9 @@ memory, so GRPO has twice the completions for as much: in twice the iterations, 
 as large.
 """
 
-import functools
-
 import small
 import trial
 from claim import Arm, Claim, Comparison, crossed, last
-
-from jaxrl_po.run.experiment import flags, language
 
 COMPLETIONS = 100 * 128
 
@@ -30,7 +26,6 @@ def claim() -> Claim:
         statement="Groups make up for a critic: GRPO is as good as PPO after as many completions, "
         "and better in as much time and memory",
         source="GRPO, arXiv:2402.03300, section 4.1",
-        script=language.SCRIPT,
         arms={
             "PPO": Arm(
                 {"algorithm": "ppo", "problem.num_prompts": 128, "total_steps": COMPLETIONS}, *rate
@@ -56,4 +51,4 @@ def claim() -> Claim:
 
 
 if __name__ == "__main__":
-    flags.entry(functools.partial(trial.main, claim=claim()))
+    trial.entry(claim())

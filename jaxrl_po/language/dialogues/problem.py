@@ -14,16 +14,13 @@ from jaxrl_po.language.checks import check_budget
 from jaxrl_po.language.dialogue import Dialogue, check_contract
 from jaxrl_po.language.mismatch import AUTO, Sampler
 from jaxrl_po.language.networks import Networks, Sequences, make_networks, prompt_keys
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, problem_of
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Collect, problem_of
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Facts, Problem, PyTree
-
-# A dialogue that was cut may have had short messages.
-FACTS = Facts(truncated_is_overlong=False, turns=True)
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Problem, PyTree
 
 
 class Recording(NamedTuple):
@@ -143,7 +140,14 @@ def make_problem(
         recording = Recording(prompt, pad, held, accuracy, measures)
         return collector, batch_of(networks, params, recording, score.reshape(-1, group_size))
 
-    return problem_of(networks, collect, FACTS._replace(staleness=sampler.staleness))
+    return problem_of_dialogues(networks, collect, staleness=sampler.staleness)
+
+
+def problem_of_dialogues(networks: Networks, collect: Collect, *, staleness: int = 0) -> Problem:
+    """Builds a problem whose episodes are dialogues, see `Problem`."""
+    problem = problem_of(networks, collect)
+    # A dialogue that was cut may have had short messages.
+    return problem._replace(truncated_is_overlong=False, has_turns=True, staleness=staleness)
 
 
 def batch_of(
@@ -171,7 +175,7 @@ def batch_of(
     values = networks.value(params, inputs)
     is_last = held.mask & ~jnp.roll(held.mask, -1, axis=1).at[:, -1].set(False)
     columns: Columns = {"step_end": held.message_end}
-    if not networks.exact_sampler:
+    if not networks.log_prob_matches_sampler:
         columns["sampler_log_prob"] = held.log_prob
     return Batch(
         inputs=inputs,

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
-from jaxrl_po.language.dialogues.problem import FACTS, Recording, batch_of
+from jaxrl_po.language.dialogues.problem import Recording, batch_of, problem_of_dialogues
 from jaxrl_po.language.networks import make_networks
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, problem_of
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
@@ -82,4 +82,4 @@ def recorded_problem(
         recording = recording._replace(measures=measures)
         return collector.remove(RECORDING), batch_of(networks, params, recording, score)
 
-    return problem_of(networks, collect, FACTS)
+    return problem_of_dialogues(networks, collect)

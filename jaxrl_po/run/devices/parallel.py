@@ -155,15 +155,6 @@ def choose(
     return placement
 
 
-def split(devices: str | int) -> None:
-    """Splits a CPU into the devices that `choose` will find, before anything starts the backend.
-
-    Args:
-      devices: see `choose`.
-    """
-    _available(_parse_devices(devices), num_processes=1)
-
-
 def cores(devices: str | int, num_seeds: int) -> tuple[Any, ...]:
     """Returns devices of the cores of a CPU that JAX has started as one device; empty elsewhere.
 

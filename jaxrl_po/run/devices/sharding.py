@@ -200,7 +200,7 @@ def over_mesh(
         return leaf.astype(dtype) if of_block else leaf
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        sizes = [leaf.size for leaf in jax.tree.leaves(state.params.trained())]
+        sizes = [leaf.size for leaf in jax.tree.leaves(state.params.without_frozen())]
         around = whole if sum(sizes) <= flat_up_to * num_seeds else place
         state, metrics = stacked.update(around(place(state)), batch)
         return place(around(state)), metrics

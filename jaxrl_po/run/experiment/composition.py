@@ -1,6 +1,7 @@
 """The learner of a language run: its models, its problem and its method."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_po import language
@@ -16,7 +17,7 @@ from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags, methods, models, rewarding
 from jaxrl_po.run.experiment.language_config import LanguageConfig, ProblemSettings
-from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps
+from jaxrl_po.types import ActorCritic, FastPaths, Learner, Problem, PyTree
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
@@ -64,6 +65,7 @@ class Composition(NamedTuple):
       columns: of the recordings of dialogues on the host; None without such.
       policy: the transformer, as it is sharded.
       critic: likewise, or None.
+      make: `make` of the method, with the user's loss.
     """
 
     config: LanguageConfig
@@ -75,6 +77,7 @@ class Composition(NamedTuple):
     columns: int | None
     policy: Transformer
     critic: Transformer | None
+    make: Callable[..., Learner]
 
     @property
     def given(self) -> PyTree:
@@ -122,10 +125,10 @@ class Composition(NamedTuple):
                 num_parts=method.num_parts,
             )
         if self.placement.cuts_params:  # the prompts of some devices would be read on others
-            problem = problem._replace(speedups=SpeedUps())
+            problem = problem._replace(fast_paths=FastPaths())
         axis = self.placement.axis_name
         placed = dataclasses.replace(method, axis_name=axis)
-        learner: Learner = methods.ALGORITHMS[self.config.run.algorithm].make(placed, problem)
+        learner = self.make(placed, problem)
         of_reference = self.config.reference
         if of_reference is not None and of_reference.enabled:
             learner = reference.with_reference_kl(

@@ -47,8 +47,8 @@ class Sampling(NamedTuple):
 
     Attributes:
       settings: Record of `--problem.*`.
-      build: `(env, **settings, network=…, axis_name=…, policy=…, critic=…) -> Problem`; only
-        trajectories pool statistics over devices and have a critic.
+      build: `(env, **settings, network=…, axis_name=…, policy=…, …) -> Problem`; only trajectories
+        pool statistics over devices and have a critic.
       rows: `(settings) -> int`, rows that are sharded over devices.
       steps: `(settings, num_actions) -> int`, environment steps of one iteration, counting every
         simulated step.
@@ -69,18 +69,19 @@ SAMPLINGS = {
     ),
     GROUPS: Sampling(
         control.GroupSettings,
-        lambda env, *, axis_name, critic, **own: control.make_groups(env, **own),
+        lambda env, *, axis_name, critic, actor_critic, **own: control.make_groups(env, **own),
         lambda s: s.num_prompts,
         lambda s, _: s.num_prompts * s.group_size * s.num_steps,
     ),
     VINE: Sampling(
         control.VineSettings,
-        lambda env, *, axis_name, critic, **own: control.make_vine(env, **own),
+        lambda env, *, axis_name, critic, actor_critic, **own: control.make_vine(env, **own),
         lambda s: s.num_envs,
         control.VineSettings.steps,
     ),
 }
 
+NETWORKS = ("policy", "critic", "actor_critic")  # options with a Flax module
 VINE_DOES_WITHOUT = {
     *("gamma", "lambda_", "estimator", "n_steps"),
     *("value_learning_rate", "value_epochs", "value_minibatches", "value_coefficient"),
@@ -95,8 +96,9 @@ def default_sampling(options: ControlOptions) -> str:
 def sampling(options: ControlOptions) -> Sampling:
     """Returns the way to collect rollouts that the options ask for."""
     chosen = default_sampling(options) if options.sampling == AUTO else options.sampling
-    if options.critic and chosen != TRAJECTORIES:
-        raise ConfigError("critic", f"must be left out: sampling = {chosen} has no critic")
+    for name in ("critic", "actor_critic") if chosen != TRAJECTORIES else ():
+        if vars(options)[name]:
+            raise ConfigError(name, f"must be left out: sampling = {chosen} has no critic")
     if vector_envs.is_host(options.env) and chosen != TRAJECTORIES:
         raise ConfigError(
             "env",
@@ -125,11 +127,7 @@ def tuned(
     fields = methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
     unstable = [name for name, kind in MEMORIES.items() if kind and kind.needs_early_stop]
     stops = values.get("network.memory") in unstable and "early_stop" in fields
-    return {**found_by_sweep(options, values), **({"config.early_stop": True} if stops else {})}
-
-
-def found_by_sweep(options: ControlOptions, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns flag name to the value that a sweep found for method and environment; or empty."""
+    found: dict[str, Any] = {"config.early_stop": True} if stops else {}
     path = tuned_file(options)
     # What was found for one way to sample does not apply to another.
     if (
@@ -137,12 +135,12 @@ def found_by_sweep(options: ControlOptions, values: Mapping[str, Any]) -> Mappin
         or options.sampling not in (AUTO, default_sampling(options))
         or not os.path.exists(path)  # `Path.exists` raises where a name is too long
     ):
-        return {}
-    flags_of_sweep: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["flags"]
+        return found
+    found = json.loads(path.read_text(encoding="utf-8"))["flags"] | found
     # What was found for other networks does not apply.
-    if options.policy or options.critic or values.get("network.shared_torso"):
-        return {k: v for k, v in flags_of_sweep.items() if not k.startswith("network.")}
-    return flags_of_sweep
+    if any(vars(options)[name] for name in NETWORKS) or values.get("network.shared_torso"):
+        found = {k: v for k, v in found.items() if not k.startswith("network.")}
+    return user_code.without_replaced(options, found)
 
 
 def tuned_file(options: ControlOptions) -> Path:
@@ -194,8 +192,8 @@ def build_problem(
     """Builds the problem of a run in its environment."""
     options, settings = config.run, config.problem
     own = {
-        name: user_code.network(name, source) if source else None
-        for name, source in (("policy", options.policy), ("critic", options.critic))
+        name: user_code.network(name, source) if (source := vars(options)[name]) else None
+        for name in NETWORKS
     }
     of_run: dict[str, Any] = {"axis_name": axis_name, "target": target, **own}
     if world.source is not None:
@@ -243,6 +241,7 @@ def build(config: ControlConfig, placement: Placement, world: World) -> assembly
         if options.algorithm in ("npg", "trpo") and settings.num_branches:
             surrogate = functools.partial(self_normalized, settings.num_branches)
             make = functools.partial(make, surrogate=surrogate)
+    make = user_code.with_loss(make, options)
     problem = build_problem(config, world, placement.axis_name, placement.target)
     if options.init_from:
         problem = earlier.begun(SCRIPT, problem, options.init_from)

@@ -31,6 +31,9 @@ class ControlOptions(Options):
         "", "a Flax module of your own as file.py:Name, in place of the policy of --network"
     )
     critic: str = option("", "likewise, in place of the critic")
+    actor_critic: str = option(
+        "", "Flax module as file.py:Name that replaces both: observation to (distribution, value)"
+    )
     init_from: str = common_option(
         "",
         "folder of an earlier run of this script (the latest parameters of its first seed), with "

@@ -111,8 +111,7 @@ def require_fit(
         )
     if not config.problem.max_new_tokens:
         raise ConfigError(
-            "problem.max_new_tokens",
-            "must be given with tools: the token budget of a message",
+            "problem.max_new_tokens", "must be given with tools: the token budget of a message"
         )
     return start.base.text.template, start.base.text
 

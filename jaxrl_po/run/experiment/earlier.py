@@ -16,7 +16,7 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.experiment import assembly, flags, settings
+from jaxrl_po.run.experiment import assembly, flags, settings, user_code
 from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.experiment.options import Options, RunConfig
@@ -75,39 +75,22 @@ def read_any(
 
 
 def maker(scripts: Collection[AnyScript], flag: str, run: str) -> tuple[AnyScript, dict[str, Any]]:
-    """The script among several that made an earlier run, and its settings as stored; see `read`."""
+    """Returns the script among several that made an earlier run, and its settings as stored."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
         raise ConfigError(flag, f"must name the folder of a run of {makers}, e.g. runs/first")
-    found = settings_of(flag, run, makers)
+    found = folder.read_settings(Path(run), flag, makers)
+    made = found.get("script", "something else")
     for script in scripts:
-        if found["script"] == script.name:
+        if made == script.name:
             return script, found
-    if found["script"] == TRAIN:
+    if made == TRAIN:
         raise ConfigError(
             flag,
             f"{run} holds a run of run.train, whose learner is not stored: in Python, "
             "run.load(folder, learner=…) gives its parameters",
         )
-    raise ConfigError(
-        flag, f"must be the folder of a run of {makers}, got {run} of {found['script']}"
-    )
-
-
-def settings_of(flag: str, run: str, makers: str) -> dict[str, Any]:
-    """The settings of an earlier run, as stored; `makers`, for messages, could have made it."""
-    wanted = f"must be the folder of a run of {makers}, got {run}"
-    try:
-        found = folder.read_settings(Path(run), flag)
-    except OSError:
-        raise ConfigError(flag, f"{wanted}; it holds no {folder.CONFIG}") from None
-    except ConfigError:
-        raise
-    except ValueError:
-        raise ConfigError(flag, f"{run} holds a damaged {folder.CONFIG}") from None
-    if "script" not in found:
-        raise ConfigError(flag, f"{wanted}; its {folder.CONFIG} is that of something else")
-    return found
+    raise ConfigError(flag, f"must be the folder of a run of {makers}, got {run} of {made}")
 
 
 def state(
@@ -131,7 +114,9 @@ def state(
       ConfigError: no such checkpoint, one of another version of the library, a file of the user
         that is gone, or another base or, at a new path, other prompts than the run had.
     """
-    options = config.run
+    no_loss: dict[str, Any] = dict.fromkeys(user_code.LOSS, "")  # only training needs it
+    options = dataclasses.replace(config.run, **no_loss)
+    config = dataclasses.replace(config, run=options)
     values = flags.flatten(config.sections())
     for file in sources.files(values):
         if not os.path.isfile(file):

@@ -8,14 +8,13 @@ from typing import Any, Self
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import control, language, settings
+from jaxrl_po.run.experiment import control, earlier, language, settings
 from jaxrl_po.run.experiment.assembly import AnyScript
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.language_config import LanguageOptions
 from jaxrl_po.run.experiment.settings import Settings
-from jaxrl_po.run.store import folder, sources
+from jaxrl_po.run.store import sources
 
 UNSET: Any = object()  # of a keyword that is left out
 SCRIPTS: dict[str, AnyScript] = {x.name: x for x in (control.SCRIPT, language.SCRIPT)}
@@ -30,10 +29,10 @@ class Experiment:
     """What is to be run: method, problem, seeds, placement, evaluation, budget and folder, as data.
 
     A keyword of `jaxrl-po language` alone, such as `task`, selects that command; otherwise it is
-    `jaxrl-po control`. Flags with a dot stand in `over`. An environment, task, network or reward
-    may be an object: a class or function is stored as `file.py:name` where it can be imported, any
-    other as `python:name`, which must be given again to whoever reads the folder. Making an
-    experiment computes nothing and starts no backend.
+    `jaxrl-po control`. Flags with a dot stand in `over`. An environment, task, network, reward,
+    surrogate, advantage or optimizer may be an object: a class or function is stored as
+    `file.py:name` where it can be imported, any other as `python:name`, which must be given again
+    to whoever reads the folder. Making an experiment computes nothing and starts no backend.
 
     Attributes:
       script: `control` or `language`.
@@ -55,6 +54,9 @@ class Experiment:
         *,
         over: Mapping[str, Any] = MappingProxyType({}),
         algorithm: str = UNSET,
+        surrogate: Any = UNSET,
+        advantage: Any = UNSET,
+        optimizer: Any = UNSET,
         out: str | os.PathLike[str] = UNSET,
         seeds: int = UNSET,
         seed: int = UNSET,
@@ -82,6 +84,7 @@ class Experiment:
         env_params: str = UNSET,
         policy: Any = UNSET,
         critic: Any = UNSET,
+        actor_critic: Any = UNSET,
         init_from: str | os.PathLike[str] = UNSET,
         demonstrations: str | os.PathLike[str] = UNSET,
         sampling: str = UNSET,
@@ -150,15 +153,13 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
     for weight in weights if isinstance(weights, list | tuple) else ():
         config.check_number("reward_weights", weight)
     for name, value in named.items():
-        listed = name == "reward" and isinstance(value, list | tuple)  # functions, perhaps
-        plain = isinstance(value, int | float | str | list | tuple | os.PathLike) and not listed
-        if not plain or isinstance(value, AnyTask):
+        listed = name != "reward" and type(value) in (list, tuple)  # rewards may be functions
+        if not (listed or isinstance(value, int | float | str | os.PathLike)):
             if name not in sources.FLAGS:
                 raise ConfigError(
                     name,
                     f"must be a number or text, got {type(value).__name__}: objects are for "
-                    f"{', '.join(sources.FLAGS)}; a loss, an advantage or an optimizer goes to "
-                    "the method's make, and its learner to run.train",
+                    f"{', '.join(sources.FLAGS)}",
                 )
             named[name] = sources.named(name, value)
     return named
@@ -170,9 +171,5 @@ def of_folder(out: str, **more: Any) -> Experiment:
     Raises:
       ConfigError: it holds no run of a command.
     """
-    stored = folder.inspect(out, resume=True, overwrite=False)
-    if stored.get("script") not in SCRIPTS:
-        raise ConfigError("out", f"must hold a run of jaxrl-po {' or '.join(SCRIPTS)}, got {out}")
-    return Experiment.of(
-        SCRIPTS[stored["script"]], with_names({"out": out, "resume": True, **more})
-    )
+    script, _ = earlier.maker(SCRIPTS.values(), "out", out)
+    return Experiment.of(script, with_names({"out": out, "resume": True, **more}))

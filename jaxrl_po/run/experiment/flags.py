@@ -19,7 +19,14 @@ from absl import flags as absl_flags
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
-from jaxrl_po.run.errors import RunError, UsageError, format_error, shown, wrapped
+from jaxrl_po.run.errors import (
+    RunError,
+    UsageError,
+    UserCodeError,
+    format_error,
+    shown,
+    wrapped,
+)
 from jaxrl_po.run.loop import signals
 from jaxrl_po.run.store.sources import DIGESTS
 
@@ -374,7 +381,8 @@ def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
 
     Args:
       error: error whose field has no prefix yet; an error about another name is returned as it is.
-      sections: prefix to record class; the first record that has the field counts.
+      sections: prefix to record class; the first record that has the field counts, and the empty
+        prefix is the last.
 
     Example:
       >>> @config.record
@@ -383,7 +391,9 @@ def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
       >>> located(ConfigError("num_envs", "must be even"), {"problem": Settings}).field
       'problem.num_envs'
     """
-    for prefix, record in sections.items():
+    if isinstance(error, UserCodeError):  # which names a flag
+        return error
+    for prefix, record in sorted(sections.items(), key=lambda section: not section[0]):
         if error.field in {field.name for field in dataclasses.fields(record)}:
             return ConfigError(join(prefix, error.field), error.message) if prefix else error
     return error

@@ -26,6 +26,7 @@ from jaxrl_po.run.experiment import (
     models,
     presets,
     rewarding,
+    user_code,
 )
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.language_config import (
@@ -49,6 +50,7 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
     """Builds the method on the task, with a policy and, if it needs one, a critic."""
     del world
     options = config.run
+    make = user_code.with_loss(methods.ALGORITHMS[options.algorithm].make, options)
     start = models.start(SCRIPT, config, answers=rewarding.needs_answers(options))
     task, settings = start.task, composition.problem_settings(config, start.task, start.base)
     rewarded = rewarding.host_score(config, task, placement)
@@ -61,7 +63,7 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
     verify, columns = rewarded is None, None if hosted is None else hosted.columns
     teacher = models.teacher(SCRIPT, config, task)
     composed = composition.Composition(
-        config, placement, start, settings, teacher, verify, columns, policy, critic
+        config, placement, start, settings, teacher, verify, columns, policy, critic, make
     )
     filtered = composition.filtered(settings, policy)
     data = None if isinstance(task, Dialogue) else task.data

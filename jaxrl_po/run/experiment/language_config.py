@@ -107,6 +107,7 @@ class LanguageOptions(Options):
         "class whose methods are tools of a pretrained model, as file.py:Class; each dialogue has "
         "an instance; empty for none",
         was=("environment",),
+        sweep="absent",
     )
     reward: str = common_option(
         VERIFIER,
@@ -146,6 +147,7 @@ class LanguageOptions(Options):
         "shard parameters, reference and optimizer state over the devices of the data axis "
         "instead of replicating them",
         resume="any",
+        sweep="absent",
     )
     show: int = option(
         4,

@@ -1,7 +1,6 @@
 """What a run trains: a new transformer, a pretrained one or that of an earlier run; adapters."""
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,27 +55,17 @@ def root(init_from: str, *seen: str) -> str:
     """
     if not init_from or os.path.isfile(init_from):
         return init_from
-    here, path = os.path.realpath(init_from), os.path.join(init_from, folder.CONFIG)
+    here = os.path.realpath(init_from)
     if here in seen:
         raise UserCodeError(
             "init_from",
             f"leads back to {init_from}, which another run replaces, or has replaced: keep the "
             "run that others started from",
         )
-    if not os.path.isfile(path):
-        raise UserCodeError(
-            "init_from",
-            "must be the folder of a run of jaxrl-po language or of a pretrained model, or a GGUF "
-            f"file, got {init_from}; it holds no {folder.CONFIG}",
-        )
-    try:
-        stored = dict(json.loads(Path(path).read_text(encoding="utf-8-sig")))
-    except (TypeError, ValueError):
-        raise UserCodeError("init_from", f"{init_from} holds a damaged {folder.CONFIG}") from None
+    makers = "jaxrl-po language or of a pretrained model, or a GGUF file"
+    stored = folder.read_settings(Path(init_from), "init_from", makers)
     if "script" in stored:
-        began = {"init_from": stored.get("init_from", "")}
-        began |= sources.located(began, {}, str(stored.get("out", "")), Path(init_from))
-        return root(began["init_from"], here, *seen)
+        return root(stored.get("init_from", ""), here, *seen)
     return init_from if "model_type" in stored or "architectures" in stored else ""
 
 
@@ -311,9 +300,10 @@ def _latest(
     adapted = settings.lora.rank > 0
     try:
         shapes = model.clone(lora=settings.lora.lora).parameter_shapes()
-        found = checkpoint.peek_policy(
+        found = checkpoint.peek(
             Path(run) / "checkpoints" / "latest",
             {lora.ADAPTERS: shapes[lora.ADAPTERS]} if adapted else shapes,
+            part=".params.policy",
             seed_index=0,
         )
         over = start(script, settings, answers=False) if adapted else None
@@ -323,10 +313,10 @@ def _latest(
         raise ConfigError(
             flag, f"{run} holds no intact checkpoint; wait for one, or choose another run"
         )
-    if over is not None:
-        earlier.require_base(over.digest, flag, run)
-        found = _merged(over.policy, over.params, found)
-    return jax.device_get(found)
+    if over is None:
+        return jax.device_get(found[1])
+    earlier.require_base(over.digest, flag, run)
+    return jax.device_get(_merged(over.policy, over.params, found[1]))
 
 
 def require_alike(config: LanguageConfig, settings: LanguageConfig, task: AnyTask) -> None:

@@ -29,6 +29,19 @@ class Options:
         resume="any",
         compared=False,
     )
+    surrogate: str = common_option(
+        "", "function that replaces the surrogate of the method, as file.py:name"
+    )
+    advantage: str = option(
+        "",
+        "function of a trajectory that replaces the advantage of a method with a critic, as "
+        "file.py:name",
+    )
+    optimizer: str = option(
+        "",
+        "function that makes an optax transformation to replace the optimizer, as file.py:name; "
+        "--config.optimizer takes a name",
+    )
     seeds: int = common_option(
         16, "runs side by side, each with its own random numbers", unit="seeds", within=COUNT
     )
@@ -105,9 +118,7 @@ class Options:
         "memory of each, train nothing: tpu:v5e:2x4 (also v5p, v6e), cpu:8, or gpu if attached",
     )
     json: bool = start_option(
-        False,
-        "with --compile_for, one JSON object for each program",
-        when=("compile_for", GIVEN),
+        False, "with --compile_for, one JSON object for each program", when=("compile_for", GIVEN)
     )
     distributed: bool = start_option(
         False,

@@ -25,6 +25,7 @@ from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
+from jaxrl_po.run.store.folder import read_settings
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState, short_repr
 
 
@@ -101,7 +102,7 @@ LearnerState.__repr__ = short_repr  # type: ignore[method-assign]
 def shown(policy: ControlPolicy | LanguagePolicy) -> str:
     """One line: what was trained, how far, and its size."""
     what = policy.settings.get("env") or policy.settings.get("task")
-    size = sum(leaf.size for leaf in jax.tree.leaves(policy.params.trained()))
+    size = sum(leaf.size for leaf in jax.tree.leaves(policy.params.without_frozen()))
     return (
         f"{type(policy).__name__}({policy.settings['algorithm']} on {what}, iteration "
         f"{policy.iteration}, {size:,} parameters)"
@@ -170,9 +171,9 @@ def load(
 
 def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> LearnerState:
     """What the folder of a user's learner holds; raises ConfigError."""
-    settings = earlier.settings_of("folder", run, "run.train")
-    if settings["script"] != earlier.TRAIN:
-        raise ConfigError("learner", f"must be left out: {run} holds a run of {settings['script']}")
+    settings = read_settings(Path(run), "folder", "run.train")
+    if (made := settings.get("script")) != earlier.TRAIN:
+        raise ConfigError("learner", f"must be left out: {run} holds a run of {made}")
     options = Options(seeds=settings["seeds"], seed=settings["seed"], out=run)
     earlier.require_seed("seed_index", seed_index, options.seeds, "folder", run)
     setup = assembly.Setup(learner, None, "")

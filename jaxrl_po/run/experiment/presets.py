@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.algorithms.actor_critic import GAE, Epochs
-from jaxrl_po.run.experiment import methods, rewarding
+from jaxrl_po.run.experiment import methods, rewarding, user_code
 from jaxrl_po.run.experiment.language_config import MODEL, RANDOM, LanguageOptions
 from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.experiment.settings import DECAY, WARM_UP
@@ -103,7 +103,7 @@ def of_language(
         pairs = zip(key, (start, reward, method), strict=True)
         if key[0] in starts and all(kind == ANY or kinds.get(kind) for kind, kinds in pairs):
             found |= row
-    return found
+    return user_code.without_replaced(options, found)
 
 
 of_pretrained = functools.partial(of_language, starts=(PRETRAINED, ADAPTERS))

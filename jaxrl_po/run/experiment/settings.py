@@ -133,13 +133,8 @@ def stored_settings(script: AnyScript, options: Options) -> dict[str, Any]:
     Raises:
       ConfigError: the folder cannot be used, or holds a run of another script or format.
     """
-    found = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    if found.get("script", script.name) != script.name:
-        raise ConfigError(
-            "resume",
-            f"{options.out} holds a run of jaxrl-po {found['script']}, not of jaxrl-po "
-            f"{script.name}",
-        )
+    switches = {"resume": options.resume, "overwrite": options.overwrite}
+    found = folder.inspect(options.out, **switches, script=script.name)
     return found | sources.absolute(found)
 
 

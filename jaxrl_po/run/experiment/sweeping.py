@@ -3,39 +3,48 @@
 Combinations that differ in numbers of the method alone train vmapped, as one program.
 """
 
+import dataclasses
+import itertools
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Setting, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
-from jaxrl_po.run.experiment import control, flags, search, settings, user_code, vmapped
-from jaxrl_po.run.experiment.control_config import ControlConfig, ControlOptions
+from jaxrl_po.run.experiment import control, flags, language, settings, user_code, vmapped
+from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
-from jaxrl_po.run.experiment.options import common_option
-from jaxrl_po.run.experiment.search import Asked, Combination
+from jaxrl_po.run.experiment.language_config import LanguageOptions
+from jaxrl_po.run.experiment.options import Options, RunConfig, common_option
 from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import signals
 from jaxrl_po.run.loop.signals import Interrupted
-from jaxrl_po.run.store import folder, metrics, provenance, sources
+from jaxrl_po.run.store import folder, metrics, provenance, sources, statistics
 
 PROGRAMS = "programs"  # folder of their runs
+Combination = dict[str, str]
+DRAW = re.compile(r"(\w+) *\((.*)\)")
+DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
+EXACT = "exact_draws"  # entry of the folder of a sweep whose draws have all digits
 
-Group = Sequence[Settings[ControlConfig]]  # of the combinations that share one program
+Group = Sequence[Settings[Any]]  # of the combinations that share one program
 
 
 @config.record
-class Options(ControlOptions):
-    """The sweep as a whole."""
+class Search:
+    """The search of a sweep."""
 
     evaluations: int = common_option(
         10,
@@ -50,12 +59,59 @@ class Options(ControlOptions):
     )
 
 
-SCRIPT = control.SCRIPT._replace(
-    name="sweep",
-    summary="Searches hyperparameters: give a flag several values, separated by commas, or a "
-    "distribution.",
-    options=Options,
+@config.record
+class ControlSweep(Search, ControlOptions):
+    """A sweep in control as a whole."""
+
+
+@config.record
+class LanguageSweep(Search, LanguageOptions):
+    """A sweep of a language model as a whole."""
+
+
+Sweep = ControlSweep | LanguageSweep
+SUMMARY = (
+    "Searches hyperparameters: give a flag several values, separated by commas, or a distribution."
 )
+SCRIPTS: dict[str, AnyScript] = {
+    script.name: script._replace(name="sweep", summary=SUMMARY, options=options)
+    for script, options in ((control.SCRIPT, ControlSweep), (language.SCRIPT, LanguageSweep))
+}
+SCRIPT = SCRIPTS["control"]  # of the command
+
+
+class Asked(NamedTuple):
+    """What a sweep was asked to do.
+
+    Attributes:
+      flags: Name to value, of the flags with one value.
+      swept: Name to values, as written, of the flags with several.
+      drawn: Name to distribution, as written, of the flags that are drawn.
+      tuned: Defaults of `jaxrl-po control` when the sweep began.
+    """
+
+    flags: dict[str, Any]
+    swept: dict[str, list[str]]
+    drawn: dict[str, str]
+    tuned: Mapping[str, Any]
+
+    def settings(self, script: AnyScript, combination: Combination) -> Settings[Any]:
+        """Returns the settings of one combination."""
+        options = settings.options_of(script, self.flags)
+        initial = script.initial(options)
+        sections = settings.sections_of(script, options, initial)
+        for name, drawn in self.drawn.items():
+            prefix, _, field = name.rpartition(".")
+            default = getattr(sections.get(prefix), field, None)
+            if type(default) is int and not drawn.startswith("choice"):
+                raise ConfigError(
+                    name, f"must be choice(a,b,…), as its values are integers, got {drawn}"
+                )
+        texts = {name: flags.Text(value) for name, value in combination.items()}
+        given = flags.convert(self.flags | texts, sections)
+        layers = {"given": given, "tuned": self.tuned}
+        records, origins = flags.merge(sections, layers)
+        return Settings(script.config.of_sections(records, initial), given, {}, origins, {})
 
 
 class Swept(NamedTuple):
@@ -64,7 +120,8 @@ class Swept(NamedTuple):
     Attributes:
       rows: one for each combination, best first: `flags`, `steps` `[E]` and `scores` `[S, E]`.
       best: flag name to value of the best one, of all flags that were set or tuned.
-      folder: with `sweep.json`, and once it is finished `table.txt` and `sweep.png`.
+      folder: with `sweep.json`, the lines of all runs in `programs/*/metrics.jsonl`, and once it is
+        finished `table.txt` and `sweep.png`.
     """
 
     rows: list[dict[str, Any]]
@@ -76,7 +133,9 @@ class Swept(NamedTuple):
 
 
 def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) -> Swept:
-    """Searches hyperparameters of an experiment in control.
+    """Searches hyperparameters of an experiment.
+
+    A language model's warm start is part of each run; runs with `init_from` share an earlier one.
 
     Args:
       experiment: with the folder `out` and the number of seeds of each combination.
@@ -93,10 +152,10 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
       >>> sweep(Experiment(env="CartPole-v1", out="runs/a"), over=rates, draws=32)  # doctest: +SKIP
     """
     user_code.require_not_imported()
-    if not isinstance(experiment, Experiment) or experiment.script != control.SCRIPT.name:
-        raise ConfigError("experiment", "must be an Experiment in control: run.Experiment(env=…)")
-    given = with_names({**experiment.settings, **options})
-    sections = settings.sections_of(SCRIPT, settings.options_of(SCRIPT, given))
+    if not isinstance(experiment, Experiment):
+        raise ConfigError("experiment", "must be an Experiment: run.Experiment(env=…)")
+    script, given = SCRIPTS[experiment.script], with_names({**experiment.settings, **options})
+    sections = sections_of(script, settings.options_of(script, given))
     for name, values in over.items():
         if isinstance(values, str):
             given[name] = flags.Text(values)
@@ -107,13 +166,19 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
             )
         each = [flags.convert({name: value}, sections)[name] for value in values]
         given[name] = flags.Text(",".join(map(errors.shown, each)))
-    return carry_out(given)
+    return carry_out(script, given)
 
 
-def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
+def sections_of(script: AnyScript, options: Options) -> dict[str, type]:
+    """Returns the record class of each section of a sweep by its prefix."""
+    return settings.sections_of(script, options, script.initial(options))
+
+
+def carry_out(script: AnyScript, given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
     """Carries out a sweep, or continues it.
 
     Args:
+      script: Member of `SCRIPTS`.
       given: Flag name to text or value; see `flags.tokenize`.
       leave_early: Whether a signal ends the process, as of a command; else see `sweep`.
 
@@ -122,17 +187,17 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
       RunError: The folder can no longer be written.
       NoAction, PoolError: See `runner.run`.
     """
-    options = settings.options_of(SCRIPT, given)
+    options = settings.options_of(script, given)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    asked = resumed(given, stored, options.out) if stored else read(given, options)
-    options = settings.options_of(SCRIPT, asked.flags)
-    sections = settings.sections_of(SCRIPT, options)
+    asked = resumed(script, given, stored, options.out) if stored else read(script, given, options)
+    options = settings.options_of(script, asked.flags, asked.tuned)
+    sections = sections_of(script, options)
     refuse(options, asked)
     keep_programs(options.compilation_cache)
-    rounded = bool(stored) and not stored.get(search.EXACT)
-    groups = group(asked, options, sections, rounded=rounded)
+    rounded = bool(stored) and not stored.get(EXACT)
+    groups = group(script, asked, options, rounded=rounded)
     with flags.locating(sections):
-        check([[one for _, one in each] for each in groups], options)
+        score = check(script, [[one for _, one in each] for each in groups], options)
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
@@ -144,11 +209,7 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
             for name, value in asked.flags.items()
             if fields[name].stored and name != "out"
         }
-        said = {
-            "script": "sweep",
-            search.EXACT: not rounded,
-            **asked._replace(flags=lasting)._asdict(),
-        }
+        said = {"script": "sweep", EXACT: not rounded, **asked._replace(flags=lasting)._asdict()}
         code = {sources.DIGESTS: sources.digests(lasting)}
         for line in provenance.note(provenance.differences(code, stored.get("resolved", {}))):
             print(line, flush=True)
@@ -160,7 +221,7 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
                     continue
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
-                of_group = [one for _, one in each], options, place, title
+                of_group = [one for _, one in each], options, place, title, script
                 result, interrupted = (
                     signals.in_thread(run, *of_group) if leave_early else run(*of_group)
                 )
@@ -168,7 +229,7 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
                     {"flags": combination, **result, "scores": scores}
                     for (combination, _), scores in zip(each, result["scores"], strict=True)
                 ]
-                rows = sorted([*rows, *scored], key=lambda row: -search.final(row["scores"]).mean())
+                rows = sorted([*rows, *scored], key=lambda row: -final(row["scores"]).mean())
                 if interrupted:
                     raise KeyboardInterrupt
                 folder.write_json(out / "sweep.json", rows)
@@ -179,63 +240,71 @@ def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
                     f"each, {result['seconds']:.0f} s",
                     flush=True,
                 )
-            (out / "table.txt").write_text(search.table(rows), encoding="utf-8")
-            scores = [(row["flags"], search.final(row["scores"])) for row in rows]
+            (out / "table.txt").write_text(table(rows), encoding="utf-8")
+            scores = [(row["flags"], final(row["scores"])) for row in rows]
             with plotting.beside(out / "sweep.png"):
-                axis = f"final {metrics.axis('greedy_return')}"
+                axis = f"final {metrics.axis(score)}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
         except KeyboardInterrupt:
-            raise Interrupted(swept=Swept(rows, best(asked, rows, sections), out)) from None
-    return Swept(rows, best(asked, rows, sections), out)
+            raise Interrupted(swept=Swept(rows, best(script, asked, rows, sections), out)) from None
+    return Swept(rows, best(script, asked, rows, sections), out)
 
 
 def group(
-    asked: Asked, options: Options, sections: dict[str, type], *, rounded: bool
-) -> list[list[tuple[Combination, Settings[ControlConfig]]]]:
+    script: AnyScript, asked: Asked, options: Sweep, *, rounded: bool
+) -> list[list[tuple[Combination, Settings[Any]]]]:
     """Groups the combinations, with their settings, by the program that they share.
 
     Args:
-      asked: the sweep.
+      script: member of `SCRIPTS`.
+      asked: settings and values of the sweep.
       options: options of the sweep as a whole.
-      sections: prefix to record class.
-      rounded: whether the draws are those of an earlier version; see `search.combinations`.
+      rounded: whether the draws are those of an earlier version; see `combinations`.
     """
-    combinations = search.combinations(asked, options.draws, options.seed, rounded=rounded)
+    found = combinations(asked, options.draws, options.seed, rounded=rounded)
     total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
-    if len(combinations) < total:
-        print(f"{len(combinations)} of {total} combinations are distinct; each trains once")
-    groups: dict[str, list[tuple[Combination, Settings[ControlConfig]]]] = {}
-    for combination in combinations:
-        made = asked.settings(combination, sections)
-        groups.setdefault(search.static_part(made.config), []).append((combination, made))
+    if len(found) < total:
+        print(f"{len(found)} of {total} combinations are distinct; each trains once")
+    groups: dict[str, list[tuple[Combination, Settings[Any]]]] = {}
+    for combination in found:
+        made = asked.settings(script, combination)
+        groups.setdefault(static_part(made.config), []).append((combination, made))
     return list(groups.values())
 
 
-def best(asked: Asked, rows: list[dict[str, Any]], sections: dict[str, type]) -> dict[str, Any]:
-    """Returns the flags of the first row that were set or tuned; none without a row."""
+def best(
+    script: AnyScript, asked: Asked, rows: list[dict[str, Any]], sections: Mapping[str, type]
+) -> dict[str, Any]:
+    """Returns the flags of the first row that were set or tuned; empty without a row."""
     if not rows:
         return {}
-    first = asked.settings(rows[0]["flags"], sections)
-    config, _ = settings.settle(control.SCRIPT, first, control.open_world(first.config))
+    first = asked.settings(script, rows[0]["flags"])
+    config, _ = settings.settle(script, first, script.open_world(first.config))
     settled, fields = flags.flatten(config.sections()), settings.fields_of(sections)
-    tunable = [name for name in asked.flags if fields[name].sweep == "varies"]
-    names = dict.fromkeys([*asked.tuned, *tunable, *asked.swept, *asked.drawn])
-    return {name: settled[name] for name in names if name in settled}
+    names = dict.fromkeys([*asked.tuned, *asked.flags, *asked.swept, *asked.drawn])
+    varying = [name for name in names if name in settled and fields[name].sweep == "varies"]
+    return {name: settled[name] for name in varying}
 
 
-def read(given: Mapping[str, Any], options: Options) -> Asked:
+def read(script: AnyScript, given: Mapping[str, Any], options: Options) -> Asked:
     """Returns the sweep that flags ask for."""
-    sections = settings.sections_of(SCRIPT, options)
-    kept, swept, drawn = search.split(given, settings.fields_of(sections))
+    initial = script.initial(options)
+    sections = settings.sections_of(script, options, initial)
+    kept, swept, drawn = split(given, settings.fields_of(sections))
+    script.require_known(options, kept, initial)
     fixed = flags.convert(kept, sections)
-    tuned = {**control.PRESETS.get(options.algorithm, {}), **control.tuned(options, fixed)}
-    return Asked(fixed | sources.absolute(fixed), swept, drawn, flags.current(tuned, sections))
+    of_run = options, fixed, initial
+    tuned = flags.current({**script.tuned(*of_run), **script.presets(*of_run)}, sections)
+    return Asked(fixed | sources.absolute(fixed), swept, drawn, tuned)
 
 
-def resumed(given: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> Asked:
+def resumed(
+    script: AnyScript, given: Mapping[str, Any], stored: Mapping[str, Any], out: str
+) -> Asked:
     """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
 
     Args:
+      script: Member of `SCRIPTS`.
       given: Flag name to text or value.
       stored: Content of the sweep's `config.json`.
       out: Value of `--out`.
@@ -252,35 +321,23 @@ def resumed(given: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> As
     if not all(isinstance(field, dict) for field in (*asked, code)):
         raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
     found = sources.located(asked.flags, code, str(stored.get("out", "")), Path(out))
-    before = flags.current(asked.flags, {"": Options}) | found
-    options = settings.options_of(SCRIPT, given, before)
-    sections = settings.sections_of(SCRIPT, options)
+    before = flags.current(asked.flags, {"": script.options}) | found
+    options = settings.options_of(script, given, before)
+    sections = sections_of(script, options)
     asked = Asked(*(flags.current(each, sections) for each in asked))
     asked = asked._replace(flags=asked.flags | found)
-    again, fields = read(given, options), settings.fields_of(sections)
-    may_change = {
-        name
-        for name, field in fields.items()
-        if field.resume == "any" or not field.stored or name in code
-    }
-    before = {**asked.flags, **asked.swept, **asked.drawn}
-    for name, value in {**again.flags, **again.swept, **again.drawn}.items():
-        if name in code and sources.digests({name: value}) == {name: code[name]}:
-            continue
-        if (name not in may_change or name in code) and value != before.get(name):
-            wanted = errors.shown(before[name]) if name in before else "left out"
-            raise ConfigError(
-                name,
-                f"must be {wanted}, as in the sweep in {out} that is resumed, got "
-                f"{errors.shown(value)}; leave it out, or choose another out",
-            )
-    changed = {name: value for name, value in again.flags.items() if name in may_change}
-    return asked._replace(flags=asked.flags | changed)
+    again = read(script, given, options)
+    # The length of a sweep may not grow.
+    fields = {x: y for x, y in settings.fields_of(sections).items() if y.resume != "grows"}
+    now = {**again.flags, **again.swept, **again.drawn}
+    before = {**dict.fromkeys(now, "left out"), **asked.flags, **asked.swept, **asked.drawn}
+    folder.require_same(now, before | {"resolved": stored.get("resolved", {})}, fields, out)
+    return asked._replace(flags=asked.flags | again.flags)
 
 
-def refuse(options: Options, asked: Asked) -> None:
+def refuse(options: Sweep, asked: Asked) -> None:
     """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
-    for name, field in settings.fields_of({"": Options}).items():
+    for name, field in settings.fields_of({"": type(options)}).items():
         if field.sweep == "absent" and asked.flags.get(name):
             raise ConfigError(
                 name, "must be left out: a sweep is one process, which evaluates each run itself"
@@ -297,41 +354,46 @@ def refuse(options: Options, asked: Asked) -> None:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
-def check(groups: Sequence[Group], options: Options) -> None:
-    """Raises the error of the first combination whose settings are wrong."""
+def check(script: AnyScript, groups: Sequence[Group], options: Options) -> str:
+    """Returns the name of the score; raises the error of the first combination that is wrong."""
     for group in groups:
         placement = parallel.choose(
             options.devices, num_seeds=len(group) * options.seeds, num_rows=1, mesh=options.mesh
         )
         if placement.cuts_params:
             raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
-        world = control.open_world(group[0].config)
+        world = script.open_world(group[0].config)
         for each in group:
-            config, _ = settings.settle(control.SCRIPT, each, world)
-            control.build(config, vmapped.ALONE, world)
+            setup = script.build(settings.settle(script, each, world)[0], vmapped.ALONE, world)
+            if setup.rewarded is not None:
+                raise ConfigError("reward", "must be computed in the program of a sweep")
+    return setup.score
 
 
-def run(group: Group, options: Options, place: Path, title: str) -> tuple[dict[str, Any], bool]:
+def run(
+    group: Group, options: Sweep, place: Path, title: str, script: AnyScript
+) -> tuple[dict[str, Any], bool]:
     """Trains the combinations that share one program, each over all seeds.
 
     Returns:
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
       `compile_seconds`; and whether a signal came.
     """
-    world = control.open_world(group[0].config)
-    settled = [settings.settle(control.SCRIPT, each, world) for each in group]
+    world = script.open_world(group[0].config)
+    settled = [settings.settle(script, each, world) for each in group]
     first = settled[0][0]
+    setup = script.build(first, vmapped.ALONE, world)
     rows, interrupted = vmapped.train(
-        control.build(first, vmapped.ALONE, world),
+        setup,
         [config.method for config, _ in settled],
         options,
         place,
         title,
         iterations=settled[0][1],
-        steps_per_iteration=control.steps(first, world),
+        steps_per_iteration=script.steps(first, world),
         evaluations=options.evaluations,
     )
-    scores = vmapped.curves(rows)["greedy_return"]
+    scores = vmapped.curves(rows)[setup.score]
     result = {
         "steps": [row["step"] for row in rows],
         "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
@@ -352,3 +414,132 @@ def done(path: Path, sections: Mapping[str, type]) -> list[dict[str, Any]]:
         return [row | {"flags": each} for row, each in zip(rows, written, strict=True)]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("resume", f"{path} is damaged; choose another out") from None
+
+
+def split(
+    given: Mapping[str, Any], fields: Mapping[str, Setting]
+) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, str]]:
+    """Splits flags into those with one value, the values of a grid, and distributions.
+
+    Args:
+      given: Flag name to its text, which may search, or to its value.
+      fields: Flag name to the metadata of its field, of which some may vary in a sweep.
+
+    Example:
+      >>> fields = {name: Setting("") for name in ("config.gamma", "config.learning_rate")}
+      >>> rates = {"config.gamma": "0.9,0.99", "config.learning_rate": "uniform(0,1)"}
+      >>> split({"seeds": 2} | {name: flags.Text(rates[name]) for name in rates}, fields)
+      ({'seeds': 2}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
+
+    Raises:
+      ConfigError: An unknown distribution; the message suggests the nearest.
+    """
+    kept, swept, drawn = dict[str, Any](), dict[str, list[str]](), dict[str, str]()
+    for name, value in given.items():
+        text = value if isinstance(value, flags.Text) else ""
+        found = DRAW.fullmatch(text.strip())
+        varies = name in fields and fields[name].sweep == "varies"
+        if varies and found:
+            if found[1] not in DISTRIBUTIONS:
+                close = errors.suggest(found[1], DISTRIBUTIONS)
+                close = "; did you mean choice?" if "int" in found[1] else close
+                raise ConfigError(name, f"must be a distribution of a sweep, got {value}{close}")
+            drawn[name] = text.replace(" ", "")
+        elif varies and "," in text:
+            swept[name] = text.split(",")
+        else:
+            kept[name] = value
+    return kept, swept, drawn
+
+
+def combinations(
+    asked: Asked, draws: int, seed: int, *, rounded: bool = False
+) -> list[Combination]:
+    """Returns the distinct combinations of the values of the grid with the draws.
+
+    Args:
+      asked: `Asked`, the grid and the distributions.
+      draws: number of joint draws of all flags that have a distribution.
+      seed: seed of the draws.
+      rounded: whether draws have four digits and equal ones repeat, as in folders without `EXACT`.
+
+    Raises:
+      ConfigError: the bounds of a distribution are invalid.
+
+    Example:
+      >>> combinations(Asked({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
+      [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}]
+    """
+    grid = [
+        dict(zip(asked.swept, values, strict=True))
+        for values in itertools.product(*asked.swept.values())
+    ]
+    generator = np.random.default_rng(seed)
+    columns = {
+        name: draw(name, written, draws, generator, rounded=rounded)
+        for name, written in asked.drawn.items()
+    }
+    rows: list[Combination] = [{}]
+    if columns:
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    every = [each | row for each in grid for row in rows]
+    return every if rounded else list({tuple(each.items()): each for each in every}.values())
+
+
+def draw(
+    name: str, written: str, count: int, generator: np.random.Generator, *, rounded: bool = False
+) -> list[str]:
+    """Draws values from `uniform(a,b)`, `log_uniform(a,b)` with 0 < a < b, or `choice(a,b,…)`."""
+    found = DRAW.fullmatch(written)
+    assert found is not None
+    kind, values = found[1], found[2].split(",")
+    if kind == "choice":
+        return [values[i] for i in generator.integers(len(values), size=count)]
+    try:
+        low, high = map(float, values)
+        if not (0 < high - low < np.inf and (low > 0 or kind == "uniform")):
+            raise ValueError
+    except ValueError:
+        positive = "0 < " * (kind == "log_uniform")
+        raise ConfigError(
+            name, f"must be {kind}(low,high) with finite {positive}low < high, got {written}"
+        ) from None
+    if kind == "uniform":
+        drawn = generator.uniform(low, high, count)
+    else:
+        drawn = np.exp(generator.uniform(np.log(low), np.log(high), count))
+    return [f"{value:.4g}" if rounded else repr(float(value)) for value in drawn]
+
+
+def static_part(config: RunConfig) -> str:
+    """Returns all settings but the numbers of the method; equal ones share a program."""
+    numbers = {
+        f"config.{field.name}"
+        for field in dataclasses.fields(config.method)
+        if not setting_of(field).static
+    }
+    values = flags.flatten(config.sections())
+    return json.dumps(
+        {name: value for name, value in values.items() if name not in numbers},
+        default=str,
+        sort_keys=True,
+    )
+
+
+def final(scores: Any) -> npt.NDArray[np.float64]:
+    """Returns the score of each seed, `[S]`: the mean of its last three evaluations, or −∞."""
+    last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
+    return statistics.worst_if_missing(last)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line per combination, best first: mean, interquartile mean and worst seed."""
+    names = sorted({name for row in rows for name in row["flags"]})
+    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]
+    for row in rows:
+        scores = final(row["scores"])
+        numbers = [scores.mean(), float(statistics.interquartile_mean(scores)), scores.min()]
+        values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
+        seeds = f"{statistics.seeds_with_score(scores):>8}"
+        lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), seeds, *values]))
+    return "\n".join(lines) + "\n"

@@ -215,9 +215,8 @@ def _earlier(options: Options, iterations: int) -> dict[str, Any]:
         raise ConfigError("out", "must name the folder of a run that is resumed or replaced")
     if processes.several():
         raise ConfigError("learner", "is trained in one process; an Experiment can be distributed")
-    stored = folder.inspect(out, resume=options.resume, overwrite=options.overwrite) if out else {}
-    if stored.get("script", TRAIN) != TRAIN:
-        raise ConfigError("out", f"{out} holds a run of jaxrl-po {stored['script']}, not of train")
+    switches = {"resume": options.resume, "overwrite": options.overwrite}
+    stored = folder.inspect(out, **switches, script=TRAIN) if out else {}
     least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
     if iterations < least:
         raise ConfigError(

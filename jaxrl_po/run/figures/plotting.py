@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import math
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -264,58 +263,6 @@ def _save_landscape(
         figure.colorbar(image, label=y_label)
         what = f"a pixel is a run: {seeds} seeds of each combination, sorted"
         figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
-        write(figure, path)
-
-
-class Difference(NamedTuple):
-    """A row of `save_differences`.
-
-    Attributes:
-      label: left of it.
-      centre: the difference.
-      low: end of its interval.
-      high: likewise.
-      margin: to mark.
-      note: right of it.
-    """
-
-    label: str
-    centre: float
-    low: float
-    high: float
-    margin: float
-    note: str = ""
-
-
-def save_differences(rows: Sequence[Difference], title: str, x_label: str, path: Path) -> None:
-    """Writes a figure of differences with their intervals, one below another.
-
-    Args:
-      rows: top to bottom; one with a note is drawn bold.
-      title: above them, wrapped.
-      x_label: with the unit.
-      path: of the file, a PNG, PDF or SVG by its ending.
-    """
-    with style():
-        figure = Figure(figsize=(9.5, 1.6 + 0.34 * len(rows)), layout="constrained", dpi=150)
-        axes = figure.subplots()
-        for y, row in enumerate(rows):
-            colour, width = (COLOURS[1], 2.6) if row.note else (COLOURS[0], 1.4)
-            axes.hlines(y, row.low, row.high, color=colour, linewidth=width)
-            axes.plot(row.centre, y, "o", color=colour, markersize=3 + width)
-            axes.vlines(row.margin, y - 0.45, y + 0.45, color=QUIET, linestyle=(0, (2, 1)))
-            if row.note:
-                place = (1.01, y)
-                axes.annotate(row.note, place, xycoords=("axes fraction", "data"), va="center")
-        axes.axvline(0.0, color=QUIET, linewidth=0.8)
-        axes.set_yticks(range(len(rows)), [row.label for row in rows])
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
-        # Of the figure, not of the axes: long labels leave these little room.
-        above = "\n".join(textwrap.wrap(title, 95))
-        figure.suptitle(above, x=0.01, ha="left", fontsize=11, fontweight="bold")
-        axis = f"{x_label}: differences with 95 % intervals; dashed: the margin"
-        axes.set_xlabel("\n".join(textwrap.wrap(axis, 80)))
         write(figure, path)
 
 

@@ -231,16 +231,20 @@ def _restore(manager: ocp.CheckpointManager, iteration: int) -> Arrays:
     return arrays
 
 
-def peek(folder: Path, like: PyTree, *, without: str = "") -> tuple[int, PyTree] | None:
-    """The newest intact checkpoint of a folder, which another process may be writing to.
+def peek(
+    folder: Path, like: PyTree, *, part: str = "", without: str = "", seed_index: int | None = None
+) -> tuple[int, PyTree] | None:
+    """Reads the newest intact checkpoint of a folder, which another process may be writing to.
 
     Nothing in the folder is changed.
 
     Args:
-      folder: of a `Store`; may be absent.
+      folder: folder of a `Store`; may be absent.
       like: see `Store.load`.
+      part: leaf path of the part that `like` describes; empty for the whole state.
       without: leaf path of a part that `like` lacks, whatever the checkpoint holds of it; empty to
         read all parts.
+      seed_index: seed to read, an index into the stacked state; None for all seeds.
 
     Returns:
       `(iteration, state)`, placed like `like`, or None if no checkpoint is intact.
@@ -252,38 +256,11 @@ def peek(folder: Path, like: PyTree, *, without: str = "") -> tuple[int, PyTree]
     if found is None:
         return None
     read = {
-        name: array
+        name.removeprefix(part): array if seed_index is None else array[seed_index]
         for name, array in found[1].items()
-        if not (without and name.startswith(without))
+        if name.startswith(part) and not (without and name.startswith(without))
     }
     return found[0], from_host(read, like)
-
-
-def peek_policy(folder: Path, like: PyTree, *, seed_index: int) -> PyTree | None:
-    """One seed's policy parameters from the newest intact checkpoint of a folder.
-
-    Nothing in the folder is changed.
-
-    Args:
-      folder: of a `Store` of stacked training states; may be absent.
-      like: parameters, or `jax.ShapeDtypeStruct`s, of the expected structure.
-      seed_index: the seed, an index into the stacked state.
-
-    Returns:
-      The parameters, or None if no checkpoint is intact.
-
-    Raises:
-      CheckpointError: it holds other names, shapes or dtypes, or is of another format.
-    """
-    found, policy = _peek_arrays(folder), ".params.policy"
-    if found is None:
-        return None
-    arrays = {
-        name.removeprefix(policy): array[seed_index]
-        for name, array in found[1].items()
-        if name.startswith(policy)
-    }
-    return from_host(arrays, like)
 
 
 def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:

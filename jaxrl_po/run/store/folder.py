@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from jaxrl_po.config import ConfigError, Setting
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import format_error, shown, unread_format
+from jaxrl_po.run.errors import UserCodeError, format_error, shown, unread_format
 from jaxrl_po.run.store import provenance, sources
 from jaxrl_po.run.store.metrics import strict, write_atomically
 from jaxrl_po.version import FORMATS
@@ -25,31 +25,31 @@ REMOVED = {"reproducible": False}  # settings of former versions, with their def
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 STARTED_RUN_FILES = (
     *(CONFIG, "metrics.jsonl", "samples.jsonl"),
-    *("checkpoints", "tensorboard", "wandb_id", "arms"),
+    *("checkpoints", "tensorboard", "wandb_id"),
 )
 ARTEFACTS = (
     *STARTED_RUN_FILES,
     *(".chunk.json", "summary.json", "curves.png"),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
     *("sweep.json", "sweep.png", "table.txt", "programs"),  # written by `sweep`
-    *("verdict.json", "verdict.png"),  # written by `experiments/study.py`
 )
 
 
-def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
+def inspect(out: str, *, resume: bool, overwrite: bool, script: str = "") -> dict[str, Any]:
     """Checks that a run may use the folder `out`; changes nothing.
 
     Args:
       out: the value of `--out`.
       resume: the value of `--resume`.
       overwrite: the value of `--overwrite`.
+      script: Name of the command that resumes a run of its own; empty for any.
 
     Returns:
       The `config.json` of the run to resume; empty for a new run.
 
     Raises:
       ConfigError: no folder is named, the folder cannot be written, or it holds files and neither
-        switch is given.
+        switch is given, or the run of another command.
     """
     if not out:
         raise ConfigError("out", "must name a folder for the results, e.g. runs/first")
@@ -78,16 +78,9 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
         )
     if not (used and resume):
         return {}
-    try:
-        stored = read_settings(folder)
-    except FileNotFoundError:
-        why = f"{out} holds files but no {CONFIG} of a run; choose the folder of a run"
-        raise ConfigError("resume", why) from None
-    except ConfigError:
-        raise
-    except ValueError:
-        why = f"{folder / CONFIG} is damaged; repair it, or choose another folder"
-        raise ConfigError("resume", why) from None
+    stored = read_settings(folder, "resume")
+    if script and stored.get("script", script) != script:
+        raise ConfigError("resume", f"{out} holds a run of {stored['script']}, not of {script}")
     return stored
 
 
@@ -98,10 +91,10 @@ def _only_begun(folder: Path) -> bool:
         return False
     try:
         ours = "script" in read_settings(folder)
-    except (OSError, ValueError):
+    except ConfigError:
         return False
     begun = "metrics.jsonl" in held and b"\n" in held["metrics.jsonl"].read_bytes()
-    return ours and not begun and not any((*folder.glob("checkpoints/*/*"), *folder.glob("arms/*")))
+    return ours and not begun and not any(folder.glob("checkpoints/*/*"))
 
 
 def require_name(out: str, flag: str = "out") -> None:
@@ -115,25 +108,35 @@ def require_name(out: str, flag: str = "out") -> None:
         raise ConfigError(flag, f"{out} cannot be used: {error.strerror}") from None
 
 
-def read_settings(folder: Path, flag: str = "out") -> dict[str, Any]:
+def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> dict[str, Any]:
     """Reads the settings of a run, its `config.json`, with the paths of `sources.located`.
 
+    Args:
+      folder: Folder of the run.
+      flag: Name of the flag that names the folder, for messages.
+      makers: Commands that could have made the run, for messages.
+
     Raises:
-      OSError: it cannot be read.
-      ValueError: it is damaged.
-      ConfigError: it is of another format, see `FORMATS`.
+      UserCodeError: The file cannot be read or is damaged.
+      ConfigError: The file has another format, see `FORMATS`.
     """
-    stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    try:
+        stored = json.loads((folder / CONFIG).read_text(encoding="utf-8-sig"))
+    except OSError:
+        wanted = f"must be the folder of a run of {makers}, got {folder}"
+        raise UserCodeError(flag, f"{wanted}; it holds no {CONFIG}") from None
+    except ValueError:
+        stored = None
     ours = isinstance(stored, dict) and ("format" in stored or "script" in stored)
     if ours and (why := unread_format(stored.get("format"))):
         raise ConfigError(flag, f"{folder / CONFIG} {why}")
     resolved = stored.get("resolved", {}) if isinstance(stored, dict) else None
     code = resolved.get(sources.DIGESTS, {}) if isinstance(resolved, dict) else None
-    if not isinstance(code, dict):
-        raise ValueError("no settings of a run")
-    for name in ("out", *sources.STORED, *sources.PATHS):
-        if not isinstance(stored.get(name, ""), str) or not isinstance(code.get(name, ""), str):
-            raise ValueError(f"{name} is no text")
+    texts = ("out", *sources.STORED, *sources.PATHS)
+    if not isinstance(code, dict) or not all(
+        isinstance(values.get(name, ""), str) for values in (stored, code) for name in texts
+    ):
+        raise UserCodeError(flag, f"{folder} holds a damaged {CONFIG}")
     return stored | sources.located(stored, code, stored.get("out", ""), folder)
 
 

@@ -20,7 +20,10 @@ from typing import Any, Self
 from jaxrl_po.config import ConfigError
 
 # `environment` is the former name of `tools`, in runs of 0.4.
-FLAGS = ("env", "task", "reward", "policy", "critic", "tools")
+FLAGS = (
+    *("env", "task", "reward", "policy", "critic", "actor_critic", "tools"),
+    *("surrogate", "advantage", "optimizer"),
+)
 EXPORTER = "exporter"  # flag of code that no number depends on: without a digest, read at a start
 # Flags of code in folders, those of former versions included.
 STORED = (*FLAGS, "environment", EXPORTER)
