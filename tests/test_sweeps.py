@@ -441,7 +441,7 @@ def test_a_sweep_from_python_draws_and_names_the_best(tmp_path, programs_run, ca
         ({"tools": "{}:Tools"}, "^tools: must be left out: a sweep is one process"),
     ],
 )
-def test_a_sweep_of_a_language_model_stays_in_the_program(tmp_path, flags, message):
+def test_language_sweeps_refuse_rewards_on_the_host(tmp_path, flags, message):
     file = tmp_path / "mine.py"
     file.write_text("def score(**_):\n    return [0.0]\n\n\nclass Tools:\n    pass\n")
     given = {name: text.format(file) for name, text in flags.items()}

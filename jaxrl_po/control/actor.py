@@ -16,14 +16,7 @@ from jaxrl_po.control.networks import Recurrent
 from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.control.statistics import normalize
 from jaxrl_po.distributions import Categorical, MultiCategorical, TanhGaussian
-from jaxrl_po.types import (
-    ActorCritic,
-    CollectorState,
-    Distribution,
-    Problem,
-    PyTree,
-    Samples,
-)
+from jaxrl_po.types import ActorCritic, CollectorState, Distribution, Problem, PyTree, Samples
 
 
 class Networks(NamedTuple):

@@ -181,11 +181,7 @@ def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
 
 
 def step_all(
-    environment: Environment,
-    keys: jax.Array,
-    state: PyTree,
-    observation: PyTree,
-    action: jax.Array,
+    environment: Environment, keys: jax.Array, state: PyTree, observation: PyTree, action: jax.Array
 ) -> tuple[PyTree, Transition]:
     """Steps B environments, leaves `[B, …]`, each with a key of its own, which is consumed.
 

@@ -116,10 +116,7 @@ def normalize(collector: CollectorState, observation: PyTree) -> PyTree:
     if statistics is None:
         return observation
     normalized = _each(
-        Normalizer.normalize,
-        lambda none, x: x,
-        statistics,
-        _networks_inputs(observation),
+        Normalizer.normalize, lambda none, x: x, statistics, _networks_inputs(observation)
     )
     if isinstance(observation, Observation):
         return Observation(normalized[0], normalized[1], observation.legal)

@@ -49,11 +49,7 @@ class Answers(NamedTuple):
 
 
 def make_answer(
-    task: Task,
-    model: Transformer,
-    *,
-    num_prompts: int | None,
-    decoding: Decoding = PLAIN,
+    task: Task, model: Transformer, *, num_prompts: int | None, decoding: Decoding = PLAIN
 ) -> Callable[[ActorCritic, jax.Array, int], Answers]:
     """Builds `answer(params, key, n) -> Answers`: n samples per held-out prompt; n = 0 is greedy.
 

@@ -28,7 +28,7 @@ EXTENSIONS = 2  # of the grid of a tuned value, at most, while the best value li
 TUNING, REPORTED = 1, 0
 ARMS, CONFIG = "arms", "config.json"
 FILES = ("table.txt", "verdict.json", "verdict.png", CONFIG)
-FROM_START = ("reward", "tools")  # flags of rewards outside the program
+ON_HOST = ("reward", "tools")  # flags of what runs outside the program
 
 
 def parser(claim: Claim | None = None) -> argparse.ArgumentParser:
@@ -87,7 +87,7 @@ def check(claim: Claim) -> None:
             )
         for setting in claim.settings_of(name):
             asked = [experiment(claim.flags_of(setting, arm, value)) for value in arm.values]
-            if set(FROM_START) & asked[0].settings.keys():
+            if set(ON_HOST) & asked[0].settings.keys():
                 raise ConfigError("claim", "reward and tools of a study must be in its program")
             control = "task" not in asked[0].settings
             if control and claim.objective is Claim._field_defaults["objective"]:

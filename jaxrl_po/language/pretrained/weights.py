@@ -24,11 +24,7 @@ Place = Callable[[tuple[str, ...], np.ndarray[Any, Any]], jax.Array]
 
 
 def read(
-    files: ModelFiles,
-    model: Transformer,
-    *,
-    dtype: Any = "float32",
-    place: Place | None = None,
+    files: ModelFiles, model: Transformer, *, dtype: Any = "float32", place: Place | None = None
 ) -> PyTree:
     """Parameters of a model, one by one; shapes are compared before the first is read.
 

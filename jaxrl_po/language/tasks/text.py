@@ -46,12 +46,7 @@ def digits(x: jax.Array, places: int) -> jax.Array:
 
 
 def number(
-    x: jax.Array,
-    places: int,
-    tokenizer: Tokenizer,
-    *,
-    zero_pad: bool = True,
-    reverse: bool = True,
+    x: jax.Array, places: int, tokenizer: Tokenizer, *, zero_pad: bool = True, reverse: bool = True
 ) -> Piece:
     """Writes a number; the alphabet lists the digits in order, from `0`.
 

@@ -155,7 +155,7 @@ def choose(
     return placement
 
 
-def cores(devices: str | int, num_seeds: int) -> tuple[Any, ...]:
+def cores(devices: str | int, num_seeds: int) -> tuple[jax.Device, ...]:
     """Returns devices of the cores of a CPU that JAX has started as one device; empty elsewhere.
 
     JAX changes their number only before it computes, as the import of gymnax does. These belong to

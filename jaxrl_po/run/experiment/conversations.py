@@ -22,10 +22,7 @@ from jaxrl_po.run.store import sources
 
 
 def make(
-    config: LanguageConfig,
-    start: models.Start,
-    rewarded: HostScore | None,
-    placement: Placement,
+    config: LanguageConfig, start: models.Start, rewarded: HostScore | None, placement: Placement
 ) -> HostDialogues:
     """The dialogues of a run; its environments are started.
 

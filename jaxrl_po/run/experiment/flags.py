@@ -19,14 +19,7 @@ from absl import flags as absl_flags
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
-from jaxrl_po.run.errors import (
-    RunError,
-    UsageError,
-    UserCodeError,
-    format_error,
-    shown,
-    wrapped,
-)
+from jaxrl_po.run.errors import RunError, UsageError, UserCodeError, format_error, shown, wrapped
 from jaxrl_po.run.loop import signals
 from jaxrl_po.run.store.sources import DIGESTS
 

@@ -32,6 +32,7 @@ from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import signals
 from jaxrl_po.run.loop.signals import Interrupted
 from jaxrl_po.run.store import folder, metrics, provenance, sources, statistics
+from jaxrl_po.types import Row
 
 PROGRAMS = "programs"  # folder of their runs
 Combination = dict[str, str]
@@ -39,7 +40,7 @@ DRAW = re.compile(r"(\w+) *\((.*)\)")
 DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
 EXACT = "exact_draws"  # entry of the folder of a sweep whose draws have all digits
 
-Group = Sequence[Settings[Any]]  # of the combinations that share one program
+Group = Sequence[Settings[RunConfig]]  # of the combinations that share one program
 
 
 @config.record
@@ -95,7 +96,7 @@ class Asked(NamedTuple):
     drawn: dict[str, str]
     tuned: Mapping[str, Any]
 
-    def settings(self, script: AnyScript, combination: Combination) -> Settings[Any]:
+    def settings(self, script: AnyScript, combination: Combination) -> Settings[RunConfig]:
         """Returns the settings of one combination."""
         options = settings.options_of(script, self.flags)
         initial = script.initial(options)
@@ -252,7 +253,7 @@ def carry_out(script: AnyScript, given: Mapping[str, Any], *, leave_early: bool 
 
 def group(
     script: AnyScript, asked: Asked, options: Sweep, *, rounded: bool
-) -> list[list[tuple[Combination, Settings[Any]]]]:
+) -> list[list[tuple[Combination, Settings[RunConfig]]]]:
     """Groups the combinations, with their settings, by the program that they share.
 
     Args:
@@ -265,7 +266,7 @@ def group(
     total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
-    groups: dict[str, list[tuple[Combination, Settings[Any]]]] = {}
+    groups: dict[str, list[tuple[Combination, Settings[RunConfig]]]] = {}
     for combination in found:
         made = asked.settings(script, combination)
         groups.setdefault(static_part(made.config), []).append((combination, made))
@@ -526,13 +527,13 @@ def static_part(config: RunConfig) -> str:
     )
 
 
-def final(scores: Any) -> npt.NDArray[np.float64]:
+def final(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Returns the score of each seed, `[S]`: the mean of its last three evaluations, or −∞."""
     last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
     return statistics.worst_if_missing(last)
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """One line per combination, best first: mean, interquartile mean and worst seed."""
     names = sorted({name for row in rows for name in row["flags"]})
     lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]

@@ -27,14 +27,7 @@ from jaxrl_po.run.loop.signals import Interrupted, hear_signals
 from jaxrl_po.run.store import checkpoint, folder, metrics, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.exporters import Exporter, Exporting, require_exporters
-from jaxrl_po.types import (
-    ActorCritic,
-    CollectorState,
-    Learner,
-    Row,
-    TrainState,
-    short_repr,
-)
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, Row, TrainState, short_repr
 
 SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]
@@ -182,11 +175,7 @@ def train(
 
 
 def resume(
-    out: str | Path,
-    *,
-    on_row: OnRow | None = None,
-    exporters: Sequence[Exporter] = (),
-    **more: Any,
+    out: str | Path, *, on_row: OnRow | None = None, exporters: Sequence[Exporter] = (), **more: Any
 ) -> Trained:
     """Goes on with the run of an `Experiment` or a command in a folder.
 

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -74,7 +75,7 @@ def hear_signals(started: threading.Event | None, leave_early: bool) -> Iterator
     """
     stop = threading.Event()
 
-    def hear(number: int, frame: Any) -> None:
+    def hear(number: int, frame: types.FrameType | None) -> None:
         early = started is not None and not started.is_set()
         at_once = early and not processes.several()
         if not leave_early and (at_once or (stop.is_set() and number != signal.SIGHUP)):
@@ -103,7 +104,7 @@ def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
       RunError: one line on what cannot be written.
     """
 
-    def leave(number: int, frame: Any) -> None:
+    def leave(number: int, frame: types.FrameType | None) -> None:
         say(f"\ninterrupted: what is done is kept; continue with --out={out} --resume\n")
         _leave(128 + number)
 

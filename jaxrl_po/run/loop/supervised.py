@@ -62,7 +62,7 @@ def in_parts(
         start, params = pair
         return make(lambda *_: params).init(start)
 
-    def advance(fit: Fit, done: Any, given: PyTree) -> Fit:
+    def advance(fit: Fit, done: jax.Array, given: PyTree) -> Fit:
         model = policy if policy.lora is None else lora.over(policy, given)
         source = task if isinstance(task, Dialogue) else reading(task, given)
         return warm_start.advance(model, source, settings, fit, done)

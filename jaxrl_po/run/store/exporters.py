@@ -61,7 +61,7 @@ class Exporter(Protocol):
         """Returns once everything is on disk or sent."""
 
 
-def require_exporters(field: str, exporters: Any) -> None:
+def require_exporters(field: str, exporters: Sequence[Exporter]) -> None:
     """Raises ConfigError unless a value is a list of objects with the methods of `Exporter`."""
     listed = isinstance(exporters, list | tuple)
     if not listed or any(isinstance(x, type) or not isinstance(x, Exporter) for x in exporters):

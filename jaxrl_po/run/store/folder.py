@@ -120,23 +120,25 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
       UserCodeError: The file cannot be read or is damaged.
       ConfigError: The file has another format, see `FORMATS`.
     """
+    damaged = UserCodeError(flag, f"{folder} holds a damaged {CONFIG}")
     try:
-        stored = json.loads((folder / CONFIG).read_text(encoding="utf-8-sig"))
+        stored: dict[str, Any] = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8-sig")))
     except OSError:
         wanted = f"must be the folder of a run of {makers}, got {folder}"
         raise UserCodeError(flag, f"{wanted}; it holds no {CONFIG}") from None
-    except ValueError:
-        stored = None
-    ours = isinstance(stored, dict) and ("format" in stored or "script" in stored)
-    if ours and (why := unread_format(stored.get("format"))):
+    except (TypeError, ValueError):
+        raise damaged from None
+    if not {"format", "script"} & stored.keys():
+        return stored  # of a pretrained model
+    if why := unread_format(stored.get("format")):
         raise ConfigError(flag, f"{folder / CONFIG} {why}")
-    resolved = stored.get("resolved", {}) if isinstance(stored, dict) else None
+    resolved = stored.get("resolved", {})
     code = resolved.get(sources.DIGESTS, {}) if isinstance(resolved, dict) else None
     texts = ("out", *sources.STORED, *sources.PATHS)
     if not isinstance(code, dict) or not all(
         isinstance(values.get(name, ""), str) for values in (stored, code) for name in texts
     ):
-        raise UserCodeError(flag, f"{folder} holds a damaged {CONFIG}")
+        raise damaged
     return stored | sources.located(stored, code, stored.get("out", ""), folder)
 
 

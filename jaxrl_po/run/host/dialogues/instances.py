@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -127,7 +128,7 @@ def answer_jobs(pipe: Connection, make: Callable[[], Any], limit: float) -> None
             workers.say(pipe, _answer(workers.hear(pipe), held, make, limit))
 
 
-def _interrupt(number: int, frame: Any) -> None:
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
     raise OutOfTime
 
 
