@@ -139,7 +139,9 @@ def flags_of():
         spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        if hasattr(module, "main"):
+        if hasattr(module, "parser"):
+            found[f"python {name(path)}"] = found["python experiments/study.py"]
+        elif hasattr(module, "main"):
             sections = getattr(module, "SECTIONS", {"": module.Options})
             found[f"python {name(path)}"] = {
                 flags.join(prefix, field)

@@ -76,8 +76,8 @@ OPTIONAL = ("tools", "critic", "reward", "reward_model", "preferences")  # secti
 def records():
     """Returns `(commands, section, name) -> record class`; section "" has flags without a dot."""
     commands = {name: module.SCRIPT.options for name, module in TRAINED.items()}
-    others = {"sweep": sweeping} | OTHERS
-    own = commands | {name: module.Options for name, module in others.items()}
+    own = commands | {name: module.Options for name, module in OTHERS.items()}
+    own["sweep"] = sweeping.SCRIPT.options
     parts = {
         "tools": language_config.ToolSettings,
         "model": language.ModelSettings,

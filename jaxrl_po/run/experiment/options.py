@@ -29,7 +29,7 @@ class Options:
         resume="any",
         compared=False,
     )
-    surrogate: str = common_option(
+    surrogate: str = option(
         "", "function that replaces the surrogate of the method, as file.py:name"
     )
     advantage: str = option(
