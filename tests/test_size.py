@@ -22,7 +22,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_500,
-    "test code": 42_849,
+    "test code": 42_851,
 }
 
 
