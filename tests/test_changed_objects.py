@@ -124,9 +124,7 @@ def test_deterministic_run_refuses_object_never_read(trained, tmp_path):
 
 
 def digest(flag, value):
-    given = sources.Given("python:it")
-    given.value = value
-    return sources.digests({flag: given})[flag]
+    return sources.digests({flag: PythonObject.of("python:it", value)})[flag]
 
 
 def kinds(change):

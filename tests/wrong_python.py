@@ -44,14 +44,14 @@ WRONG = [
     Wrong(
         "a class that is given is imported a second time",
         "run.experiment.user_code",
-        "return (given or workers.load(source))()",
-        "return (workers.load(source) if in_file(source) else given)()",
+        "if isinstance(source, PythonObject):\n        return",
+        "if isinstance(source, PythonObject) and not in_file(source):\n        return",
         ("test_own_objects.py::test_what_other_processes_can_import_is_named_by_its_file",),
     ),
     Wrong(
         "an object of Python is known by its name alone",
         "run.store.sources",
-        "if isinstance(source, Given) and not in_file(source):",
+        "if isinstance(source, PythonObject) and not in_file(source):",
         "if False:",
         (
             "test_changed_objects.py::test_changed_object_is_named_on_resume",

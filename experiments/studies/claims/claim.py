@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures.plotting import Difference
 from jaxrl_po.run.store import statistics
@@ -103,7 +103,7 @@ class Claim(NamedTuple):
 
     statement: str
     source: str
-    script: AnyScript
+    script: Command
     arms: Mapping[str, Arm]
     settings: Mapping[str, Mapping[str, Any]]
     comparisons: tuple[Comparison, ...]

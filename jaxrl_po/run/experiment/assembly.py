@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import config
-from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
@@ -66,7 +66,7 @@ class Setup(NamedTuple):
     axes: LogicalAxes | None = None
     dtype: Any = None
     host: programs.Host | None = None
-    rewarded: HostScore | None = None
+    rewarded: Scorer | None = None
     warm: Warm | None = None
     given: PyTree = None
     base: str = ""
@@ -81,11 +81,12 @@ class Setup(NamedTuple):
     learned: tuple[int, int] | None = None
 
 
+OptionsOf = TypeVar("OptionsOf", bound=Options)
 Config = TypeVar("Config", bound=RunConfig)
 World = TypeVar("World")
 
 
-class Script(NamedTuple, Generic[Config, World]):
+class Script(NamedTuple, Generic[OptionsOf, Config, World]):
     """What distinguishes one training command from another.
 
     Attributes:
@@ -117,26 +118,26 @@ class Script(NamedTuple, Generic[Config, World]):
 
     name: str
     summary: str
-    options: type[Options]
+    options: type[OptionsOf]
     config: type[Config]
-    require_known: Callable[[Any, Mapping[str, Any], InitialModel], None]
-    presets: Callable[[Any, Mapping[str, Any], InitialModel], Mapping[str, Any]]
-    tuned: Callable[[Any, Mapping[str, Any], InitialModel], Mapping[str, Any]]
-    sections: Callable[[Any, InitialModel], Mapping[str, type]]
+    require_known: Callable[[OptionsOf, Mapping[str, Any], InitialModel], None]
+    presets: Callable[[OptionsOf, Mapping[str, Any], InitialModel], Mapping[str, Any]]
+    tuned: Callable[[OptionsOf, Mapping[str, Any], InitialModel], Mapping[str, Any]]
+    sections: Callable[[OptionsOf, InitialModel], Mapping[str, type]]
     open_world: Callable[[Config], World]
     rows: Callable[[Config], int]
     steps: Callable[[Config, World], int]
-    shards_params: Callable[[Any], bool]
+    shards_params: Callable[[OptionsOf], bool]
     build: Callable[[Config, Placement, World], Setup]
     title: Callable[[Config], str]
     unit: str
     curves: tuple[plotting.Series, ...]
     y_label: str
-    initial: Callable[[Any], InitialModel] = lambda options: NEW_MODEL
+    initial: Callable[[OptionsOf], InitialModel] = lambda options: NEW_MODEL
     continued: Callable[[Config], Config] = lambda config: config
 
 
-AnyScript = Script[Any, Any]
+Command = Script[Any, Any, Any]
 
 
 def make_job(

@@ -7,14 +7,14 @@ from jaxrl_po import language
 from jaxrl_po.algorithms import reference
 from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
 from jaxrl_po.language import demonstrations, lora, unembedding
-from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskOrDialogue
 from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import flags, methods, models, rewarding
+from jaxrl_po.run.experiment import flags, models, rewarding
 from jaxrl_po.run.experiment.language_config import LanguageConfig, ProblemSettings
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps
 
@@ -22,7 +22,7 @@ SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's
 
 
 def problem_settings(
-    config: LanguageConfig, task: AnyTask, base: models.Base | None = None
+    config: LanguageConfig, task: TaskOrDialogue, base: models.Base | None = None
 ) -> ProblemSettings:
     """`--problem.*`, with a token budget for the longest answer.
 
@@ -35,7 +35,7 @@ def problem_settings(
     if base is not None:
         room = base.text.context - task.prompt_length if base.text.context else SENTENCE
         budget = max(budget, min(SENTENCE, room))
-    if methods.facts(config.run.algorithm).needs_room(config.method):
+    if config.run.entry.needs_room(config.method):
         budget = language.rewards.budget_with_room(budget)
     return dataclasses.replace(settings, max_new_tokens=budget)
 
@@ -91,8 +91,7 @@ class Composition(NamedTuple):
     def learned(self) -> tuple[int, int]:
         """See `Setup.learned`; rows that are shuffled, or lack some members, share no prompt."""
         method, group = self.config.method, self.settings.group_size
-        learned = methods.facts(self.config.run.algorithm).learned
-        prompts, members = learned(method, self.settings.num_prompts, group)
+        prompts, members = self.config.run.entry.learned(method, self.settings.num_prompts, group)
         parts = method.num_parts // method.num_microbatches
         together = members if parts == 1 and members == group else 1
         return prompts * members // (self.placement.data_devices * parts), together
@@ -125,7 +124,7 @@ class Composition(NamedTuple):
             problem = problem._replace(speedups=SpeedUps())
         axis = self.placement.axis_name
         placed = dataclasses.replace(method, axis_name=axis)
-        learner: Learner = methods.ALGORITHMS[self.config.run.algorithm].make(placed, problem)
+        learner = self.config.run.entry.make(placed, problem)
         of_reference = self.config.reference
         if of_reference is not None and of_reference.enabled:
             learner = reference.with_reference_kl(
@@ -153,12 +152,12 @@ class Composition(NamedTuple):
         if isinstance(task, Dialogue):
             return language.dialogues.make_problem(task, policy, **own)
         source = reading(task, given)
-        if config.run.algorithm in methods.SUPERVISED:
+        if config.run.entry.supervised:
             return demonstrations.make_problem(
                 source, policy, num_prompts=settings.num_prompts, **shared
             )
         problem = language.make_problem(source, policy, **own, verify=self.verify)
-        if config.run.reward == rewarding.MODEL:
+        if rewarding.is_model(config.run):
             settled = dataclasses.replace(config, problem=settings)
             problem = rewarding.with_reward_model(problem, settled, source, policy)
         return problem
@@ -169,7 +168,7 @@ def sharded(
 ) -> tuple[Transformer, Transformer | None]:
     """The policy and, for the methods that have one, the critic; raises ConfigError."""
     policy, critic = start.policy, None
-    if config.run.algorithm in methods.WITH_CRITIC:
+    if config.run.entry.has_critic:
         section, sizes = ("critic", config.critic) if start.base else ("model", config.model)
         assert isinstance(sizes, language.ModelSettings)
         with flags.locating({section: type(sizes)}):

@@ -17,7 +17,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import assembly, flags, settings
-from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
+from jaxrl_po.run.experiment.assembly import Command, Config, OptionsOf, Script, World
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.experiment.options import Options, RunConfig
 from jaxrl_po.run.loop import programs
@@ -37,7 +37,7 @@ class NoCheckpoint(ConfigError):
     """The folder of a run holds no checkpoint of a kind."""
 
 
-def read(script: Script[Config, World], flag: str, run: str) -> Config:
+def read(script: Script[OptionsOf, Config, World], flag: str, run: str) -> Config:
     """Returns the config of an earlier run of a command.
 
     Args:
@@ -54,8 +54,8 @@ def read(script: Script[Config, World], flag: str, run: str) -> Config:
 
 
 def read_any(
-    scripts: Collection[AnyScript], flag: str, run: str, own: Mapping[str, Any] = {}
-) -> tuple[AnyScript, Any]:
+    scripts: Collection[Command], flag: str, run: str, own: Mapping[str, Any] = {}
+) -> tuple[Command, Any]:
     """Returns the command among several that made an earlier run, and its config; see `read`.
 
     `own` are objects of Python that are given again, and new paths of files and folders, by flag.
@@ -74,7 +74,7 @@ def read_any(
         raise unsuitable(flag, run, error) from None
 
 
-def maker(scripts: Collection[AnyScript], flag: str, run: str) -> tuple[AnyScript, dict[str, Any]]:
+def maker(scripts: Collection[Command], flag: str, run: str) -> tuple[Command, dict[str, Any]]:
     """The script among several that made an earlier run, and its settings as stored; see `read`."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
@@ -111,7 +111,7 @@ def settings_of(flag: str, run: str, makers: str) -> dict[str, Any]:
 
 
 def state(
-    script: AnyScript, config: RunConfig, flag: str, run: str, kind: str
+    script: Command, config: RunConfig, flag: str, run: str, kind: str
 ) -> tuple[assembly.Setup, int, TrainState]:
     """The experiment of a run and its newest intact checkpoint of a kind, on one device.
 
@@ -217,7 +217,7 @@ def unsuitable(flag: str, run: str, error: Exception) -> ConfigError:
     return ConfigError(flag, f"{run}{why}: {error}")
 
 
-def begun(script: AnyScript, problem: Problem, run: str) -> Problem:
+def begun(script: Command, problem: Problem, run: str) -> Problem:
     """The problem whose parameters, and statistics of observations, are those a run ended with.
 
     A critic of other shapes, or where that run has none, begins afresh.

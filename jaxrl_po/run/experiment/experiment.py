@@ -8,17 +8,16 @@ from typing import Any, Self
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, language, settings
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.language_config import LanguageOptions
 from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.store import folder, sources
 
 UNSET: Any = object()  # of a keyword that is left out
-SCRIPTS: dict[str, AnyScript] = {x.name: x for x in (control.SCRIPT, language.SCRIPT)}
+SCRIPTS: dict[str, Command] = {x.name: x for x in (control.SCRIPT, language.SCRIPT)}
 CONTROL, LANGUAGE = (
     {field.name for field in dataclasses.fields(record)}
     for record in (ControlOptions, LanguageOptions)
@@ -54,7 +53,7 @@ class Experiment:
         self,
         *,
         over: Mapping[str, Any] = MappingProxyType({}),
-        algorithm: str = UNSET,
+        algorithm: Any = UNSET,
         out: str | os.PathLike[str] = UNSET,
         seeds: int = UNSET,
         seed: int = UNSET,
@@ -107,18 +106,18 @@ class Experiment:
         self._read(script, with_names({**given, **unknown, **over}))
 
     @classmethod
-    def parse(cls, script: AnyScript, argv: Sequence[str]) -> Self:
+    def parse(cls, script: Command, argv: Sequence[str]) -> Self:
         """Returns the experiment of a command's arguments."""
         return cls.of(script, settings.tokenize(script, argv))
 
     @classmethod
-    def of(cls, script: AnyScript, given: Mapping[str, Any]) -> Self:
+    def of(cls, script: Command, given: Mapping[str, Any]) -> Self:
         """Returns the experiment of a command's flags, name to text or value."""
         made = object.__new__(cls)
         made._read(script, given)
         return made
 
-    def _read(self, script: AnyScript, given: Mapping[str, Any]) -> None:
+    def _read(self, script: Command, given: Mapping[str, Any]) -> None:
         read = settings.read(script, given)
         object.__setattr__(self, "script", script.name)
         object.__setattr__(self, "settings", MappingProxyType(read.given))
@@ -151,7 +150,7 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in named.items():
         listed = name == "reward" and isinstance(value, list | tuple)  # functions, perhaps
         plain = isinstance(value, int | float | str | list | tuple | os.PathLike) and not listed
-        if not plain or isinstance(value, AnyTask):
+        if not plain or hasattr(value, "_fields"):  # a task and an entry are tuples
             if name not in sources.FLAGS:
                 raise ConfigError(
                     name,

@@ -20,8 +20,9 @@ from absl import flags as absl_flags
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
 from jaxrl_po.run.errors import RunError, UsageError, format_error, shown
+from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.loop import streams
-from jaxrl_po.run.store.sources import DIGESTS
+from jaxrl_po.run.store.sources import DIGESTS, READ
 
 Values = dict[str, Any]
 EVERYTHING = "--help=all"
@@ -91,7 +92,7 @@ def parse(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Any]:
 
 
 def tokenize(argv: Sequence[str], sections: Iterable[tuple[str, type]]) -> dict[str, Text]:
-    """Returns the texts of the flags among arguments, by name; unknown flags have no text.
+    """Returns the texts of the flags among arguments, by name; unknown ones take `--name=value`.
 
     Args:
       argv: Arguments, without the program's name.
@@ -123,11 +124,15 @@ def tokenize(argv: Sequence[str], sections: Iterable[tuple[str, type]]) -> dict[
     except (absl_flags.Error, ValueError) as error:
         raise UsageError(" ".join(str(error).split())) from None
     words = [word.lstrip("-").partition("=")[0] for word in argv]
-    unknown = [word.lstrip("-").partition("=")[0] for word in rest if word.startswith("-")]
+    flagged = [word for word in rest if word.startswith("-")]
+    unknown = [word.lstrip("-").partition("=")[0] for word in flagged]
     if rest and not all(unknown[:1] or [""]):
         raise UsageError(f"{rest[0]!r} is not a flag; write --name=value")
     found = {name: Text(values[name].value) for name in fields if values[name].present}
-    found |= {name: Text() for name in unknown}
+    # Flags of the user's own Config, which is not read yet, among others.
+    found |= {
+        name: Text(word.partition("=")[2]) for name, word in zip(unknown, flagged, strict=True)
+    }
     order = {name.removeprefix("no"): i for i, name in reversed([*enumerate(words)])}
     order |= {name: i for i, name in reversed([*enumerate(words)])}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(words))))
@@ -273,11 +278,14 @@ def _checked(
     prefix: str, record: type, origins: dict[str, str], layers: Mapping[str, Mapping[str, Any]]
 ) -> Any:
     """Returns the checked record; dropped values have the origin `default` afterwards."""
+    names = {field: join(prefix, field) for field in origins}
     values = {
-        field: layers[origin][join(prefix, field)]
+        field: layers[origin][names[field]]
         for field, origin in origins.items()
         if origin != "default"
     }
+    for field in values.keys() & {x for x, name in names.items() if name in READ}:
+        values[field] = user_code.held(names[field], values[field])
     # JSON has lists in place of tuples.
     made = record(**{x: tuple(y) if isinstance(y, list) else y for x, y in values.items()})
     try:

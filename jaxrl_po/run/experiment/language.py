@@ -9,12 +9,12 @@ from jaxrl_po import language
 from jaxrl_po.algorithms import reference
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, demonstrations
-from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskOrDialogue
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.table import Rows
 from jaxrl_po.language.tasks.types import selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.data.scoring import HostScore, Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
@@ -22,14 +22,12 @@ from jaxrl_po.run.experiment import (
     composition,
     conversations,
     flags,
-    methods,
     models,
     presets,
     rewarding,
 )
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.language_config import (
-    MODEL,
     Adapters,
     LanguageConfig,
     LanguageOptions,
@@ -78,7 +76,7 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
     )
     if hosted is not None:
         return whole(composed.learner(None), evaluate=None, host=hosted, notes=filtered)
-    if options.algorithm in methods.SUPERVISED:
+    if options.entry.supervised:
         shown = demonstrated(options, task)
         measure = functools.partial(
             demonstrations.make_evaluate, model=policy, num_prompts=options.eval_prompts or None
@@ -109,7 +107,7 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
 
 
 def examples(
-    task: AnyTask,
+    task: TaskOrDialogue,
     policy: Transformer,
     settings: Any,
     show: int,
@@ -130,18 +128,18 @@ def plain(data: Any) -> Any:
     return data._replace(texts=None) if isinstance(data, Rows) else data
 
 
-def seen(task: AnyTask) -> AnyTask:
+def seen(task: TaskOrDialogue) -> TaskOrDialogue:
     """The task without the rows that must not select a checkpoint."""
     return task if isinstance(task, Dialogue) else selecting(task)
 
 
-def evaluations(composed: composition.Composition, rewarded: HostScore | None) -> dict[str, Any]:
+def evaluations(composed: composition.Composition, rewarded: Scorer | None) -> dict[str, Any]:
     """The fields of `Setup` on evaluations: by the verifier, or by functions on the host."""
     options, task, settings = composed.config.run, composed.start.task, composed.settings
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
     measure, judge, judged = kind.make_evaluate, None, lambda answers: answers
-    pretrained = composed.start.base is not None
-    if rewarded is not None and rewarding.judges(options, task, pretrained=pretrained):
+    judges = rewarding.judges(options, task, pretrained=composed.start.base is not None)
+    if isinstance(rewarded, HostScore) and judges:
         measure, judge = kind.make_describe, functools.partial(rewarding.measure, rewarded)
         judged = functools.partial(rewarding.judged, rewarded)
     measure = functools.partial(
@@ -159,7 +157,7 @@ def evaluations(composed: composition.Composition, rewarded: HostScore | None) -
     }
 
 
-def demonstrated(options: LanguageOptions, task: AnyTask) -> language.Task:
+def demonstrated(options: LanguageOptions, task: TaskOrDialogue) -> language.Task:
     """The task of supervised training; raises ConfigError for a dialogue, and unused options."""
     if isinstance(task, Dialogue):
         raise ConfigError(
@@ -183,7 +181,7 @@ def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
     )
 
 
-def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, ...]:
+def notes(task: TaskOrDialogue, settings: Any, base: models.Base | None) -> tuple[str, ...]:
     """The lines shown about the task before the run."""
     if isinstance(task, Dialogue):
         return ()
@@ -243,15 +241,15 @@ def require_known(
 def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]:
     """Prefix to record class, besides the algorithm's."""
     hosted, pretrained = bool(options.tools), bool(initial.pretrained)
-    samples = options.algorithm not in methods.SUPERVISED
-    critic, judge = options.algorithm in methods.WITH_CRITIC, options.reward == MODEL
+    samples, critic = not options.entry.supervised, options.entry.has_critic
+    judge = rewarding.is_model(options)
     problem: type = language.Settings
     if not samples:
         problem = demonstrations.Settings
     elif hosted or is_dialogue(options.task):
         problem = Sampling
     each = {
-        "task": (True, task_entry(options.task)[0]),
+        "task": (True, task_entry(options.task).settings),
         "problem": (True, problem),
         "tools": (hosted, ToolSettings),
         "model": (True, Computation if pretrained else language.ModelSettings),
@@ -270,7 +268,7 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
 def title(config: LanguageConfig) -> str:
     """The method, and its tools or task."""
     options = config.run
-    return f"{options.algorithm} on {sources.short(options.tools or options.task)}"
+    return f"{sources.short(options.algorithm)} on {sources.short(options.tools or options.task)}"
 
 
 SCRIPT = Script(

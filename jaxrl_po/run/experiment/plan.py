@@ -12,7 +12,7 @@ from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags
-from jaxrl_po.run.experiment.assembly import AnyScript, Setup
+from jaxrl_po.run.experiment.assembly import Command, Setup
 from jaxrl_po.run.experiment.options import LINES, Options, RunConfig
 from jaxrl_po.run.experiment.settings import Settings, fields_of, settle, stored_settings
 from jaxrl_po.run.loop import programs
@@ -69,7 +69,7 @@ class Plan(NamedTuple):
 
 
 def prepare(
-    script: AnyScript,
+    script: Command,
     settings: Settings[Any],
     require_same: Callable[[Mapping[str, Any]], None] = lambda settings: None,
     described: tuple[Any, ...] = (),
@@ -193,7 +193,7 @@ def _rebuild(
     return job
 
 
-def _place(script: AnyScript, config: RunConfig, described: tuple[Any, ...]) -> Placement:
+def _place(script: Command, config: RunConfig, described: tuple[Any, ...]) -> Placement:
     """Returns the placement of the run."""
     options = config.run
     return parallel.choose(

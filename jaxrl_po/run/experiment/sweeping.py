@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.experiment import control, flags, search, settings, user_code, vmapped
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.control_config import ControlConfig, ControlOptions
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
-from jaxrl_po.run.experiment.options import common_option
+from jaxrl_po.run.experiment.options import NEW_MODEL, common_option
 from jaxrl_po.run.experiment.search import Asked, Combination
 from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.figures import plotting
@@ -50,7 +51,7 @@ class Options(ControlOptions):
     )
 
 
-SCRIPT = control.SCRIPT._replace(
+SCRIPT: Script[Options, ControlConfig, control.World] = cast(Any, control.SCRIPT)._replace(
     name="sweep",
     summary="Searches hyperparameters: give a flag several values, separated by commas, or a "
     "distribution.",
@@ -228,7 +229,8 @@ def read(given: Mapping[str, Any], options: Options) -> Asked:
     sections = settings.sections_of(SCRIPT, options)
     kept, swept, drawn = search.split(given, settings.fields_of(sections))
     fixed = flags.convert(kept, sections)
-    tuned = {**control.PRESETS.get(options.algorithm, {}), **control.tuned(options, fixed)}
+    presets = SCRIPT.presets(options, fixed, NEW_MODEL)
+    tuned = {**presets, **control.tuned(options, fixed)}
     return Asked(fixed | sources.absolute(fixed), swept, drawn, flags.current(tuned, sections))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import format_error
 from jaxrl_po.run.experiment import own_learner, settings, user_code
@@ -196,8 +197,7 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
     """
     with contextlib.ExitStack() as hearing, contextlib.ExitStack() as stack:
         with processes.together():
-            if plan.setup.rewarded is not None:
-                stack.enter_context(plan.setup.rewarded)
+            stack.enter_context(opened(plan.setup.rewarded))
             if plan.job.rollouts is not None:
                 stack.enter_context(contextlib.closing(plan.job.rollouts))
             out = stack.enter_context(_place(plan))

@@ -1,43 +1,96 @@
-"""Loads an environment, network or task of the user: `file.py:name`, or an object of Python."""
+"""Loads objects of the user, such as an environment: `file.py:name`, or an object of Python."""
 
+import contextlib
 import inspect
 import os
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 from jaxrl_po import variables
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, PythonObject
+from jaxrl_po.run import errors
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.errors import UsageError, UserCodeError
-from jaxrl_po.run.store.sources import OWN, Given, in_file, missing
+from jaxrl_po.run.store.sources import OWN, in_file, is_source, missing, split
+from jaxrl_po.variables import describe
+
+Entry = TypeVar("Entry")
 
 
-def make(flag: str, source: str, advice: str = "") -> Any:
-    """Returns the result of a class or function without arguments, or an object given in Python.
+def load(flag: str, source: str) -> Any:
+    """Returns the object that `file.py:name` names, or that was given in Python.
 
     Args:
       flag: name of the flag.
       source: value of the flag.
-      advice: remedy for a call that raises a TypeError; empty for no advice.
 
     Raises:
       UserCodeError: names the flag, the file and, for an error in that file, its line.
     """
-    given = source.value if isinstance(source, Given) else None
-    if given is not None and not (inspect.isclass(given) or inspect.isroutine(given)):
-        return given
-    if given is None and source.startswith(OWN):
+    if isinstance(source, PythonObject):
+        return source.value
+    if source.startswith(OWN):
         raise UserCodeError(flag, missing(flag, source))
-    if given is None and not in_file(source):
+    if not in_file(source):
         raise UserCodeError(flag, f"must be a file and a name, file.py:name, got {source!r}")
-    place = source.rpartition(":")[0]
-    # Where a name is too long, `Path.is_file` raises.
-    if given is None and not os.path.isfile(place):
+    place = split(source)[0]
+    if not os.path.isfile(place):  # `Path.is_file` raises where a name is too long
         raise UserCodeError(flag, f"{source}: there is no file {place}")
+    with _naming(flag, source):
+        return workers.load(source)
+
+
+def make(flag: str, source: str, advice: str = "") -> Any:
+    """Returns the result of a class or function without arguments, or any other object itself.
+
+    Args:
+      flag: name of the flag.
+      source: value of the flag; see `load`.
+      advice: remedy for a call that raises a TypeError; empty for no advice.
+
+    Raises:
+      UserCodeError: see `load`.
+    """
+    found = load(flag, source)
+    if not (inspect.isclass(found) or inspect.isroutine(found)):
+        return found
+    with _naming(flag, source, advice):
+        return found()
+
+
+@contextlib.contextmanager
+def _naming(flag: str, source: str, advice: str = "") -> Iterator[None]:
+    """Context in which an error of the user's code is raised as one that names the flag."""
     try:
-        return (given or workers.load(source))()
+        yield
     except (Exception, SystemExit) as error:
         more = f"; {advice}" if advice and isinstance(error, TypeError) else ""
         raise UserCodeError(flag, f"{source}: {workers.describe(error)}{more}") from error
+
+
+def held(flag: str, name: str) -> str:
+    """Returns a name, that of a file as the `PythonObject` that it holds."""
+    return PythonObject.of(name, load(flag, name)) if is_source(name) else name
+
+
+def find(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
+    """Returns the entry of a name in a table, or the user's own of the same class.
+
+    Args:
+      flag: name of the flag.
+      name: value of the flag: a name of the table, `file.py:name`, or an object of Python.
+      table: Name to entry; one at least.
+
+    Raises:
+      ConfigError: an unknown name, or an object of another class.
+    """
+    if not is_source(name):
+        found: Entry = errors.lookup(flag, name, table)
+        return found
+    kind, own = type(next(iter(table.values()))), load(flag, name)
+    if not isinstance(own, kind):
+        raise UserCodeError(flag, f"{name} must be a run.{kind.__name__}, got {describe(own)}")
+    return own
 
 
 def require_not_imported() -> None:

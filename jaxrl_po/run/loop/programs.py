@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import compiled, is_light, side_by_side
@@ -23,21 +24,6 @@ from jaxrl_po.run.loop.supervised import Warm
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
 
 SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
-
-
-class Score(Protocol):
-    """Gives a batch its reward on the host, between `sample` and `update`."""
-
-    def __call__(
-        self, batch: Batch, *, first: bool, report: Callable[[str], None]
-    ) -> tuple[Batch, Metrics]:
-        """The batch with `score` and `reward` filled in, and metrics `[S]`.
-
-        Args:
-          batch: stacked over seeds, its reward None.
-          first: whether it is the first batch of the run, where a failure should end the run.
-          report: called with lines for the user.
-        """
 
 
 class Rollouts(Protocol):
@@ -128,7 +114,7 @@ class Job:
     patience: int = 10
     idle_patience: int = 100
     rollouts: Rollouts | None = None
-    rewarded: Score | None = None
+    rewarded: Scorer | None = None
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
     examples: Examples | None = None
@@ -383,7 +369,7 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
     ) -> tuple[TrainState, Metrics]:
         first = not np.max(state.step)
         state, batch = sample(state)
-        batch, of_score = give(batch, first=first, report=report)
+        batch, of_score = give.score_batch(batch, first=first, report=report)
         # Two programs with collectives on CPU devices can deadlock if they run at once.
         state, row = jax.block_until_ready(update(state, batch))
         return state, {**row, **of_score}

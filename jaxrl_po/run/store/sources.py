@@ -15,12 +15,13 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, PythonObject
 
 # `environment` is the former name of `tools`, in runs of 0.4.
-FLAGS = ("env", "task", "reward", "policy", "critic", "tools")
+READ = ("network.memory",)  # flags whose record reads the object
+FLAGS = ("env", "task", "reward", "policy", "critic", "tools", "algorithm", *READ)
 STORED = (*FLAGS, "environment")  # flags of code in folders, those of former versions included
 OWN = "python:"  # begins the name of an object that no other process can import
 DIGESTS = "code"  # entry of a run: digests of its code by flag
@@ -39,24 +40,11 @@ DATA = ("task.train", "task.test", "demonstrations")
 PATHS = ("init_from", "teacher", *DATA)
 
 
-class Given(str):
-    """Text of a flag whose object was given in Python; `value` is the object."""
-
-    value: Any
-
-    def __reduce__(self) -> Any:
-        # Another process imports the file, whose module may have another name there.
-        in_files = all(map(in_file, self.split(",")))
-        return (str, (str(self),)) if in_files else super().__reduce__()
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
-
-
 def named(flag: str, value: Any) -> str:
     """Returns the text of a flag for an object of Python: `file.py:name` or `python:name`.
 
-    The text of a reward that its own process can import is a plain `str`; any other is a `Given`.
+    The text of a reward that its own process can import is a plain `str`; any other is a
+    `PythonObject`.
 
     Raises:
       ConfigError: The object must be importable, and is not.
@@ -70,7 +58,8 @@ def named(flag: str, value: Any) -> str:
             raise ConfigError(flag, f"regex:PATTERN must stand alone, got it in {value!r}")
         each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
         text = ",".join(each)
-        return given(text, each) if any(isinstance(x, Given) for x in each) else text
+        held = any(isinstance(x, PythonObject) for x in each)
+        return PythonObject.of(text, each) if held else text
     name = getattr(value, "__name__", type(value).__name__)
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     file = getattr(module, "__file__", None) or ""
@@ -80,21 +69,15 @@ def named(flag: str, value: Any) -> str:
     if importable and module is not sys.modules["__main__"] and flag in ("reward", "tools"):
         inside = getattr(module, "__package__", "")
         return f"{value.__module__}:{name}" if inside and flag == "reward" else text
-    if flag == "tools" or (flag == "reward" and not callable(value)):
+    scores = callable(value) or hasattr(value, "score_batch")
+    if flag == "tools" or (flag == "reward" and not scores):
         raise ConfigError(flag, f"must be a function or class that can be imported, got {value!r}")
-    return given(text, value)
-
-
-def given(text: str, value: Any) -> Given:
-    """Makes the text of a flag that carries an object, or the list of names and objects."""
-    held = Given(text)
-    held.value = value
-    return held
+    return PythonObject.of(text, value)
 
 
 def parts(source: str) -> list[str]:
-    """Returns the names, and objects as `Given`, of a flag that takes several."""
-    if isinstance(source, Given):
+    """Returns the names, and objects as `PythonObject`, of a flag that takes several."""
+    if isinstance(source, PythonObject):
         listed = type(source.value) is list and all(isinstance(x, str) for x in source.value)
         return source.value if listed else [source]
     return source.split(",")
@@ -123,6 +106,17 @@ def in_file(name: str) -> bool:
     return ".py:" in name
 
 
+def split(source: str) -> tuple[str, str]:
+    """Returns the file or module of code, and the name in it.
+
+    Example:
+      >>> split("my_envs.py:suite:Corridor"), split("package.module:score")
+      (('my_envs.py', 'suite:Corridor'), ('package.module', 'score'))
+    """
+    place, _, name = source.rpartition(".py:" if in_file(source) else ":")
+    return place + ".py" * in_file(source), name
+
+
 def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns the flags among `settings` that name files or folders to read, as absolute paths.
 
@@ -136,14 +130,14 @@ def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
     return paths | {
         name: ",".join(map(_absolute, settings[name].split(",")))
         for name in FLAGS
-        if in_file(settings.get(name, "")) and not isinstance(settings[name], Given)
+        if in_file(settings.get(name, "")) and not isinstance(settings[name], PythonObject)
     }
 
 
 def _absolute(source: str) -> str:
     if not in_file(source):
         return source
-    place, _, name = source.rpartition(":")
+    place, name = split(source)
     return f"{os.path.abspath(place)}:{name}"
 
 
@@ -165,7 +159,7 @@ def files(settings: Mapping[str, Any]) -> list[str]:
       ['mine.py', 'rows.jsonl']
     """
     named = [source for name in FLAGS for source in settings.get(name, "").split(",")]
-    code = [source.rpartition(":")[0] for source in named if in_file(source)]
+    code = [split(source)[0] for source in named if in_file(source)]
     return code + [settings[name] for name in DATA if settings.get(name)]
 
 
@@ -183,8 +177,8 @@ def digests(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _digest(source: str) -> str:
-    place, _, name = source.rpartition(":")
-    if isinstance(source, Given) and not in_file(source):
+    place, name = split(source)
+    if isinstance(source, PythonObject) and not in_file(source):
         try:
             texts = repr(sorted(_texts(source.value)))
         except Exception:  # of code that cannot be read, or that raises when its attributes are
@@ -309,9 +303,9 @@ def located(
         return next(chain(filter(fits, places), filter(os.path.exists, places), places))
 
     def of_code(source: str, digest: str) -> str:
-        place, _, name = source.rpartition(":")
         if not in_file(source):
             return source
+        place, name = split(source)
         return f"{now(place, lambda path: _digest(f'{path}:{name}') == digest)}:{name}"
 
     found = {name: now(settings[name]) for name in PATHS if settings.get(name)}
