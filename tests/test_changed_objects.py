@@ -12,7 +12,7 @@ import pytest
 import shapes
 
 from jaxrl_po import run
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, PythonObject
 from jaxrl_po.run.experiment import plan
 from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
 from jaxrl_po.run.store import sources

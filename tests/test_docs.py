@@ -26,6 +26,7 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import (
     control,
     flags,
+    registry,
     settings,
     sweeping,
 )
@@ -61,10 +62,8 @@ PROGRAMS = {  # the snippets of a page, each of which may continue the one befor
     for page in ("bring_your_own.md", "scaling.md", "index.md")
 }
 README_SNIPPETS = [code for kind, _, code in FENCE.findall(README.read_text()) if kind == "python"]
-IN_GROUPS_PAGE = {name for name, x in registry.METHODS.items() if x.compares_groups} - {
-    "grpo",
-    "dapo",
-}
+IN_GROUPS = {name for name, entry in registry.METHODS.items() if entry.compares_groups}
+IN_GROUPS_PAGE = IN_GROUPS - {"grpo", "dapo"}
 
 
 def name(path):

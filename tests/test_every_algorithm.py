@@ -60,13 +60,8 @@ TO_THE_END = [("ppo", "control"), ("trpo", "control"), ("grpo", "language")]
 
 
 def arguments(script, algorithm, out):
-    sizes = (
-        LANGUAGE
-        if script == "language"
-        else GROUPS
-        if registry.METHODS[algorithm].compares_groups
-        else PATH
-    )
+    in_groups = registry.METHODS[algorithm].compares_groups
+    sizes = LANGUAGE if script == "language" else GROUPS if in_groups else PATH
     episodes = ["--eval_episodes=2"] if script == "control" else []
     return [
         f"--algorithm={algorithm}",

@@ -17,7 +17,7 @@ from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run.data import scoring_worker, workers
 from jaxrl_po.run.data.guard import Guard
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError, Worker
-from jaxrl_po.run.experiment import rewarding
+from jaxrl_po.run.experiment import registry, rewarding
 from jaxrl_po.run.experiment.experiment import with_names
 from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch

@@ -16,7 +16,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import dialogues, tasks
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.run.experiment import models, settings
+from jaxrl_po.run.experiment import models, registry, settings
 from jaxrl_po.run.experiment.language import SCRIPT
 
 OF_OURS = tasks.TASKS | dialogues.DIALOGUES

@@ -190,7 +190,7 @@ WRONG = [
         "another method with a critic has the defaults of methods in groups",
         "run.experiment.presets",
         "WITH_CRITIC: entry.has_critic",
-        "WITH_CRITIC: options.algorithm in ('reinforce', 'a2c', 'npg', 'trpo', 'ppo', 'ppo_penalty')",
+        "WITH_CRITIC: options.algorithm in ('a2c', 'npg', 'trpo', 'ppo', 'ppo_penalty')",
         ("test_every_algorithm.py::test_another_method_with_a_critic_is_one_entry",),
     ),
     Wrong(

@@ -7,7 +7,7 @@ from jaxrl_po import language
 from jaxrl_po.algorithms import reference
 from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
 from jaxrl_po.language import demonstrations, lora, unembedding
-from jaxrl_po.language.dialogue import Dialogue, TaskOrDialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import DATA, reading
@@ -22,7 +22,7 @@ SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's
 
 
 def problem_settings(
-    config: LanguageConfig, task: TaskOrDialogue, base: models.Base | None = None
+    config: LanguageConfig, task: TaskLike, base: models.Base | None = None
 ) -> ProblemSettings:
     """`--problem.*`, with a token budget for the longest answer.
 

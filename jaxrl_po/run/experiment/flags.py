@@ -28,11 +28,16 @@ Values = dict[str, Any]
 EVERYTHING = "--help=all"
 HELP = ("--help", "-help", "-h", EVERYTHING)
 FORMER_SECTIONS = {"tools": "environment"}  # in folders of former versions
+FLAG = re.compile(r"--?[a-zA-Z]")
 ORIGINS = ("given", "stored", "tuned", "preset", "default")  # the first that has a value wins
 
 
 class Text(str):
     """Value of a flag as written on a command line, before it is converted."""
+
+
+class Switch(Text):
+    """Text of a flag that was written without a value."""
 
 
 class _Integer(absl_flags.IntegerParser):
@@ -87,55 +92,46 @@ def parse(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Any]:
       Traceback (most recent call last):
       jaxrl_po...ConfigError: problem.env: is not a setting; did you mean problem.envs?
     """
-    given = convert(tokenize(argv, sections.items()), sections)
+    given = convert(tokenize(argv, sections), sections)
     return merge(sections, {"given": given})[0]
 
 
-def tokenize(argv: Sequence[str], sections: Iterable[tuple[str, type]]) -> dict[str, Text]:
-    """Returns the texts of the flags among arguments, by name; unknown ones take `--name=value`.
+def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Text]:
+    """Returns the texts of the flags among arguments, by name.
 
     Args:
       argv: Arguments, without the program's name.
-      sections: Prefix and record class of every possible flag; they tell switches from flags with a
-        value.
+      sections: Prefix and record class of the flags that are known; of other flags, each takes the
+        next argument as its value if that is not a flag.
 
     Raises:
-      UsageError: An argument that is not UTF-8 or not a flag, or a flag without a value.
+      UsageError: An argument that is not UTF-8, not a flag, and not the value of one.
 
     Example:
       >>> @config.record
       ... class Settings:
-      ...     num_envs: int = config.static(8, "environments side by side")
-      >>> tokenize(["--problem.num_envs", "3", "--seed=1"], [("problem", Settings)])
-      {'problem.num_envs': '3', 'seed': ''}
+      ...     resume: bool = config.static(False, "continue")
+      >>> tokenize(["--problem.num_envs", "3", "--noresume", "--seed=1"], {"": Settings})
+      {'problem.num_envs': '3', 'resume': 'false', 'seed': '1'}
     """
-    values, fields = absl_flags.FlagValues(), named(sections)
-    for name, field in fields.items():
-        parser: Any = absl_flags.ArgumentParser()
-        text = absl_flags.Flag(parser, None, name, None, "", boolean=_type(field) is bool)
-        absl_flags.DEFINE_flag(text, flag_values=values)
-    values.set_gnu_getopt(True)
-    try:
-        for word in argv:
+    found, fields, last = dict[str, Text](), named(sections.items()), ""
+    for word in argv:
+        try:
             word.encode()  # text that is not UTF-8 could not be stored
-        rest = values(["program", *argv], known_only=True)[1:]
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{error.object!a} must be UTF-8") from None
-    except (absl_flags.Error, ValueError) as error:
-        raise UsageError(" ".join(str(error).split())) from None
-    words = [word.lstrip("-").partition("=")[0] for word in argv]
-    flagged = [word for word in rest if word.startswith("-")]
-    unknown = [word.lstrip("-").partition("=")[0] for word in flagged]
-    if rest and not all(unknown[:1] or [""]):
-        raise UsageError(f"{rest[0]!r} is not a flag; write --name=value")
-    found = {name: Text(values[name].value) for name in fields if values[name].present}
-    # Flags of the user's own Config, which is not read yet, among others.
-    found |= {
-        name: Text(word.partition("=")[2]) for name, word in zip(unknown, flagged, strict=True)
-    }
-    order = {name.removeprefix("no"): i for i, name in reversed([*enumerate(words)])}
-    order |= {name: i for i, name in reversed([*enumerate(words)])}
-    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(words))))
+        except UnicodeEncodeError:
+            raise UsageError(f"{word!a} must be UTF-8") from None
+        if FLAG.match(word):
+            name, equals, text = word.lstrip("-").partition("=")
+            negated = not equals and name not in fields and name.startswith("no")
+            name = name.removeprefix("no") if negated else name
+            found[name] = Text(text) if equals else Switch("false" if negated else "true")
+            is_switch = name in fields and _type(fields[name]) is bool
+            last = "" if equals or negated or is_switch else name
+        elif last:
+            found[last], last = Text(word), ""
+        else:
+            raise UsageError(f"{word!r} is not a flag; write --name=value")
+    return found
 
 
 def named(sections: Iterable[tuple[str, type]]) -> dict[str, dataclasses.Field[Any]]:
@@ -179,6 +175,8 @@ def _converted(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
         raise ConfigError(name, f"must be {shown(former[value])}, which was called {value}")
     parser, words = _TYPES[kind]
     try:
+        if isinstance(value, Switch) and kind is not bool:
+            raise UsageError(f"--{name} lacks a value; write --{name}=value")
         if isinstance(value, Text):
             return parser(value)
         value = config.static_value(name, value)

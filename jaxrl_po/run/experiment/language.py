@@ -9,7 +9,7 @@ from jaxrl_po import language
 from jaxrl_po.algorithms import reference
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, demonstrations
-from jaxrl_po.language.dialogue import Dialogue, TaskOrDialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.table import Rows
 from jaxrl_po.language.tasks.types import selecting
@@ -107,7 +107,7 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
 
 
 def examples(
-    task: TaskOrDialogue,
+    task: TaskLike,
     policy: Transformer,
     settings: Any,
     show: int,
@@ -128,7 +128,7 @@ def plain(data: Any) -> Any:
     return data._replace(texts=None) if isinstance(data, Rows) else data
 
 
-def seen(task: TaskOrDialogue) -> TaskOrDialogue:
+def seen(task: TaskLike) -> TaskLike:
     """The task without the rows that must not select a checkpoint."""
     return task if isinstance(task, Dialogue) else selecting(task)
 
@@ -157,7 +157,7 @@ def evaluations(composed: composition.Composition, rewarded: Scorer | None) -> d
     }
 
 
-def demonstrated(options: LanguageOptions, task: TaskOrDialogue) -> language.Task:
+def demonstrated(options: LanguageOptions, task: TaskLike) -> language.Task:
     """The task of supervised training; raises ConfigError for a dialogue, and unused options."""
     if isinstance(task, Dialogue):
         raise ConfigError(
@@ -181,7 +181,7 @@ def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
     )
 
 
-def notes(task: TaskOrDialogue, settings: Any, base: models.Base | None) -> tuple[str, ...]:
+def notes(task: TaskLike, settings: Any, base: models.Base | None) -> tuple[str, ...]:
     """The lines shown about the task before the run."""
     if isinstance(task, Dialogue):
         return ()

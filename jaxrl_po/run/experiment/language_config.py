@@ -7,7 +7,7 @@ from jaxrl_po import config, language
 from jaxrl_po.algorithms.reference import Settings as ReferenceSettings
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, number, static
 from jaxrl_po.language import demonstrations, lora
-from jaxrl_po.language.dialogue import TaskOrDialogue
+from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.types import DRAWN
 from jaxrl_po.run.data import tables
@@ -31,14 +31,14 @@ def task_entry(name: str) -> TaskEntry:
     return TaskEntry(tables.NoSettings, lambda *_: own_task(name), any_vocabulary=True)
 
 
-def own_task(source: str) -> TaskOrDialogue:
+def own_task(source: str) -> TaskLike:
     """Makes a user-defined task; half of its test rows select the checkpoint if no others do.
 
     Raises:
       ConfigError: The file cannot be used, or the object is not a task.
     """
     task = user_code.make("task", source)
-    if not isinstance(task, TaskOrDialogue):
+    if not isinstance(task, TaskLike):
         raise ConfigError(
             "task", f"must be a jaxrl_po.language.Task or Dialogue, got {type(task).__name__}"
         )
@@ -251,8 +251,3 @@ class LanguageConfig(RunConfig):
     reward_model: language.ModelSettings | None = None
     preferences: language.Preferences | None = None
     reference: ReferenceSettings | None = None
-
-    @classmethod
-    def every_section(cls) -> list[tuple[str, type]]:
-        """Returns prefix and record of all sections, with those of every task."""
-        return [*super().every_section(), *(("task", each.settings) for each in TASKS.values())]

@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, lora
-from jaxrl_po.language.dialogue import TaskOrDialogue
+from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.pretrained import architectures, files, read_files, text, weights
 from jaxrl_po.language.settings import Computation
@@ -138,14 +138,14 @@ class Start(NamedTuple):
       digest: of `params` under adapters; empty without.
     """
 
-    task: TaskOrDialogue
+    task: TaskLike
     policy: Transformer
     params: PyTree
     base: Base | None
     digest: str
 
 
-def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True) -> TaskOrDialogue:
+def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True) -> TaskLike:
     """Makes the task of a run.
 
     Args:
@@ -224,7 +224,7 @@ def start(script: LanguageCommand, config: LanguageConfig, *, answers: bool = Tr
     return Start(task, policy, params, base, digest(params, base) if adapters.rank else "")
 
 
-def bare(config: LanguageConfig, base: Base | None, task: TaskOrDialogue) -> Transformer:
+def bare(config: LanguageConfig, base: Base | None, task: TaskLike) -> Transformer:
     """Returns the transformer of a run without adapters: of its sizes, or pretrained."""
     if base is not None:
         return base.model
@@ -269,9 +269,7 @@ class Teacher(NamedTuple):
     params: PyTree
 
 
-def teacher(
-    script: LanguageCommand, config: LanguageConfig, task: TaskOrDialogue
-) -> Teacher | None:
+def teacher(script: LanguageCommand, config: LanguageConfig, task: TaskLike) -> Teacher | None:
     """The policy of `--teacher`, the latest of the first seed of a run; None where none is asked.
 
     Raises:
@@ -325,7 +323,7 @@ def _latest(
     return jax.device_get(found)
 
 
-def require_alike(config: LanguageConfig, settings: LanguageConfig, task: TaskOrDialogue) -> None:
+def require_alike(config: LanguageConfig, settings: LanguageConfig, task: TaskLike) -> None:
     """Raises ConfigError unless the run of `settings` has the vocabulary and model of `config`."""
     run = config.run.init_from
     require_vocabulary("init_from", run, config, settings, task)
@@ -339,7 +337,7 @@ def require_alike(config: LanguageConfig, settings: LanguageConfig, task: TaskOr
 
 
 def require_vocabulary(
-    flag: str, run: str, config: LanguageConfig, settings: LanguageConfig, task: TaskOrDialogue
+    flag: str, run: str, config: LanguageConfig, settings: LanguageConfig, task: TaskLike
 ) -> None:
     """Raises ConfigError unless the run of `settings`, given as a flag, has the task's tokens."""
     tokenizer = make_task(settings, None, answers=False).tokenizer

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self, get_args, get_type_hints
+from typing import Any, NamedTuple, Self
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
@@ -188,18 +188,6 @@ class RunConfig:
         names = {x.name: PREFIXES.get(x.name, x.name) for x in dataclasses.fields(cls)}
         found: dict[str, Any] = {x: sections[y] for x, y in names.items() if y in sections}
         return cls(**found, initial=initial)
-
-    @classmethod
-    def every_section(cls) -> list[tuple[str, type]]:
-        """Returns prefix and record class of each section that this config may have."""
-        methods = [("config", entry.Config) for entry in METHODS.values()]
-        others = [
-            (PREFIXES.get(name, name), record)
-            for name, kind in get_type_hints(cls).items()
-            for record in get_args(kind) or (kind,)
-            if isinstance(record, type) and dataclasses.is_dataclass(record)
-        ]
-        return [*others[:1], *methods, *others[1:]]
 
     def sections(self) -> dict[str, Record]:
         """Returns the records by the prefix of their flags."""

@@ -13,7 +13,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
 from jaxrl_po.language import lora, sampling
-from jaxrl_po.language.dialogue import TaskOrDialogue
+from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
@@ -310,7 +310,7 @@ def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:
 
 
 def _left_padded(
-    prompts: Sequence[str], task: TaskOrDialogue
+    prompts: Sequence[str], task: TaskLike
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Tokens `[P, L]` and the padding tokens on the left `[P]`."""
     if isinstance(prompts, str):

@@ -31,7 +31,7 @@ from jaxrl_po.algorithms import (
     sft,
     trpo,
 )
-from jaxrl_po.language.dialogue import TaskOrDialogue
+from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.tasks.random_prompts import RandomPromptsSettings
 from jaxrl_po.run.data import tables
 from jaxrl_po.types import Learner
@@ -180,7 +180,7 @@ class TaskEntry(NamedTuple):
     """
 
     settings: type
-    make: Callable[[Any, tables.Reading], TaskOrDialogue]
+    make: Callable[[Any, tables.Reading], TaskLike]
     is_dialogue: bool = False
     has_answers: bool = True
     any_vocabulary: bool = False
@@ -189,7 +189,7 @@ class TaskEntry(NamedTuple):
 
 
 def _generated(
-    settings: type, make: Callable[..., TaskOrDialogue], *, is_dialogue: bool = False
+    settings: type, make: Callable[..., TaskLike], *, is_dialogue: bool = False
 ) -> TaskEntry:
     """Returns the entry of a task that is made from the values of its flags alone."""
     return TaskEntry(settings, lambda own, _: make(**vars(own)), is_dialogue)

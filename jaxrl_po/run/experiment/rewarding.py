@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_po import config as config_lib
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError, PythonObject
-from jaxrl_po.language.dialogue import Dialogue, TaskOrDialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import answers, prompts, scoring
@@ -93,7 +93,7 @@ def pattern(options: LanguageOptions) -> dict[str, str]:
 
 
 def host_score(
-    config: LanguageConfig, task: TaskOrDialogue, placement: Placement
+    config: LanguageConfig, task: TaskLike, placement: Placement
 ) -> scoring.Scorer | None:
     """Returns the scorer of `--reward`; None if the reward is computed in the program.
 
@@ -188,7 +188,7 @@ def explain_zero(examples: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def judges(options: LanguageOptions, task: TaskOrDialogue, *, pretrained: bool) -> bool:
+def judges(options: LanguageOptions, task: TaskLike, *, pretrained: bool) -> bool:
     """Whether the functions of `--reward` score the evaluation too, in place of the verifier.
 
     They do where the equality of a completion with `answer` says little: a pretrained model writes
@@ -204,7 +204,7 @@ def judges(options: LanguageOptions, task: TaskOrDialogue, *, pretrained: bool) 
     )
 
 
-def unanswered(options: LanguageOptions, task: TaskOrDialogue) -> bool:
+def unanswered(options: LanguageOptions, task: TaskLike) -> bool:
     """Returns whether a prompt of a file has no answer."""
     columns = None if isinstance(task, Dialogue) else task.columns
     return isinstance(columns, prompts.Columns) and not columns.answered()

@@ -83,7 +83,7 @@ def parse(script: Script[OptionsOf, Config, World], argv: Sequence[str]) -> Sett
 
 def tokenize(script: Command, argv: Sequence[str]) -> dict[str, flags.Text]:
     """Returns the texts of a command's flags by name; see `flags.tokenize`."""
-    return flags.tokenize(argv, [*script.config.every_section(), ("", script.options)])
+    return flags.tokenize(argv, {"": script.options})
 
 
 def options_of(

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl_po.language import Transformer, lora, warm_start
-from jaxrl_po.language.dialogue import Dialogue, TaskOrDialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.tasks.types import reading
 from jaxrl_po.language.warm_start import BETWEEN, Fit, WarmStart
 from jaxrl_po.run.devices import processes
@@ -34,7 +34,7 @@ class Warm(NamedTuple):
 
 
 def in_parts(
-    make: Callable[[Any], Learner], settings: WarmStart, task: TaskOrDialogue, policy: Transformer
+    make: Callable[[Any], Learner], settings: WarmStart, task: TaskLike, policy: Transformer
 ) -> Warm | None:
     """The warm start in the `init` of a learner, of one seed; None without one.
 
