@@ -15,7 +15,7 @@ import inspect
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, dataclass_transform
 
 import jax
@@ -23,6 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 Number = float | jax.Array
+Json = dict[str, Any]
+"""Content of a JSON object."""
+Values = Mapping[str, Any]
+"""Name of a setting to its value."""
 Record = TypeVar("Record")
 
 

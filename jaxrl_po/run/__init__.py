@@ -2,13 +2,14 @@
 
 From Python: `run.train` runs an `Experiment` or trains a learner, `run.resume` resumes a run,
 `run.load` gives its policy, `run.sweep` searches hyperparameters, and `run.Stop`, raised in an
-`on_row`, ends a run. `run.MethodEntry`, `run.TaskEntry` and `run.Scorer` are for code of the user's. An interrupt of these raises `run.Interrupted`, which holds the result so far.
+`on_row`, ends a run. An interrupt of these raises `run.Interrupted`, which holds the result so far.
+`run.MethodEntry`, `run.TaskEntry` and `run.Scorer` are for methods, tasks and rewards of the user.
 They are imported when they are first used: a worker process needs nothing of JAX.
 """
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxrl_po.run.aot import CompiledProgram as CompiledProgram
@@ -48,7 +49,7 @@ _NAMES = {
 
 if not TYPE_CHECKING:  # a checker would take any name for one
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         for module, names in _NAMES.items():
             if name in names:
                 return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -5,10 +5,12 @@ import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.version import FORMATS, __version__
+
+Entry = TypeVar("Entry")
 
 
 class RunError(Exception):
@@ -37,7 +39,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; choose one of {', '.join(by_lower.values())}" if len(by_lower) <= 100 else ""
 
 
-def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
+def lookup(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
     """Returns `table[name]`; raises ConfigError, with the nearest entry, if it is missing."""
     if name not in table:
         raise ConfigError(flag, f"unknown name {name!r}{suggest(name, table)}")
@@ -51,7 +53,7 @@ def require(flag: str, package: str, extra: str) -> None:
         raise ConfigError(flag, message)
 
 
-def json_object(flag: str, text: str) -> dict[str, Any]:
+def json_object(flag: str, text: str) -> Json:
     """Returns the value of a flag, a JSON object; raises ConfigError for anything else."""
     try:
         return dict(json.loads(text).items())
@@ -59,7 +61,7 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
         raise ConfigError(flag, f"must be a JSON object, got {text!r}") from None
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Returns a value as it is written on a command line.
 
     Example:
@@ -88,7 +90,7 @@ def format_error(error: OSError, place: str | Path = "", then: str = "") -> str:
     return f"{line}; {then}" if then else line
 
 
-def unread_format(number: Any) -> str:
+def unread_format(number: object) -> str:
     """Returns why a folder or checkpoint with this format number is not read, or an empty text."""
     if number in FORMATS:
         return ""

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.config import ConfigError, PythonObject, check_number
+from jaxrl_po.config import ConfigError, Json, PythonObject, check_number
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.problem import give_reward
 from jaxrl_po.language.tasks import Task
@@ -121,11 +121,11 @@ class Here:
     def __init__(self, function: Callable[..., Any]):
         self._function, self._message = function, ""
 
-    def send(self, message: Any, limit: float | None = None, late: str = "") -> None:
+    def send(self, message: object, limit: float | None = None, late: str = "") -> None:
         """Keeps what is asked, as another process would get it."""
         self._message = json.dumps(message)
 
-    def receive(self) -> Any:
+    def receive(self) -> Json:
         """The answer to it."""
         return scoring_worker.answer(self._function, None, json.loads(self._message))
 
@@ -142,7 +142,7 @@ class Worker:
       arguments: see `Reward`.
     """
 
-    def __init__(self, source: str, timeout: float, arguments: Mapping[str, Any] = {}):
+    def __init__(self, source: str, timeout: float, arguments: Mapping[str, object] = {}):
         self._source, self._timeout, self._arguments = source, timeout, arguments
         self._process: workers.Process | Here | None = None
         self._asked = (0, "")  # the pending call: number of completions, failure
@@ -405,7 +405,7 @@ class HostScore:
         tokens: npt.NDArray[Any],
         mask: npt.NDArray[np.bool_],
         problem: PyTree,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """What functions are given about completions of one seed, leaves `[B, …]`."""
         return {
             "prompts": self._tokenizer.decode_rows(
@@ -424,11 +424,11 @@ class HostScore:
             report(line)
 
 
-def demonstrations(task: Task) -> Callable[[PyTree], dict[str, list[Any]]]:
+def demonstrations(task: Task) -> Callable[[PyTree], Json]:
     """`problem [B, …] -> {"answer": texts}`, for a task without columns of its own."""
     demonstrate = jax.jit(jax.vmap(task.demonstrate))
 
-    def columns(problem: PyTree) -> dict[str, list[Any]]:
+    def columns(problem: PyTree) -> Json:
         tokens = np.asarray(demonstrate(problem))
         return {"answer": task.tokenizer.decode_rows(tokens, tokens != task.tokenizer.pad)}
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from jaxrl_po.run.data import guard
 
+Json = dict[str, Any]
 START_LIMIT = 120.0  # seconds for a process to import what it needs
 PATIENCE = 1.0  # seconds for a process to exit by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -58,7 +59,7 @@ class Process:
         self._late = ""
         self.close = weakref.finalize(self, _end, pipe, pid, patience)
 
-    def send(self, message: Any, limit: float | None = None, late: str = "") -> None:
+    def send(self, message: object, limit: float | None = None, late: str = "") -> None:
         """Sends a message; where nobody reads it, `receive` says so.
 
         Args:
@@ -108,7 +109,7 @@ def _kill(pid: int, *, group_only: bool = False) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def spawn(module: str, start: Mapping[str, Any]) -> tuple[Process, dict[str, Any]]:
+def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
     """A new worker and what it says of itself; see `main`.
 
     Args:
@@ -184,7 +185,7 @@ def main() -> None:
         os._exit(0)  # the run has ended, or has given up on this call
 
 
-def say(pipe: Connection, message: Any) -> None:
+def say(pipe: Connection, message: object) -> None:
     """Sends JSON values."""
     pipe.send_bytes(json.dumps(message).encode())
 

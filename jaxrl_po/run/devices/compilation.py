@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jaxlib
+from jax.stages import Compiled
 
 from jaxrl_po import backend
 from jaxrl_po.run.devices import processes
@@ -27,8 +28,8 @@ _tracing = threading.Lock()  # threads that traced in turns would delay the firs
 
 
 def compiled(
-    function: Callable[..., Any], *arguments: Any, light: bool = False, **options: Any
-) -> Any:
+    function: Callable[..., PyTree], *arguments: Any, light: bool = False, **options: Any
+) -> Compiled:
     """The function as a program for these arguments, ahead of time.
 
     Args:
@@ -52,7 +53,7 @@ def compiled(
     return program
 
 
-def _is_shape(x: Any) -> bool:
+def _is_shape(x: object) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct)
 
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
@@ -108,7 +109,7 @@ def choose(
     mesh: str = "",
     shard_params: bool = False,
     num_processes: int = 1,
-    described: tuple[Any, ...] = (),
+    described: tuple[jax.Device, ...] = (),
 ) -> Placement:
     """Decides how to use the devices; call it first, since it sets the number of CPU devices.
 
@@ -228,7 +229,9 @@ def _parse_devices(devices: str | int) -> int | None:
     return int(devices)
 
 
-def _available(wanted: int | None, num_processes: int, described: tuple[Any, ...] = ()) -> int:
+def _available(
+    wanted: int | None, num_processes: int, described: tuple[jax.Device, ...] = ()
+) -> int:
     """See `device_count`; a CPU is split into as many devices as `wanted`, or into one per core."""
     if described:
         return len(described)
@@ -263,8 +266,11 @@ SEEDS: Any = P("seed")
 
 
 def on_devices(
-    function: Callable[..., Any], placement: Placement, in_specs: Any, out_specs: Any = SEEDS
-) -> Callable[..., Any]:
+    function: Callable[..., PyTree],
+    placement: Placement,
+    in_specs: PyTree,
+    out_specs: PyTree = SEEDS,
+) -> Callable[..., PyTree]:
     """Runs a function on every device, which sees its share of the arguments."""
     # Unchecked: what is replicated over `data` is so because the function reduces over it, or
     # computes the same on every device.
@@ -273,8 +279,8 @@ def on_devices(
 
 
 def spread(
-    function: Callable[..., Any], placement: Placement, in_specs: Any = SEEDS
-) -> Callable[..., Any]:
+    function: Callable[..., PyTree], placement: Placement, in_specs: PyTree = SEEDS
+) -> Callable[..., PyTree]:
     """Runs a function of stacked seeds on the devices of each seed, without communication.
 
     Args:
@@ -288,7 +294,7 @@ def spread(
     return on_devices(function, placement, in_specs)
 
 
-def specs_of(axes: Any) -> Any:
+def specs_of(axes: PyTree) -> PyTree:
     """Partition of arguments by their prefix tree: 0 over the seeds, None replicated."""
     return jax.tree.map(
         lambda axis: P() if axis is None else SEEDS, axes, is_leaf=lambda x: x is None
@@ -296,11 +302,11 @@ def specs_of(axes: Any) -> Any:
 
 
 def each_seed(
-    function: Callable[..., Any],
+    function: Callable[..., PyTree],
     placement: Placement,
-    in_axes: Sequence[Any],
+    in_axes: Sequence[PyTree],
     axes: LogicalAxes | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., PyTree]:
     """A function of one seed over stacked seeds, on the devices of each seed.
 
     Args:
@@ -324,7 +330,7 @@ def each_seed(
     return on_devices(stacked, placement, specs_of(tuple(in_axes)))
 
 
-def state_spec() -> Any:
+def state_spec() -> PyTree:
     """Partition of a stacked state: seeds over `seed`, `collector.sharded` also over `data`.
 
     All else is replicated over `data`; frozen parameters are replicated over all devices.
@@ -335,12 +341,12 @@ def state_spec() -> Any:
     )
 
 
-def whole_state_spec() -> Any:
+def whole_state_spec() -> PyTree:
     """Partition of a stacked state whose rows are not sharded: only seeds, over `seed`."""
     return state_spec()._replace(collector=SEEDS)
 
 
-def batch_spec() -> Any:
+def batch_spec() -> PyTree:
     """Partition of a stacked batch: seeds over `seed`, rows over `data`, metrics replicated."""
     rows: Any = P("seed", "data")
     return Batch(*[rows] * len(Batch._fields))._replace(metrics=SEEDS)
@@ -363,8 +369,8 @@ def over_devices(
     placement: Placement,
     *,
     axes: LogicalAxes | None = None,
-    dtype: Any = None,
-    start: Any = 0,
+    dtype: DTypeLike | None = None,
+    start: PyTree = 0,
 ) -> Learner:
     """The learner over stacked seeds and devices.
 

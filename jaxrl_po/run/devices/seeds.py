@@ -23,13 +23,13 @@ STATE_AXES: Any = TrainState(*[0] * len(TrainState._fields))._replace(  # type: 
 
 
 def stack(
-    function: Callable[..., Any],
+    function: Callable[..., PyTree],
     num_seeds: int,
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: PyTree,
+    out_axes: PyTree,
     *,
     spmd_axis_name: str | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., PyTree]:
     """The function over a leading seed axis, `[S]`.
 
     A single seed is not vmapped but only given the axis, since batched sorts and gathers are slower
@@ -58,7 +58,7 @@ def over_seeds(
     learner: Learner,
     num_seeds: int,
     *,
-    start: Any = 0,
+    start: PyTree = 0,
     spmd_axis_name: str | None = None,
     target: Target | None = None,
 ) -> Learner:
@@ -126,7 +126,7 @@ def in_groups(
     return grouped
 
 
-def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: Any = 0) -> None:
+def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: PyTree = 0) -> None:
     """Raises if frozen parameters depend on the key, since all seeds share one copy.
 
     Args:
@@ -157,7 +157,7 @@ def of_seed(state: TrainState, index: int = 0) -> TrainState:
     return taken
 
 
-def _each(axes: PyTree, function: Callable[[jax.Array], Any], tree: PyTree) -> PyTree:
+def _each(axes: PyTree, function: Callable[[jax.Array], PyTree], tree: PyTree) -> PyTree:
     """Applies a function to the leaves with a seed axis; `axes` is a prefix tree of 0 and None."""
     return jax.tree.map(
         lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from jaxrl_po import language
 from jaxrl_po.algorithms import reference
 from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
+from jaxrl_po.config import Json
 from jaxrl_po.language import demonstrations, lora, unembedding
 from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.dialogues.recorded import recorded_problem
@@ -16,6 +17,7 @@ from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags, models, rewarding
 from jaxrl_po.run.experiment.language_config import LanguageConfig, ProblemSettings
+from jaxrl_po.run.experiment.registry import MethodConfig
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
@@ -96,7 +98,9 @@ class Composition(NamedTuple):
         together = members if parts == 1 and members == group else 1
         return prompts * members // (self.placement.data_devices * parts), together
 
-    def learner(self, warm_start: language.WarmStart | None, method: Any = None) -> Learner:
+    def learner(
+        self, warm_start: language.WarmStart | None, method: MethodConfig | None = None
+    ) -> Learner:
         """The learner with a warm start and the settings of its method, by default those given.
 
         Where there is something `given`, its `init` takes `(key, given)`.
@@ -110,7 +114,7 @@ class Composition(NamedTuple):
             init=lambda pair: self._compose(method, warm_start, pair[1]).init(pair[0])
         )
 
-    def _compose(self, method: Any, warm_start: Any, given: PyTree) -> Learner:
+    def _compose(self, method: MethodConfig, warm_start: object, given: PyTree) -> Learner:
         problem = self._problem(warm_start, given)
         if self.teacher is not None:
             kind: Any = language.dialogues if isinstance(self.start.task, Dialogue) else language
@@ -132,11 +136,11 @@ class Composition(NamedTuple):
             )
         return learner
 
-    def _problem(self, warm_start: Any, given: PyTree) -> Problem:
+    def _problem(self, warm_start: object, given: PyTree) -> Problem:
         config, task, policy, settings = self.config, self.start.task, self.policy, self.settings
         initial = {lora.BASE: given[lora.BASE]} if self.start.params else None
-        shared: dict[str, Any] = {"initial": initial, "target": self.placement.target}
-        own = {"critic": self.critic, "warm": warm_start, "sampler": config.sampler}
+        shared: Json = {"initial": initial, "target": self.placement.target}
+        own: Json = {"critic": self.critic, "warm": warm_start, "sampler": config.sampler}
         own |= shared | vars(settings)
         if self.columns is not None:
             assert isinstance(task, language.Task)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxrl_po import config as config_lib
 from jaxrl_po import control, losses
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Values
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.control.memory import MEMORIES, kind_of
 from jaxrl_po.masked import Mean
@@ -106,9 +106,7 @@ def sampling(options: ControlOptions) -> Sampling:
     return SAMPLINGS[chosen]
 
 
-def tuned(
-    options: ControlOptions, values: Mapping[str, Any] = MappingProxyType({})
-) -> Mapping[str, Any]:
+def tuned(options: ControlOptions, values: Values = MappingProxyType({})) -> Values:
     """Returns flag name to value: settings by a sweep, and those that suit the given memory.
 
     With a memory that needs it, a method that can stop early does. The stop bounds no single step
@@ -128,7 +126,7 @@ def tuned(
     return {**found_by_sweep(options, values), **({"config.early_stop": True} if stops else {})}
 
 
-def found_by_sweep(options: ControlOptions, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def found_by_sweep(options: ControlOptions, values: Values) -> Values:
     """Returns flag name to the value that a sweep found for method and environment; or empty."""
     path = tuned_file(options)
     # What was found for one way to sample does not apply to another.

@@ -1,11 +1,10 @@
 """`--tools`: from flags to dialogues on the host, checked before anything compiles."""
 
 import itertools
-from typing import Any
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.language.pretrained import ChatTemplate
 from jaxrl_po.language.pretrained import tools as tools_lib
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
@@ -120,7 +119,7 @@ def require_fit(
     return start.base.text.template, start.base.text
 
 
-def read_rows(config: LanguageConfig) -> list[dict[str, Any]]:
+def read_rows(config: LanguageConfig) -> list[Json]:
     """The columns of each prompt of the task, in its order; the messages are `prompt`, as in TRL.
 
     Raises:

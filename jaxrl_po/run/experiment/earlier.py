@@ -4,12 +4,12 @@ import dataclasses
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import jax
 
 from jaxrl_po import variables
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.control import statistics
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
@@ -49,13 +49,12 @@ def read(script: Script[OptionsOf, Config, World], flag: str, run: str) -> Confi
       ConfigError: not a run of that script, or one of another version of the library; names the
         flag.
     """
-    config: Config = read_any([script], flag, run)[1]
-    return config
+    return cast(Config, read_any([script], flag, run)[1])
 
 
 def read_any(
-    scripts: Collection[Command], flag: str, run: str, own: Mapping[str, Any] = {}
-) -> tuple[Command, Any]:
+    scripts: Collection[Command], flag: str, run: str, own: Mapping[str, object] = {}
+) -> tuple[Command, RunConfig]:
     """Returns the command among several that made an earlier run, and its config; see `read`.
 
     `own` are objects of Python that are given again, and new paths of files and folders, by flag.
@@ -74,7 +73,7 @@ def read_any(
         raise unsuitable(flag, run, error) from None
 
 
-def maker(scripts: Collection[Command], flag: str, run: str) -> tuple[Command, dict[str, Any]]:
+def maker(scripts: Collection[Command], flag: str, run: str) -> tuple[Command, Json]:
     """The script among several that made an earlier run, and its settings as stored; see `read`."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
@@ -94,7 +93,7 @@ def maker(scripts: Collection[Command], flag: str, run: str) -> tuple[Command, d
     )
 
 
-def settings_of(flag: str, run: str, makers: str) -> dict[str, Any]:
+def settings_of(flag: str, run: str, makers: str) -> Json:
     """The settings of an earlier run, as stored; `makers`, for messages, could have made it."""
     wanted = f"must be the folder of a run of {makers}, got {run}"
     try:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from jaxrl_po import config
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, language, settings
 from jaxrl_po.run.experiment.assembly import Command
@@ -52,7 +52,7 @@ class Experiment:
     def __init__(
         self,
         *,
-        over: Mapping[str, Any] = MappingProxyType({}),
+        over: Values = MappingProxyType({}),
         algorithm: Any = UNSET,
         out: str | os.PathLike[str] = UNSET,
         seeds: int = UNSET,
@@ -111,13 +111,13 @@ class Experiment:
         return cls.of(script, settings.tokenize(script, argv))
 
     @classmethod
-    def of(cls, script: Command, given: Mapping[str, Any]) -> Self:
+    def of(cls, script: Command, given: Values) -> Self:
         """Returns the experiment of a command's flags, name to text or value."""
         made = object.__new__(cls)
         made._read(script, given)
         return made
 
-    def _read(self, script: Command, given: Mapping[str, Any]) -> None:
+    def _read(self, script: Command, given: Values) -> None:
         read = settings.read(script, given)
         object.__setattr__(self, "script", script.name)
         object.__setattr__(self, "settings", MappingProxyType(read.given))
@@ -129,10 +129,10 @@ class Experiment:
     def __hash__(self) -> int:
         return hash((self.script, *sorted(self.settings.items())))
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self) -> tuple[str, Json]:
         return self.script, dict(self.settings)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: tuple[str, Json]) -> None:
         object.__setattr__(self, "script", state[0])
         object.__setattr__(self, "settings", MappingProxyType(state[1]))
 
@@ -141,7 +141,7 @@ class Experiment:
         return f"Experiment({', '.join([repr(self.script), *given])})"
 
 
-def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_names(values: Values) -> Json:
     """Values of flags, with names for objects; raises ConfigError for one that no flag takes."""
     named = {name: config.static_value(name, value) for name, value in values.items()}
     weights = named.get("reward_weights")

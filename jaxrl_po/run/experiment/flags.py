@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 from absl import flags as absl_flags
 
 from jaxrl_po import config
-from jaxrl_po.config import ConfigError, NoEffectError
+from jaxrl_po.config import ConfigError, Json, NoEffectError, Values
 from jaxrl_po.run.errors import RunError, UsageError, format_error, shown
 from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.loop import streams
 from jaxrl_po.run.store.sources import DIGESTS, READ
 
-Values = dict[str, Any]
+Field = dataclasses.Field[Any]
 EVERYTHING = "--help=all"
 HELP = ("--help", "-help", "-h", EVERYTHING)
 FORMER_SECTIONS = {"tools": "environment"}  # in folders of former versions
@@ -43,7 +43,7 @@ class Switch(Text):
 class _Integer(absl_flags.IntegerParser):
     """An integer, also as a number that is one: `1e5`."""
 
-    def convert(self, argument: Any) -> int:
+    def convert(self, argument: str | int) -> int:
         try:
             return super().convert(argument)
         except ValueError:
@@ -67,7 +67,7 @@ _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def parse(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Any]:
+def parse(argv: Sequence[str], sections: Mapping[str, type]) -> Json:
     """Reads records from command-line arguments.
 
     Args:
@@ -134,14 +134,14 @@ def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Tex
     return found
 
 
-def named(sections: Iterable[tuple[str, type]]) -> dict[str, dataclasses.Field[Any]]:
+def named(sections: Iterable[tuple[str, type]]) -> dict[str, Field]:
     """Returns the field of each flag by name."""
     return {
         join(prefix, field.name): field for prefix, record in sections for field in settable(record)
     }
 
 
-def convert(given: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
+def convert(given: Values, sections: Mapping[str, type]) -> Json:
     """Returns the values of flags in the types of their fields; ranges are not checked.
 
     Args:
@@ -168,7 +168,7 @@ def convert(given: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
     return {name: _converted(name, fields[name], value) for name, value in given.items()}
 
 
-def _converted(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
+def _converted(name: str, field: Field, value: object) -> object:
     kind = _type(field)
     former = dict(config.setting_of(field).were)
     if isinstance(value, str) and value in former:
@@ -193,7 +193,7 @@ def _converted(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
         raise ConfigError(name, f"must be {words}, got {value!r}") from None
 
 
-def current(stored: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
+def current(stored: Values, sections: Mapping[str, type]) -> Json:
     """Returns stored settings under the present names of their fields and values, in their order.
 
     Args:
@@ -217,7 +217,7 @@ def current(stored: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
     return {names.get(name, name): value for name, value in found.items()}
 
 
-def _present(value: Any, old: str, new: Any) -> Any:
+def _present(value: object, old: str, new: object) -> object:
     """Returns a stored value, or a list or distribution of values, with the present of a former."""
     if isinstance(value, list):
         return [shown(new) if each == old else each for each in value]
@@ -226,7 +226,7 @@ def _present(value: Any, old: str, new: Any) -> Any:
     return new if value == old else value
 
 
-def former_names(prefix: str, field: dataclasses.Field[Any]) -> list[str]:
+def former_names(prefix: str, field: Field) -> list[str]:
     """Returns the flags that a field had in former versions."""
     prefixes = [prefix, *([FORMER_SECTIONS[prefix]] if prefix in FORMER_SECTIONS else [])]
     names = [field.name, *config.setting_of(field).was]
@@ -234,8 +234,8 @@ def former_names(prefix: str, field: dataclasses.Field[Any]) -> list[str]:
 
 
 def merge(
-    sections: Mapping[str, type], layers: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[str, Any], dict[str, str]]:
+    sections: Mapping[str, type], layers: Mapping[str, Values]
+) -> tuple[Json, dict[str, str]]:
     """Merges values by their origin, and checks the records that they make.
 
     Drops a tuned or preset value that a given or stored value makes ineffective.
@@ -273,8 +273,8 @@ def merge(
 
 
 def _checked(
-    prefix: str, record: type, origins: dict[str, str], layers: Mapping[str, Mapping[str, Any]]
-) -> Any:
+    prefix: str, record: type, origins: dict[str, str], layers: Mapping[str, Values]
+) -> object:
     """Returns the checked record; dropped values have the origin `default` afterwards."""
     names = {field: join(prefix, field) for field in origins}
     values = {
@@ -299,12 +299,12 @@ def _checked(
     return made
 
 
-def _type(field: dataclasses.Field[Any]) -> type:
+def _type(field: Field) -> type:
     """The type of a flag's value; float if the field is not static, whatever its default."""
     return type(field.default) if config.setting_of(field).static else float
 
 
-def settable(record: type) -> list[dataclasses.Field[Any]]:
+def settable(record: type) -> list[Field]:
     """The fields of a record that have a flag."""
     return [field for field in dataclasses.fields(record) if field.default is not None]
 
@@ -448,7 +448,7 @@ def help_of(argv: Sequence[str]) -> tuple[bool, list[str]]:
     return len(others) < len(argv), others
 
 
-def written(values: Mapping[str, Any]) -> list[str]:
+def written(values: Values) -> list[str]:
     """Flags as arguments.
 
     Example:
@@ -458,7 +458,7 @@ def written(values: Mapping[str, Any]) -> list[str]:
     return [f"--{name}={shown(value)}" for name, value in values.items()]
 
 
-def flatten(records: Mapping[str, Any]) -> Values:
+def flatten(records: Values) -> Json:
     """Flag name to value, of all records.
 
     Example:

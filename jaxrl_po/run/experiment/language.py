@@ -1,13 +1,13 @@
 """Trains a transformer on a task: `jaxrl-po language --task=addition --out=runs/addition`."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import language
 from jaxrl_po.algorithms import reference
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.language import Transformer, demonstrations
 from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.settings import Computation, Sampling
@@ -31,6 +31,7 @@ from jaxrl_po.run.experiment.language_config import (
     Adapters,
     LanguageConfig,
     LanguageOptions,
+    ProblemSettings,
     RewardSettings,
     ToolSettings,
     is_dialogue,
@@ -41,6 +42,7 @@ from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import supervised
 from jaxrl_po.run.store import sources
+from jaxrl_po.types import PyTree
 
 
 def build(config: LanguageConfig, placement: Placement, world: None = None) -> assembly.Setup:
@@ -109,9 +111,9 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
 def examples(
     task: TaskLike,
     policy: Transformer,
-    settings: Any,
+    settings: ProblemSettings,
     show: int,
-    judged: Callable[[Any], Any] = lambda x: x,
+    judged: Callable[[PyTree], PyTree] = lambda x: x,
 ) -> Examples | None:
     """Completions of held-out prompts, to be shown; None for 0 prompts."""
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
@@ -123,7 +125,7 @@ def examples(
     )
 
 
-def plain(data: Any) -> Any:
+def plain(data: PyTree) -> PyTree:
     """Returns the data of a task without what follows from it and the tokenizer, for a digest."""
     return data._replace(texts=None) if isinstance(data, Rows) else data
 
@@ -133,7 +135,7 @@ def seen(task: TaskLike) -> TaskLike:
     return task if isinstance(task, Dialogue) else selecting(task)
 
 
-def evaluations(composed: composition.Composition, rewarded: Scorer | None) -> dict[str, Any]:
+def evaluations(composed: composition.Composition, rewarded: Scorer | None) -> Json:
     """The fields of `Setup` on evaluations: by the verifier, or by functions on the host."""
     options, task, settings = composed.config.run, composed.start.task, composed.settings
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
@@ -181,7 +183,7 @@ def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
     )
 
 
-def notes(task: TaskLike, settings: Any, base: models.Base | None) -> tuple[str, ...]:
+def notes(task: TaskLike, settings: ProblemSettings, base: models.Base | None) -> tuple[str, ...]:
     """The lines shown about the task before the run."""
     if isinstance(task, Dialogue):
         return ()
@@ -218,9 +220,7 @@ def require_room(config: LanguageConfig, start: models.Start) -> None:
         )
 
 
-def require_known(
-    options: LanguageOptions, given: Mapping[str, Any], initial: InitialModel
-) -> None:
+def require_known(options: LanguageOptions, given: Values, initial: InitialModel) -> None:
     """Raises ConfigError for flags of another task, rank 0, and sizes beside a pretrained model."""
     require_task_flags(options.task, given)
     rank = {name: value for name, value in given.items() if name == "lora.rank"}

@@ -232,7 +232,7 @@ def bare(config: LanguageConfig, base: Base | None, task: TaskLike) -> Transform
     return config.model.build(task.tokenizer.size)
 
 
-def on_host(path: tuple[str, ...], array: Any) -> Any:
+def on_host(path: tuple[str, ...], array: PyTree) -> PyTree:
     """Returns a parameter of a pretrained model as it is, beside the state on the device."""
     del path
     return array

@@ -1,10 +1,11 @@
 """Default flags of `jaxrl-po language` that suit its models, by start, reward and method."""
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from jaxrl_po.algorithms.actor_critic import GAE, Epochs
+from jaxrl_po.config import Json, Values
 from jaxrl_po.run.experiment import rewarding
 from jaxrl_po.run.experiment.language_config import LanguageOptions, task_entry
 from jaxrl_po.run.experiment.options import InitialModel
@@ -71,10 +72,10 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
 
 def of_language(
     options: LanguageOptions,
-    values: Mapping[str, Any],
+    values: Values,
     initial: InitialModel,
     starts: Collection[str] = (ANY, NEW, PRETRAINED, ADAPTERS),
-) -> dict[str, Any]:
+) -> Json:
     """Returns flag name to preset of a run, from the rows whose kind of start is among `starts`.
 
     Those of the method's entry belong to any start.

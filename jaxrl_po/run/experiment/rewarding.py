@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import language
-from jaxrl_po.config import ConfigError, PythonObject
+from jaxrl_po.config import ConfigError, Json, PythonObject, Values
 from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run import errors
@@ -20,7 +20,7 @@ from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.language_config import LanguageConfig, LanguageOptions, task_entry
 from jaxrl_po.run.experiment.registry import REGEX, REWARDS, RewardEntry
 from jaxrl_po.run.store import sources
-from jaxrl_po.types import Problem
+from jaxrl_po.types import Problem, PyTree
 
 NAMED = [name for name, entry in REWARDS.items() if not entry.takes_pattern]
 
@@ -156,7 +156,7 @@ def host_score(
     )
 
 
-def explain_zero(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+def explain_zero(examples: Sequence[Values]) -> list[str]:
     """What to say of examples that all score 0: answers beside them, and a reward that finds them.
 
     Args:
@@ -219,7 +219,7 @@ def judged(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[
         return {name: each._replace(score=unknown[name]) for name, each in answers.items()}
 
 
-def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Any]:
+def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> Json:
     """The metrics of an evaluation, `[S, P]`, from answers with the leading axis `[S]`.
 
     A prompt whose answers no function judges, or on which one fails, has the mean of the others;
@@ -233,7 +233,7 @@ def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict
     failed = np.any([pair[1].any(axis=-1) for pair in pairs.values()], axis=0)
     absent = np.any([np.isnan(each.score).any(axis=-1) for each in stacked.values()], axis=0)
 
-    def filled(value: Any) -> Any:
+    def filled(value: PyTree) -> PyTree:
         judged = np.ma.array(value, mask=absent).mean(axis=1, keepdims=True)
         return np.where(absent, np.ma.filled(judged, np.nan), value)
 

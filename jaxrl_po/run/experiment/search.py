@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.config import ConfigError, Setting, setting_of
+from jaxrl_po.config import ConfigError, Json, Setting, Values, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.control_config import ControlConfig
@@ -57,8 +57,8 @@ class Asked(NamedTuple):
 
 
 def split(
-    given: Mapping[str, Any], fields: Mapping[str, Setting]
-) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, str]]:
+    given: Values, fields: Mapping[str, Setting]
+) -> tuple[Json, dict[str, list[str]], dict[str, str]]:
     """Splits flags into those with one value, the values of a grid, and distributions.
 
     Args:
@@ -166,13 +166,13 @@ def static_part(config: ControlConfig) -> str:
     )
 
 
-def final(scores: Any) -> npt.NDArray[np.float64]:
+def final(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Returns the score of each seed, `[S]`: the mean of its last three evaluations, or −∞."""
     last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
     return statistics.worst_if_missing(last)
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Values]) -> str:
     """One line per combination, best first: mean, interquartile mean and worst seed."""
     names = sorted({name for row in rows for name in row["flags"]})
     lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple
 
-from jaxrl_po.config import ConfigError, Setting, setting_of
+from jaxrl_po.config import ConfigError, Json, Setting, Values, setting_of
 from jaxrl_po.optimizers import AUTO, COSINE, LINEAR, Optimization
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
@@ -37,9 +37,9 @@ class Settings(NamedTuple, Generic[Config]):
 
 def read(
     script: Script[OptionsOf, Config, World],
-    given: Mapping[str, Any],
+    given: Values,
     *,
-    stored: Mapping[str, Any] | None = None,
+    stored: Values | None = None,
 ) -> Settings[Config]:
     """Merges given, stored, tuned, preset and default values into the config of a run.
 
@@ -88,8 +88,8 @@ def tokenize(script: Command, argv: Sequence[str]) -> dict[str, flags.Text]:
 
 def options_of(
     script: Script[OptionsOf, Config, World],
-    given: Mapping[str, Any],
-    stored: Mapping[str, Any] = MappingProxyType({}),
+    given: Values,
+    stored: Values = MappingProxyType({}),
 ) -> OptionsOf:
     """Returns the settings of the run as a whole, of given and stored values."""
     top: dict[str, type] = {"": script.options}
@@ -99,7 +99,7 @@ def options_of(
     return options
 
 
-def usage(script: Command, given: Mapping[str, Any], *, everything: bool) -> str:
+def usage(script: Command, given: Values, *, everything: bool) -> str:
     """Returns the text of `--help` for the sections that the given flags select.
 
     Args:
@@ -129,7 +129,7 @@ def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
     return {name: setting_of(field) for name, field in flags.named(sections.items()).items()}
 
 
-def stored_settings(script: Command, options: Options) -> dict[str, Any]:
+def stored_settings(script: Command, options: Options) -> Json:
     """Returns the settings of the run that is resumed; empty for a new one.
 
     Raises:

@@ -48,7 +48,7 @@ def split(name: str) -> tuple[str, str]:
 class Later(types.ModuleType):
     """A module that is imported when something of it is used."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(importlib.import_module(self.__name__), name)
 
 
@@ -131,7 +131,7 @@ def make_env(name: str, env_params: str = "") -> Any:
     return with_params(name, env, env_params) if env_params else env
 
 
-def with_params(name: str, env: Any, env_params: str) -> Environment:
+def with_params(name: str, env: object, env_params: str) -> Environment:
     """Returns the environment with other values in fields of its `default_params`.
 
     Args:
@@ -159,7 +159,7 @@ def with_params(name: str, env: Any, env_params: str) -> Environment:
     )
 
 
-def _converted(field: str, default: Any, value: Any) -> Any:
+def _converted(field: str, default: object, value: object) -> object:
     """Returns a value of JSON as the type of a default; raises ConfigError if it would change."""
     default = static_value(field, default)
     if isinstance(default, jax.Array | np.ndarray):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Json, Values
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
@@ -76,7 +76,7 @@ class Swept(NamedTuple):
         return f"Swept(rows=<{len(self.rows)} items>, best={self.best!r}, folder={self.folder!r})"
 
 
-def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) -> Swept:
+def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
     """Searches hyperparameters of an experiment in control.
 
     Args:
@@ -111,7 +111,7 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
     return carry_out(given)
 
 
-def carry_out(given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
+def carry_out(given: Values, *, leave_early: bool = False) -> Swept:
     """Carries out a sweep, or continues it.
 
     Args:
@@ -212,7 +212,7 @@ def group(
     return list(groups.values())
 
 
-def best(asked: Asked, rows: list[dict[str, Any]], sections: dict[str, type]) -> dict[str, Any]:
+def best(asked: Asked, rows: list[Json], sections: dict[str, type]) -> Json:
     """Returns the flags of the first row that were set or tuned; none without a row."""
     if not rows:
         return {}
@@ -224,7 +224,7 @@ def best(asked: Asked, rows: list[dict[str, Any]], sections: dict[str, type]) ->
     return {name: settled[name] for name in names if name in settled}
 
 
-def read(given: Mapping[str, Any], options: Options) -> Asked:
+def read(given: Values, options: Options) -> Asked:
     """Returns the sweep that flags ask for."""
     sections = settings.sections_of(SCRIPT, options)
     kept, swept, drawn = search.split(given, settings.fields_of(sections))
@@ -234,7 +234,7 @@ def read(given: Mapping[str, Any], options: Options) -> Asked:
     return Asked(fixed | sources.absolute(fixed), swept, drawn, flags.current(tuned, sections))
 
 
-def resumed(given: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> Asked:
+def resumed(given: Values, stored: Values, out: str) -> Asked:
     """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
 
     Args:
@@ -313,7 +313,7 @@ def check(groups: Sequence[Group], options: Options) -> None:
             control.build(config, vmapped.ALONE, world)
 
 
-def run(group: Group, options: Options, place: Path, title: str) -> tuple[dict[str, Any], bool]:
+def run(group: Group, options: Options, place: Path, title: str) -> tuple[Json, bool]:
     """Trains the combinations that share one program, each over all seeds.
 
     Returns:
@@ -343,7 +343,7 @@ def run(group: Group, options: Options, place: Path, title: str) -> tuple[dict[s
     return result, interrupted
 
 
-def done(path: Path, sections: Mapping[str, type]) -> list[dict[str, Any]]:
+def done(path: Path, sections: Mapping[str, type]) -> list[Json]:
     """Returns the combinations that are finished; raises ConfigError for a damaged file."""
     try:
         rows: list[dict[str, Any]] = (

@@ -85,8 +85,7 @@ def find(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
       ConfigError: an unknown name, or an object of another class.
     """
     if not is_source(name):
-        found: Entry = errors.lookup(flag, name, table)
-        return found
+        return errors.lookup(flag, name, table)
     kind, own = type(next(iter(table.values()))), load(flag, name)
     if not isinstance(own, kind):
         raise UserCodeError(flag, f"{name} must be a run.{kind.__name__}, got {describe(own)}")

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError, format_error
@@ -19,6 +20,8 @@ NOTHING_NEW = "\ninterrupted before the first iteration: nothing new to save\n"
 SHOW_CURSOR = b"\x1b[?25h"
 FINISHING = "\nfinishing the files of this run; all iterations are saved\n"
 SAVING = "\nfinishing this iteration, then saving; interrupt again to quit without saving\n"
+
+Result = TypeVar("Result")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -36,7 +39,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Context with a handler for `SIGNALS`; restores the earlier handlers.
 
     Only the main thread may set handlers. A handler of C code could not be restored, and stays.
@@ -66,7 +69,7 @@ def hear_signals(started: threading.Event | None, leave_early: bool) -> Iterator
     """
     stop = threading.Event()
 
-    def hear(number: int, frame: Any) -> None:
+    def hear(number: int, frame: FrameType | None) -> None:
         early = started is not None and not started.is_set()
         at_once = early and not processes.several()
         if not leave_early and (at_once or (stop.is_set() and number != signal.SIGHUP)):
@@ -95,7 +98,7 @@ def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
       RunError: one line on what cannot be written.
     """
 
-    def leave(number: int, frame: Any) -> None:
+    def leave(number: int, frame: FrameType | None) -> None:
         streams.say(f"\ninterrupted: what is done is kept; continue with --out={out} --resume\n")
         _leave(128 + number)
 
@@ -107,13 +110,13 @@ def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
         raise RunError(format_error(error, out, then)) from None
 
 
-def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     """The result of a call in another thread: this one hears signals meanwhile."""
     with ThreadPoolExecutor(max_workers=1) as worker:
         return result_of(worker.submit(function, *arguments))
 
 
-def result_of(call: Future[Any]) -> Any:
+def result_of(call: Future[Result]) -> Result:
     """The result of a call in another thread, once it is there.
 
     It is awaited in parts: a signal that comes just before a wait begins does not end it.

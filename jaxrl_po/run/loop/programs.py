@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Compiled
 
+from jaxrl_po.config import Json
 from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
@@ -44,7 +46,7 @@ class Rollouts(Protocol):
     def metrics(self, seconds: float) -> Metrics:
         """Metrics `[S]` of the iteration that was recorded last and took that long."""
 
-    def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Any]:
+    def evaluate(self, state: TrainState, later_seed: int | None = None) -> Json:
         """Name to `[S, n]`; `later_seed` is that of a later evaluation."""
 
     @property
@@ -251,7 +253,7 @@ def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Mem
     return compile_chunk(job, like, placed)
 
 
-def compile_evaluate(job: Job, like: TrainState) -> tuple[Any, Memory | None]:
+def compile_evaluate(job: Job, like: TrainState) -> tuple[PyTree, Memory | None]:
     """The evaluation of a run, and its memory; None without one, or on the host."""
     if job.evaluate is None or job.rollouts is not None:
         return job.evaluate, None
@@ -260,14 +262,14 @@ def compile_evaluate(job: Job, like: TrainState) -> tuple[Any, Memory | None]:
     return evaluate, memory_of(measured, like)
 
 
-def compile_describe(job: Job, examples: Examples, like: TrainState) -> Any:
+def compile_describe(job: Job, examples: Examples, like: TrainState) -> PyTree:
     """What describes examples, which has few rows."""
     if job.rollouts is not None:
         return examples.describe
     return compiled(examples.describe, like, light=is_light(like), out_shardings=job.replicated)
 
 
-def compile_init(job: Job) -> tuple[Any, Warm | None]:
+def compile_init(job: Job) -> tuple[Compiled, Warm | None]:
     """The init, and the warm start that comes before it, if there is one."""
     light = init_is_light(job)
     if job.warm is None:
@@ -297,7 +299,7 @@ def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
     )
 
 
-def chunk_of(job: Job) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
+def chunk_of(job: Job) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
     """A chunk as one function, `(state, n) -> (state, metrics)`; only n rows of these are valid."""
 
     def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
@@ -322,7 +324,7 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
     return in_calls(program), memory_of(program, like)
 
 
-def in_calls(program: Any) -> Chunk:
+def in_calls(program: Compiled) -> Chunk:
     """A chunk as calls of its program, of some seconds each: between two it can be stopped.
 
     And where each device is one core, XLA keeps 2.4 KB of most matrix products until the call ends:
@@ -334,7 +336,7 @@ def in_calls(program: Any) -> Chunk:
     size = 1  # iterations of a call, until one was timed
 
     def chunk(
-        state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
+        state: TrainState, n: np.int32, report: Callable[[str], None], stop: threading.Event
     ) -> tuple[TrainState, Metrics, int]:
         nonlocal size
         begun, done, rows = time.perf_counter(), 0, list[Metrics]()
@@ -421,7 +423,7 @@ def one_by_one(
     """A chunk as iterations with work on the host: between two it can be stopped."""
 
     def chunk(
-        state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
+        state: TrainState, n: np.int32, report: Callable[[str], None], stop: threading.Event
     ) -> tuple[TrainState, Metrics, int]:
         rows = list[Metrics]()
         for i in range(n):

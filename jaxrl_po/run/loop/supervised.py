@@ -34,7 +34,7 @@ class Warm(NamedTuple):
 
 
 def in_parts(
-    make: Callable[[Any], Learner], settings: WarmStart, task: TaskLike, policy: Transformer
+    make: Callable[[PyTree], Learner], settings: WarmStart, task: TaskLike, policy: Transformer
 ) -> Warm | None:
     """The warm start in the `init` of a learner, of one seed; None without one.
 
@@ -47,7 +47,7 @@ def in_parts(
     if not settings.steps:
         return None
 
-    def begin(start: Any) -> Fit:
+    def begin(start: PyTree) -> Fit:
         fits = []
 
         def hold(params: PyTree, key: jax.Array) -> PyTree:
@@ -58,11 +58,11 @@ def in_parts(
         make(hold).init(start)
         return fits[0]
 
-    def init(pair: tuple[Any, PyTree]) -> TrainState:
+    def init(pair: tuple[PyTree, PyTree]) -> TrainState:
         start, params = pair
         return make(lambda *_: params).init(start)
 
-    def advance(fit: Fit, done: Any, given: PyTree) -> Fit:
+    def advance(fit: Fit, done: jax.Array, given: PyTree) -> Fit:
         model = policy if policy.lora is None else lora.over(policy, given)
         source = task if isinstance(task, Dialogue) else reading(task, given)
         return warm_start.advance(model, source, settings, fit, done)
@@ -72,8 +72,8 @@ def in_parts(
 
 def run(
     warm: Warm,
-    start: Any,
-    wait_for: Callable[..., tuple[Any, float]],
+    start: PyTree,
+    wait_for: Callable[..., tuple[PyTree, float]],
     show: Callable[[str, str, str], None],
     leave_if_interrupted: Callable[[], None],
     *,

@@ -31,6 +31,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 import orbax.checkpoint as ocp
+from jax.tree_util import KeyPath
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import unread_format
@@ -218,7 +219,7 @@ def _silence_orbax() -> None:
         warnings.filterwarnings("ignore", r"coroutine '(\w+Handler|run_sync)\..*never awaited")
 
 
-def _unless_of_a_loop(tell: Any, what: Any) -> None:
+def _unless_of_a_loop(tell: Callable[[Any], object], what: Any) -> None:
     closed = "Event loop is closed" in str(what.exc_value)
     if not closed and what.object is not asyncio.BaseEventLoop.__del__:
         tell(what)
@@ -343,11 +344,11 @@ def checksums(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: jax.Array) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _key_impl(leaf: Any) -> Any:
+def _key_impl(leaf: jax.Array) -> str:
     """The PRNG implementation of a key, or of a `jax.ShapeDtypeStruct` of one."""
     impls: list[Any] = []
     # `key_impl` takes no shapes, but sees the dtype of a traced key.
@@ -372,7 +373,7 @@ def from_host(arrays: Arrays, like: PyTree) -> PyTree:
     """
     remaining = _with_later_names(arrays, like)
 
-    def restore(path: Any, leaf: Any) -> jax.Array:
+    def restore(path: KeyPath, leaf: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path)
         shape = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
         array = remaining.pop(name, None) if shape.size else np.zeros(shape.shape, shape.dtype)

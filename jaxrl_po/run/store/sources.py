@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jaxrl_po.config import ConfigError, PythonObject
+from jaxrl_po.config import ConfigError, PythonObject, Values
 
 # `environment` is the former name of `tools`, in runs of 0.4.
 READ = ("network.memory",)  # flags whose record reads the object
@@ -117,7 +117,7 @@ def split(source: str) -> tuple[str, str]:
     return place + ".py" * in_file(source), name
 
 
-def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
+def absolute(settings: Values) -> dict[str, str]:
     """Returns the flags among `settings` that name files or folders to read, as absolute paths.
 
     A run stores them so, because it may be resumed or evaluated from another folder.
@@ -151,7 +151,7 @@ def short(name: str) -> str:
     return Path(name).name if in_file(name) else name
 
 
-def files(settings: Mapping[str, Any]) -> list[str]:
+def files(settings: Values) -> list[str]:
     """Returns the files of code and of data that the flags among `settings` name.
 
     Example:
@@ -163,7 +163,7 @@ def files(settings: Mapping[str, Any]) -> list[str]:
     return code + [settings[name] for name in DATA if settings.get(name)]
 
 
-def digests(settings: Mapping[str, Any]) -> dict[str, str]:
+def digests(settings: Values) -> dict[str, str]:
     """Returns by flag `digest:name` of the code that it names, wherever the file lies.
 
     An object of Python whose source cannot be read keeps the name `python:name`.
@@ -192,7 +192,7 @@ def _digest(source: str) -> str:
     return f"{digest(place)}:{name}" if os.path.isfile(place) else source
 
 
-def _texts(value: Any) -> set[str]:
+def _texts(value: object) -> set[str]:
     """Returns the source of the functions that an object consists of, without `LIBRARIES`.
 
     They are the methods of its class and bases, its attributes, and the functions, classes,
@@ -236,7 +236,7 @@ def _is_library(module: str) -> bool:
     return package in LIBRARIES or "site-packages" in file or "dist-packages" in file
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def _inside(value: object) -> Iterable[object]:
     """Returns the parts of a container, method, property, partial or wrapped function."""
     if isinstance(value, Mapping):
         return value.values()
@@ -275,9 +275,7 @@ def digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
-def located(
-    settings: Mapping[str, Any], code: Mapping[str, str], before: str, run: Path
-) -> dict[str, str]:
+def located(settings: Values, code: Mapping[str, str], before: str, run: Path) -> dict[str, str]:
     """Returns the flags of a stored run that name files or folders, with the paths they have now.
 
     A path is resolved as it was relative to the folder of the run, then as the absolute path that
