@@ -28,6 +28,7 @@ Json = dict[str, Any]
 Values = Mapping[str, Any]
 """Name of a setting to its value."""
 Record = TypeVar("Record")
+Value = TypeVar("Value")
 
 
 class ConfigError(ValueError):
@@ -174,7 +175,7 @@ class About(TypedDict, total=False):
 
 def number(
     default: float, doc: str, *, within: Interval = Interval(), **about: Unpack[About]
-) -> Any:
+) -> float:
     """A numeric field: a pytree leaf, which can be vmapped and changed without recompilation.
 
     Args:
@@ -188,13 +189,13 @@ def number(
 
 
 def static(
-    default: Any,
+    default: Value,
     doc: str,
     *,
     within: Interval | None = None,
     choices: tuple[Any, ...] | dict[str, Any] = (),
     **about: Unpack[About],
-) -> Any:
+) -> Value:
     """A static field: a size, a switch or a name; another value compiles another program.
 
     Args:

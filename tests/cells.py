@@ -118,10 +118,10 @@ CELLS = {
     ],
     "ppo, memory": ["--algorithm=ppo", *CONTROL, *ONE, *STEPS, "--network.memory=gru"],
     "ppo, microbatches": [
-        *("--algorithm=ppo", *CONTROL, *ONE, *STEPS, "--config.num_microbatches=2"),
+        *("--algorithm=ppo", *CONTROL, *ONE, *STEPS, "--config.num_microbatches=2")
     ],
     "ppo, host": [
-        *("--algorithm=ppo", *CONTROL, "--devices=2", *STEPS, "--env=gymnasium:CartPole-v1"),
+        *("--algorithm=ppo", *CONTROL, "--devices=2", *STEPS, "--env=gymnasium:CartPole-v1")
     ],
     "ppo, load": load,
     "ppo_penalty": ["--algorithm=ppo_penalty", *CONTROL, *ONE, *STEPS],
@@ -144,9 +144,7 @@ CELLS = {
     "grpo, blocks over devices": ["--algorithm=grpo", *ADDITION, "--mesh=model:2", *STEPS],
     "grpo, rows over devices": ["--algorithm=grpo", *ADDITION, *ROWS, *STEPS],
     "grpo, stale rows": ["--algorithm=grpo", *ADDITION, *ONE, *STEPS, "--sampler.staleness=1"],
-    "grpo, dialogues": [
-        *("--algorithm=grpo", *LANGUAGE, *ONE, *STEPS, "--task=mastermind"),
-    ],
+    "grpo, dialogues": [*("--algorithm=grpo", *LANGUAGE, *ONE, *STEPS, "--task=mastermind")],
     "grpo, reward in Python": [
         *("--algorithm=grpo", *ADDITION, *ONE, *STEPS),
         f"--reward={ROOT / 'tests' / 'reward_functions.py'}:digits",

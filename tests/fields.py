@@ -30,10 +30,7 @@ from jaxrl_po.algorithms import (
 
 ESTIMATION = {
     "estimator": {"estimator": "monte_carlo"},
-    "n_steps": (
-        {"estimator": "n_step", "n_steps": 4},
-        {"estimator": "n_step", "n_steps": 2},
-    ),
+    "n_steps": ({"estimator": "n_step", "n_steps": 4}, {"estimator": "n_step", "n_steps": 2}),
     "normalize_advantage": {"normalize_advantage": False},
 }
 JOINT = {
@@ -43,10 +40,7 @@ JOINT = {
     "optimizer": {"optimizer": "sgd"},
     "schedule": ({"decay_iterations": 4}, {"decay_iterations": 4, "schedule": "cosine"}),
 }
-FIT = {
-    "value_epochs": {"value_epochs": 2},
-    "value_minibatches": {"value_minibatches": 4},
-}
+FIT = {"value_epochs": {"value_epochs": 2}, "value_minibatches": {"value_minibatches": 4}}
 NATURAL = {
     "cg_iterations": {"cg_iterations": 1},
     "fisher_stride": {"fisher_stride": 2},
@@ -72,9 +66,7 @@ CASES = {
     "trpo": (
         trpo,
         trpo.Config(value_epochs=1, value_minibatches=2),
-        {
-            "backtracks": (REFUSED, REFUSED | {"backtracks": 1}),
-        },
+        {"backtracks": (REFUSED, REFUSED | {"backtracks": 1})},
     ),
     "ppo": (
         ppo,
@@ -113,10 +105,7 @@ CASES = {
         grpo.Config(learning_rate=1e-2, num_epochs=2),
         {
             "scale": {"scale": "none"},
-            "ddof": (
-                {"entropy_coefficient": 1.0},
-                {"entropy_coefficient": 1.0, "ddof": 1},
-            ),
+            "ddof": ({"entropy_coefficient": 1.0}, {"entropy_coefficient": 1.0, "ddof": 1}),
             "use_reference": {"use_reference": False},
             "num_epochs": {"num_epochs": 1},
             "num_minibatches": {"num_minibatches": 2},
@@ -161,45 +150,15 @@ CASES = {
     "reinforce_pp": (
         reinforce_pp,
         reinforce_pp.Config(learning_rate=1e-2),
-        {
-            "group_baseline": {"group_baseline": True},
-        },
+        {"group_baseline": {"group_baseline": True}},
     ),
-    "gspo": (
-        gspo,
-        gspo.Config(num_epochs=3),
-        {
-            "scale": {"scale": "none"},
-        },
-    ),
-    "cispo": (
-        cispo,
-        cispo.Config(learning_rate=3e-2, num_epochs=3),
-        {
-            "scale": {"scale": "none"},
-        },
-    ),
-    "sapo": (
-        sapo,
-        sapo.Config(learning_rate=3e-2, num_epochs=3),
-        {},
-    ),
-    "gmpo": (
-        gmpo,
-        gmpo.Config(learning_rate=3e-2, num_epochs=3),
-        {},
-    ),
-    "dppo": (
-        dppo,
-        dppo.Config(learning_rate=3e-2, num_epochs=3),
-        {},
-    ),
+    "gspo": (gspo, gspo.Config(num_epochs=3), {"scale": {"scale": "none"}}),
+    "cispo": (cispo, cispo.Config(learning_rate=3e-2, num_epochs=3), {"scale": {"scale": "none"}}),
+    "sapo": (sapo, sapo.Config(learning_rate=3e-2, num_epochs=3), {}),
+    "gmpo": (gmpo, gmpo.Config(learning_rate=3e-2, num_epochs=3), {}),
+    "dppo": (dppo, dppo.Config(learning_rate=3e-2, num_epochs=3), {}),
     "pkpo": (pkpo, pkpo.Config(k=2), {"k": {"k": 3}}),
-    "kl_cov": (
-        kl_cov,
-        kl_cov.Config(learning_rate=3e-2, num_epochs=3),
-        {},
-    ),
+    "kl_cov": (kl_cov, kl_cov.Config(learning_rate=3e-2, num_epochs=3), {}),
     "distillation": (distillation, distillation.Config(), {}),
 }
 IN_GROUPS = (

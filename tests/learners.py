@@ -91,12 +91,7 @@ def learned_problem():
         for outputs in (0, 1, 1)
     )
     problem = language.make_problem(
-        task,
-        model,
-        num_prompts=NUM_ROWS,
-        group_size=1,
-        critic=critic,
-        max_new_tokens=4,
+        task, model, num_prompts=NUM_ROWS, group_size=1, critic=critic, max_new_tokens=4
     )
 
     def fitted_before(params, key):
@@ -152,17 +147,10 @@ PROBLEMS = {
     "dialogue": lambda axis_name: dialogue_problem(),
     "learned": lambda axis_name: learned_problem(),
     "groups": lambda axis_name: control.make_groups(
-        gymnax.make("CartPole-v1")[0],
-        num_prompts=NUM_ROWS,
-        group_size=2,
-        num_steps=24,
+        gymnax.make("CartPole-v1")[0], num_prompts=NUM_ROWS, group_size=2, num_steps=24
     ),
     "vine": lambda axis_name: control.make_vine(
-        gymnax.make("CartPole-v1")[0],
-        num_envs=NUM_ROWS,
-        num_steps=8,
-        num_states=2,
-        horizon=8,
+        gymnax.make("CartPole-v1")[0], num_envs=NUM_ROWS, num_steps=8, num_states=2, horizon=8
     ),
     "table": lambda axis_name: tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False),
     # With a teacher, and a sampler that is not quite the policy, and late.
@@ -235,11 +223,7 @@ ALGORITHMS = {
     "maxrl-v3.2": (
         grpo,
         grpo.Config(
-            scale="mean",
-            num_epochs=2,
-            mask_off_policy=True,
-            off_policy_kl=0.05,
-            reweight_kl=True,
+            scale="mean", num_epochs=2, mask_off_policy=True, off_policy_kl=0.05, reweight_kl=True
         ),
     ),
     "lite_ppo-truncate": (

@@ -13,15 +13,7 @@ import pytest
 from learners import ALGORITHMS, CASES, FIT, PROBLEMS, jitted, make
 from probes import tabular_problem
 
-from jaxrl_po.algorithms import (
-    group_policy,
-    grpo,
-    npg,
-    ppo,
-    ppo_penalty,
-    reinforce,
-    sft,
-)
+from jaxrl_po.algorithms import group_policy, grpo, npg, ppo, ppo_penalty, reinforce, sft
 from jaxrl_po.config import as_arrays
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement

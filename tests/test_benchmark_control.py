@@ -27,9 +27,7 @@ def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys)
     seconds = {"ppo": [0.5, 0.3], "trpo": [0.7, 0.7], "collect": [0.2, 0.2]}
     monkeypatch.setattr(timing, "stepper", lambda step, state: 0.0)
     monkeypatch.setattr(
-        timing,
-        "in_turns",
-        lambda clocks, rounds: {name: seconds[name][:rounds] for name in clocks},
+        timing, "in_turns", lambda clocks, rounds: {name: seconds[name][:rounds] for name in clocks}
     )
     assert benchmark_control.main(["--updates=2", "--envs=2", "--steps=8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ppo_ms": 200.0, "trpo_ms": 500.0, "ratio": 2.5}

@@ -133,9 +133,7 @@ def test_constants_are_saved_and_differ_by_seed(tmp_path):
     loaded = run.load(tmp_path / "run", learner=learner, seed_index=1, checkpoint="latest")
     assert loaded.iteration == 2
     jax.tree.map(
-        np.testing.assert_array_equal,
-        loaded.params,
-        jax.tree.map(lambda x: x[1], state.params),
+        np.testing.assert_array_equal, loaded.params, jax.tree.map(lambda x: x[1], state.params)
     )
 
 

@@ -279,11 +279,7 @@ def test_runs_without_a_metric_in_common_are_refused(tmp_path, metric):
     ("arguments", "error", "message"),
     [
         ([], UsageError, "name 1 to 8 folders of runs"),
-        (
-            ["{tmp}/nowhere"],
-            UsageError,
-            r"\S+nowhere must be the folder .*; it holds no config",
-        ),
+        (["{tmp}/nowhere"], UsageError, r"\S+nowhere must be the folder .*; it holds no config"),
         (
             ["{run}", "--metric=speed"],
             ConfigError,

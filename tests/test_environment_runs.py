@@ -205,10 +205,7 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
         (["--tools=mine.py:None"], r"tools: \S*mine.py"),
         (["--tools=Guess"], "tools: must be a file and a class, file.py:Class"),
         ([f"--tools={CLASSES}:Gess"], "tools: .* holds no 'Gess', but Guess"),
-        (
-            [f"--tools={CLASSES}:Blind"],
-            "tools: must have a method get_reward, or reward",
-        ),
+        ([f"--tools={CLASSES}:Blind"], "tools: must have a method get_reward, or reward"),
         (["--task=mastermind"], "task: must be file with tools = "),
         (["--init_from="], "init_from: must name a pretrained model with a chat template"),
         (["--problem.max_new_tokens=0"], "problem.max_new_tokens: must be given"),

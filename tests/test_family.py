@@ -20,16 +20,7 @@ from probes import (
 )
 
 from jaxrl_po import control
-from jaxrl_po.algorithms import (
-    a2c,
-    actor_critic,
-    grpo,
-    npg,
-    ppo,
-    ppo_penalty,
-    reinforce,
-    trpo,
-)
+from jaxrl_po.algorithms import a2c, actor_critic, grpo, npg, ppo, ppo_penalty, reinforce, trpo
 from jaxrl_po.config import ConfigError, as_arrays
 
 CART_POLE = gymnax.make("CartPole-v1")[0]
@@ -65,10 +56,7 @@ NATURAL = [pytest.param(npg, marks=slow), trpo]  # both share one step function
         (a2c, a2c.Config(learning_rate=1e-2)),
         (npg, npg.Config(**FIT)),
         (trpo, trpo.Config(**FIT)),
-        (
-            ppo_penalty,
-            ppo_penalty.Config(learning_rate=1e-2, num_epochs=4, num_minibatches=1),
-        ),
+        (ppo_penalty, ppo_penalty.Config(learning_rate=1e-2, num_epochs=4, num_minibatches=1)),
         (
             ppo_penalty,
             ppo_penalty.Config(
@@ -170,8 +158,7 @@ def test_impossible_steps_leave_the_policy_bit_exact():
 
 
 @pytest.mark.parametrize(
-    "module",
-    [*NATURAL, a2c, *(pytest.param(module, marks=slow) for module in (reinforce, grpo))],
+    "module", [*NATURAL, a2c, *(pytest.param(module, marks=slow) for module in (reinforce, grpo))]
 )
 def test_rewards_that_are_not_numbers_move_nothing(module):
     config = module.Config(num_epochs=1) if module is grpo else module.Config()
@@ -223,11 +210,7 @@ def test_fixed_penalty_holds_the_policy_back():
 @pytest.mark.parametrize("direction", ["old_new", "new_old"])
 def test_adaptive_penalty_doubles_and_halves(direction):
     config = ppo_penalty.Config(
-        penalty="adaptive",
-        kl_direction=direction,
-        learning_rate=1e-2,
-        num_epochs=4,
-        target_kl=0.01,
+        penalty="adaptive", kl_direction=direction, learning_rate=1e-2, num_epochs=4, target_kl=0.01
     )
     _, metrics, _ = train(ppo_penalty, config, TABULAR, 12)
     beta, kl = (np.asarray(metrics[name].value()) for name in ("kl_coefficient", "exact_kl"))
@@ -238,11 +221,7 @@ def test_adaptive_penalty_doubles_and_halves(direction):
 
 def test_penalty_is_adapted_until_satisfied_or_the_cap():
     config = ppo_penalty.Config(
-        penalty="satisfied",
-        learning_rate=1e-2,
-        num_epochs=4,
-        target_kl=0.01,
-        max_rounds=4,
+        penalty="satisfied", learning_rate=1e-2, num_epochs=4, target_kl=0.01, max_rounds=4
     )
     _, metrics, _ = train(ppo_penalty, config, TABULAR, 12)
     rounds, kl = (np.asarray(metrics[name].value()) for name in ("rounds", "exact_kl"))

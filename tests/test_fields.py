@@ -136,11 +136,7 @@ def test_every_switch_and_size_does_something(algorithm, field):
         ("grpo", {"epsilon_high": 1.0}, "epsilon_high: must lie in"),
         ("grpo", {"dual_clip": True, "dual_clip_ratio": 1.0}, "dual_clip_ratio: must lie in"),
         ("grpo", {"extra_samples": -1}, "extra_samples: must lie in"),
-        (
-            "grpo",
-            {"extra_samples": 4},
-            "extra_samples: must be below group_size = 4, got 4",
-        ),
+        ("grpo", {"extra_samples": 4}, "extra_samples: must be below group_size = 4, got 4"),
         ("grpo", {"running_statistics": True, "running_decay": 1.5}, "running_decay: must lie in"),
         (
             "grpo",
@@ -150,11 +146,7 @@ def test_every_switch_and_size_does_something(algorithm, field):
         ("grpo", {"group_divisor": "root"}, "group_divisor: must be one of size, root_size"),
         ("npg", {"num_microbatches": 3}, "num_microbatches: must divide the 64 rows, got 3"),
         ("dapo", {"max_generation_batches": 0}, "max_generation_batches: must lie in"),
-        (
-            "dapo",
-            {"epsilon_high": 0.1},
-            "epsilon_high: must be at least epsilon_low = 0.2, got",
-        ),
+        ("dapo", {"epsilon_high": 0.1}, "epsilon_high: must be at least epsilon_low = 0.2, got"),
         (
             "dapo",
             {"dynamic_sampling": "on"},

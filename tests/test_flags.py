@@ -164,10 +164,7 @@ def test_a_default_of_a_script_without_effect_does_not_apply():
     ):
         merged([*off, "--config.target_kl=0.5"], preset=defaults)
     # No flag made it so.
-    for wrong in (
-        {"preset": {"config.target_kl": 0.5}},
-        {"stored": {"config.target_kl": 0.5}},
-    ):
+    for wrong in ({"preset": {"config.target_kl": 0.5}}, {"stored": {"config.target_kl": 0.5}}):
         with pytest.raises(ConfigError, match=r"^config\.target_kl: has no effect"):
             merged([], **wrong)
 

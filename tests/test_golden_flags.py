@@ -75,7 +75,7 @@ CHANGED: dict[str, list[object]] = {
     "network.state_dependent_std": [
         *("bool", False),
         "compute σ of a Gaussian policy from the state instead of one vector for all states",
-    ],
+    ]
 }
 ADDED = {"tuned"}
 REMOVED: set[str] = set()  # by their former names

@@ -12,16 +12,7 @@ import pytest
 from probes import one_piece, tabular_problem
 
 from jaxrl_po import advantages, group_advantages, losses
-from jaxrl_po.algorithms import (
-    cispo,
-    dr_grpo,
-    group_policy,
-    grpo,
-    gspo,
-    ppo,
-    reinforce_pp,
-    rloo,
-)
+from jaxrl_po.algorithms import cispo, dr_grpo, group_policy, grpo, gspo, ppo, reinforce_pp, rloo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.learner import zero_masked
 from jaxrl_po.masked import Mean

@@ -17,16 +17,7 @@ from probes import (
 )
 
 from jaxrl_po import control, losses
-from jaxrl_po.algorithms import (
-    a2c,
-    actor_critic,
-    dapo,
-    grpo,
-    npg,
-    ppo,
-    reinforce,
-    trpo,
-)
+from jaxrl_po.algorithms import a2c, actor_critic, dapo, grpo, npg, ppo, reinforce, trpo
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.types import ActorCritic

@@ -50,9 +50,7 @@ def job(rewarded=None, **changes):
     own = make(verify=rewarded is None)
     defaults = {"iterations": 3, "steps_per_iteration": 32, "log_every": 2, "rewarded": rewarded}
     return programs.Job(
-        over_seeds(own, SEEDS),
-        jax.random.split(jax.random.key(0), SEEDS),
-        **(defaults | changes),
+        over_seeds(own, SEEDS), jax.random.split(jax.random.key(0), SEEDS), **(defaults | changes)
     )
 
 

@@ -294,7 +294,7 @@ GAMMA, LENGTH = 0.9, 7
 N_STEP = jax.jit(
     lambda *args: jnp.stack(
         [advantages.n_step_returns(*args, gamma=GAMMA, n=n) for n in range(1, LENGTH + 1)]
-    ),
+    )
 )
 
 

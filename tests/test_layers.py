@@ -26,7 +26,7 @@ LAYERS = (
             "natural_updates",
             "learner",
             "dynamic_sampling",
-        ),
+        )
     },
     {"control", "language"},  # problems
     {"algorithms"},

@@ -226,6 +226,5 @@ def test_bounds_of_observations_are_not_read():
     ):
         problem = control.make_problem(env, num_envs=2, num_steps=2)
         jax.eval_shape(
-            lambda key, problem=problem: problem.collect(*problem.init(key), key),
-            jax.random.key(0),
+            lambda key, problem=problem: problem.collect(*problem.init(key), key), jax.random.key(0)
         )

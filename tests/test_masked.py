@@ -112,10 +112,7 @@ CONSTANTS = np.random.default_rng(0).normal(size=50).astype(np.float32)
 def test_equal_elements_have_exactly_their_value_and_no_std(garbage):
     """Rounding leaves most of these constants another mean, and a std that is not 0."""
     # The last of four devices has nothing.
-    x, mask = (
-        np.tile(CONSTANTS[:, None], 8),
-        np.arange(8) < 6,
-    )
+    x, mask = (np.tile(CONSTANTS[:, None], 8), np.arange(8) < 6)
     pooled = functools.partial(masked.moments, axis_name="data")
     for mean, std in (
         jax.vmap(masked.moments, (0, None))(jnp.where(mask, x, garbage), jnp.asarray(mask)),

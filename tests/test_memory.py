@@ -32,10 +32,7 @@ from jaxrl_po.control import actor, memory, modules, networks, recorded, recurre
 from jaxrl_po.control.problem import CRITIC_MEMORY
 
 GRU = control.NetworkSettings(width=8, depth=1, memory="gru")
-SIZES = {
-    "gru": {},
-    "transformer": {"memory_window": 3, "memory_layers": 2, "memory_heads": 2},
-}
+SIZES = {"gru": {}, "transformer": {"memory_window": 3, "memory_layers": 2, "memory_heads": 2}}
 
 
 class RandomEnds(Probe):

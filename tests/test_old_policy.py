@@ -118,8 +118,7 @@ def test_what_is_recomputed_and_what_is_logged(num_parts):
     own, off = batch.log_prob, 0.01 * jax.random.normal(jax.random.key(2), batch.mask.shape)
     old = jnp.arange(32) % 4 == 0
     batch = batch._replace(
-        log_prob=own + off,
-        columns={"age": old.astype(jnp.int32), "sampler_log_prob": own + off},
+        log_prob=own + off, columns={"age": old.astype(jnp.int32), "sampler_log_prob": own + off}
     )
     again, metrics = jax.jit(
         lambda batch: recompute_log_prob(

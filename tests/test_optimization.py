@@ -167,8 +167,7 @@ def test_an_unknown_optimizer_is_refused():
 
 @pytest.mark.usefixtures("trace_only")
 @pytest.mark.parametrize(
-    ("algorithm", "given"),
-    [("ppo", []), ("reinforce", ["--config.warm_up_iterations=3"])],
+    ("algorithm", "given"), [("ppo", []), ("reinforce", ["--config.warm_up_iterations=3"])]
 )
 def test_a_run_has_the_optimizer_of_its_flags(tmp_path, monkeypatch, algorithm, given):
     seen = []

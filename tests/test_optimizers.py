@@ -49,15 +49,7 @@ def test_flat_adam_equals_leafwise_adam():
 
 MANY = {"num_epochs": 2, "num_minibatches": 2}
 # Methods, and their gradient steps of one iteration.
-STEPPING = {
-    a2c: 1,
-    ppo: 4,
-    ppo_penalty: 4,
-    reinforce: 1,
-    grpo: 4,
-    sft: 4,
-    distillation: 4,
-}
+STEPPING = {a2c: 1, ppo: 4, ppo_penalty: 4, reinforce: 1, grpo: 4, sft: 4, distillation: 4}
 
 
 def factor(step, schedule):

@@ -16,16 +16,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_po.algorithms import (
-    cispo,
-    dapo,
-    distillation,
-    dppo,
-    gmpo,
-    grpo,
-    kl_cov,
-    sapo,
-)
+from jaxrl_po.algorithms import cispo, dapo, distillation, dppo, gmpo, grpo, kl_cov, sapo
 from jaxrl_po.config import as_arrays
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Facts, Problem
 
@@ -126,10 +117,7 @@ def test_losses_and_gradients_are_those_of_peers(name):
 def test_distillation_is_prime_rls_without_its_penalty():
     """prime-rl adds `1e-3 (log π/μ)²`, whose gradient is taken off here."""
     given = batch(
-        columns={
-            "sampler_log_prob": INPUTS["near_sampler"],
-            "teacher_log_prob": INPUTS["teacher"],
-        }
+        columns={"sampler_log_prob": INPUTS["near_sampler"], "teacher_log_prob": INPUTS["teacher"]}
     )
     loss, gradient = loss_and_gradient(distillation, distillation.Config(), given)
     want, tokens = GOLDEN["cases"]["prime-rl distillation"], MASK.sum()

@@ -72,11 +72,7 @@ def test_axes_and_legend_say_what_is_shown():
         axes.get_xlabel(),
         axes.get_ylabel(),
         axes.get_title(loc="left") or axes.get_title(),
-    ) == (
-        "environment steps",
-        "return",
-        "title",
-    )
+    ) == ("environment steps", "return", "title")
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["training", "target 20"]
     assert axes.get_legend().get_title().get_text() == "IQM and 95 % band, 4 seeds"

@@ -118,10 +118,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     settings = composition.problem_settings(config, models.make_task(config, base), base)
     assert settings.max_new_tokens == 64
     for flag, message in (
-        (
-            "--task.template=w9",
-            r"^task.template: must be chat or a text with \{prompt\}, got 'w9'",
-        ),
+        ("--task.template=w9", r"^task.template: must be chat or a text with \{prompt\}, got 'w9'"),
         ('--task.template_arguments={"a": 1}', r"^task.template_arguments: has no effect unless"),
     ):
         with pytest.raises(ConfigError, match=message):

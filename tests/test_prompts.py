@@ -150,8 +150,7 @@ def test_other_bad_input(tmp_path):
     ):
         prompts.make_task("doubles", rows[:20], rows[20:], max_prompt_length=5)
     with pytest.raises(
-        ConfigError,
-        match=r"rows.jsonl line 10: prompt must not hold '9', only '012345678\+='",
+        ConfigError, match=r"rows.jsonl line 10: prompt must not hold '9', only '012345678\+='"
     ):
         prompts.make_task("doubles", rows[:20], rows[20:], characters="012345678+=")
     pair = [language.tasks.Example("a", "b")]

@@ -242,10 +242,7 @@ def test_a_place_that_cannot_be_written_is_told_of(script, run):
         (["--run="], r"run: must name the folder"),
         (["--run={tmp}"], r"run: .* holds no config\.json"),
         (["--run={tmp}/absent"], r"run: .* holds no config\.json"),
-        (
-            ["--run={tmp}/language"],
-            r"max_steps: must be left out with a run of jaxrl-po language",
-        ),
+        (["--run={tmp}/language"], r"max_steps: must be left out with a run of jaxrl-po language"),
         (["--run={tmp}/damaged"], r"run: \S+ holds a damaged config\.json"),
         (
             ["--run={tmp}/other"],

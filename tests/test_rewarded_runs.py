@@ -126,9 +126,7 @@ def test_the_example_of_the_documentation_trains(main, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
     assert (ROOT / "examples" / "reward.py").read_text(encoding="utf-8") in page
     [command] = re.findall(
-        r"^jaxrl-po language (.*--reward=examples/reward\.py.*)$",
-        page,
-        re.MULTILINE,
+        r"^jaxrl-po language (.*--reward=examples/reward\.py.*)$", page, re.MULTILINE
     )
     given = [argument for argument in shlex.split(command) if not argument.startswith("--out=")]
     given += [flag for flag in SMALL if flag != "--show=1"]

@@ -10,13 +10,7 @@ import optax
 import pytest
 from probes import tabular_problem
 
-from jaxrl_po import (
-    advantages,
-    compensated,
-    group_advantages,
-    group_statistics,
-    trust_region,
-)
+from jaxrl_po import advantages, compensated, group_advantages, group_statistics, trust_region
 from jaxrl_po.algorithms import dapo, group_policy, grpo, trpo
 from jaxrl_po.control import normalizer
 from jaxrl_po.distributions import Categorical, DiagonalGaussian

@@ -151,10 +151,7 @@ def test_rows_and_seeds_lie_over_their_axes():
     after = run("grpo", SEEDS).after
     assert after.collector.sharded["prompt_number"].sharding.shard_shape(
         after.collector.sharded["prompt_number"].shape
-    ) == (
-        1,
-        4,
-    )
+    ) == (1, 4)
     assert {
         leaf.sharding.shard_shape(leaf.shape)[0]
         for leaf in jax.tree.leaves((after.params, after.step))

@@ -56,10 +56,7 @@ def drawn(problem):
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
     prompts, answers = (
         generator.integers(2, TASK.tokenizer.size, size=(rows, length), dtype=np.int32)
-        for rows, length in (
-            (PROMPTS, TASK.prompt_length),
-            (PROMPTS * GROUP, TASK.answer_length),
-        )
+        for rows, length in ((PROMPTS, TASK.prompt_length), (PROMPTS * GROUP, TASK.answer_length))
     )
     tokens = np.concatenate([np.repeat(prompts, GROUP, axis=0), answers], axis=1)
     assert tokens.shape == batch.inputs.tokens.shape

@@ -148,9 +148,7 @@ def test_scores_with_ranges_of_their_own_are_put_on_one_scale():
 
 
 def test_an_arm_is_trained_only_where_it_is_compared():
-    claim = about(
-        (Comparison("a", "b", 0.0, settings=("two",)), Comparison("a", None, 0.0)),
-    )
+    claim = about((Comparison("a", "b", 0.0, settings=("two",)), Comparison("a", None, 0.0)))
     assert claim.settings_of("a") == ["one", "two"]
     assert claim.settings_of("b") == ["two"]
 

@@ -261,8 +261,7 @@ def test_our_methods_read_their_own_rows(module, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "surrogate",
-    [surrogates.plain, surrogates.policy_gradient, surrogates.clipped(0.2, 0.2, 3.0)],
+    "surrogate", [surrogates.plain, surrogates.policy_gradient, surrogates.clipped(0.2, 0.2, 3.0)]
 )
 def test_shared_surrogates_read_their_own_rows(surrogate):
     assert judged(surrogate) == 1

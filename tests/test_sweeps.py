@@ -104,11 +104,7 @@ def swept(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--seeds=2", "--config.learning_rate=1e-3,1e-2", "--devices=auto"],
-    ],
+    "arguments", [[], ["--seeds=2", "--config.learning_rate=1e-3,1e-2", "--devices=auto"]]
 )
 def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
     tmp_path, swept, programs_run, monkeypatch, arguments
@@ -271,10 +267,7 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
         (["--problem.num_envs=4,many"], "num_envs"),
         (["--env=CartPole-v2"], "CartPole-v1"),
         (["--eval_every=3"], "eval_every: must be left out: a sweep is one process"),
-        (
-            ["--total_steps=0"],
-            "total_steps: must be at least the steps of an iteration, got 0",
-        ),
+        (["--total_steps=0"], "total_steps: must be at least the steps of an iteration, got 0"),
         (["--total_steps=1"], "total_steps: must be 0 or at least 32 .* got 1"),
         (["--devices=99"], "devices: must be at most"),
         (["--critic=nowhere.py:A"], "there is no file"),

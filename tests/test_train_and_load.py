@@ -203,10 +203,7 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
         ({"iterations": -1}, "^iterations: must be a whole number in"),
         ({"resume": True}, "^out: must name the folder of a run"),
         ({"iterations": 1.5}, "^iterations: must be a whole number in"),
-        (
-            {"total_steps": 9},
-            "^total_steps: is not an argument of train with a learner: iterat",
-        ),
+        ({"total_steps": 9}, "^total_steps: is not an argument of train with a learner: iterat"),
         ({"seeds": 0}, "^seeds: must lie in"),
         ({"log_every": -1}, "^log_every: must lie in"),
         ({"steps_per_iteration": 0}, "^steps_per_iteration: must be a whole number in"),
@@ -403,12 +400,7 @@ def test_a_run_that_a_hook_ends_says_so_in_its_summary(tmp_path, capsys):
         return {"seen": row["return/mean"]}
 
     trained = train(
-        3,
-        out=tmp_path / "run",
-        evaluate=EVALUATE,
-        score="return",
-        log_every=1,
-        on_row=on_row,
+        3, out=tmp_path / "run", evaluate=EVALUATE, score="return", log_every=1, on_row=on_row
     )
     assert (trained.stopped, trained.interrupted) == ("enough", False)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "enough"

@@ -123,11 +123,7 @@ def test_every_seed_stops_where_it_would_stop_alone():
         done.append(detail)
 
     together = supervised.run(
-        parts._replace(begin=lambda keys: parts.begin(keys, params)),
-        keys,
-        wait_for,
-        show,
-        nothing,
+        parts._replace(begin=lambda keys: parts.begin(keys, params)), keys, wait_for, show, nothing
     )
     alone = jax.jit(lambda each, key: warm_start.warm_start(model, each, task, settings, key))
     params, together = jax.device_get((params, together))

@@ -118,7 +118,7 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
     job = assembly.make_job(
         experiment, config.run, place, iterations=2**30, steps_per_iteration=1, log_every=1
     )
-    compiled = programs.compile_programs(job)
+    compiled: Any = programs.compile_programs(job)
     state, rows = compiled.init(job.start), list[Any]()
 
     def tick() -> float:

@@ -50,10 +50,7 @@ class Estimation:
 
     gamma: Number = common.number(0.99, "discount γ", within=UNIT)
     lambda_: Number = common.number(
-        0.95,
-        "λ of generalised advantage estimation",
-        within=UNIT,
-        when=("estimator", GAE),
+        0.95, "λ of generalised advantage estimation", within=UNIT, when=("estimator", GAE)
     )
     estimator: str = static(GAE, "estimator of the advantage", choices=ESTIMATORS)
     discount_per: str = static(

@@ -83,7 +83,7 @@ def evaluate(options: Options, script: Command, config: RunConfig) -> tuple[int,
         each = jax.vmap(
             lambda state: measure(state.params, state.collector, key), in_axes=(STATE_AXES,)
         )
-        values = compiled(each, state)(state)
+        values = dict(compiled(each, state)(state))
         if experiment.judge is not None:
             with scorer:
                 values = experiment.judge(jax.device_get(values))

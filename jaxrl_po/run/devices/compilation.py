@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jaxlib
@@ -24,12 +24,24 @@ LIGHT = 2**24  # bytes of a state up to which a program that runs seldom costs m
 # XLA's emitters of fusions, of which jaxlib 0.10 still has the older ones, which compile faster.
 OLDER_EMITTERS = jaxlib.version.__version_info__ < (0, 11)
 
+Result = TypeVar("Result", covariant=True)
 _tracing = threading.Lock()  # threads that traced in turns would delay the first one
 
 
+class Program(Protocol[Result]):
+    """Compiled function, a `jax.stages.Compiled` that knows the type of its result."""
+
+    @property
+    def output_shardings(self) -> Any:
+        """Shardings of the result."""
+
+    def __call__(self, *arguments: Any) -> Result:
+        """Runs the program."""
+
+
 def compiled(
-    function: Callable[..., PyTree], *arguments: Any, light: bool = False, **options: Any
-) -> Compiled:
+    function: Callable[..., Result], *arguments: Any, light: bool = False, **options: Any
+) -> Program[Result]:
     """The function as a program for these arguments, ahead of time.
 
     Args:
@@ -48,7 +60,7 @@ def compiled(
     )
     with _tracing:
         lowered = jax.jit(function, in_shardings=places, **options).lower(*bare)
-    program = lowered.compile(compiler_options=settings or None)
+    program: Program[Result] = lowered.compile(compiler_options=settings or None)
     return_freed_memory()
     return program
 

@@ -9,8 +9,8 @@ returns at once.
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.run.errors import UsageError, shown
 
+Value = TypeVar("Value")
 ABSENT = "absent"
 
 
@@ -105,7 +106,7 @@ def any_of(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.int32(flag)).any()) if several() else flag
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: Value) -> list[Value]:
     """The values of all processes, in their order; all must call this.
 
     Args:
@@ -124,7 +125,7 @@ def gather(value: Any) -> list[Any]:
     return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
 
 
-def decide(function: Callable[[], Any], error: type[Exception] = UsageError) -> Any:
+def decide(function: Callable[[], Value], error: type[Exception] = UsageError) -> Value:
     """Calls `function` in the first process only; all processes return its result.
 
     Args:
@@ -133,7 +134,8 @@ def decide(function: Callable[[], Any], error: type[Exception] = UsageError) -> 
     """
     if not several():
         return function()
-    result, raised = None, None
+    result: Any = None
+    raised = None
     if is_writer():
         try:
             result = function()
@@ -167,7 +169,7 @@ def together() -> Iterator[Callable[[Values], None]]:
         raised = caught
     if several():
         parts = [raised.field, raised.message] if isinstance(raised, ConfigError) else [str(raised)]
-        reports = gather([settings, raised and parts])
+        reports: list[Any] = gather([settings, raised and parts])
         _compare([report[0] for report in reports if report[0]])
         for i, (_, parts) in enumerate(reports):
             if raised is None and parts is not None:

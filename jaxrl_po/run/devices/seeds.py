@@ -2,9 +2,10 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
+import numpy.typing as npt
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxrl_po import backend
@@ -157,7 +158,13 @@ def of_seed(state: TrainState, index: int = 0) -> TrainState:
     return taken
 
 
-def _each(axes: PyTree, function: Callable[[jax.Array], PyTree], tree: PyTree) -> PyTree:
+def shape_of(shape: tuple[int, ...], dtype: npt.DTypeLike) -> jax.Array:
+    """Returns a shape with its dtype, typed as the array that it stands for."""
+    made: Any = jax.ShapeDtypeStruct(shape, dtype)
+    return cast(jax.Array, made)
+
+
+def _each(axes: PyTree, function: Callable[[jax.Array], Any], tree: PyTree) -> PyTree:
     """Applies a function to the leaves with a seed axis; `axes` is a prefix tree of 0 and None."""
     return jax.tree.map(
         lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),

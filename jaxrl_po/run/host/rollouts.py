@@ -13,7 +13,7 @@ from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.problem import CRITIC_MEMORY
 from jaxrl_po.control.recorded import Recording
 from jaxrl_po.control.statistics import ROLLING_RETURN
-from jaxrl_po.run.devices.seeds import STATE_AXES
+from jaxrl_po.run.devices.seeds import STATE_AXES, shape_of
 from jaxrl_po.run.host.vector_envs import Array, Pool, Source
 from jaxrl_po.types import Metrics, Problem, PyTree, TrainState
 
@@ -108,11 +108,10 @@ class Rollouts:
         rows = len(self._seeds), host.num_envs
         steps = *rows, host.num_steps
         seen = () if np.dtype(host.source.dtype).kind == "i" else spaces.observation.shape
-        shape: Any = jax.ShapeDtypeStruct
-        number, flag = shape(steps, np.float32), shape(steps, np.bool_)
+        number, flag = shape_of(steps, np.float32), shape_of(steps, np.bool_)
         return Recording(
-            observation=shape((*rows, host.num_steps + 1, *seen), host.source.dtype),
-            action=shape((*steps, *spaces.action.shape), spaces.action.dtype),
+            observation=shape_of((*rows, host.num_steps + 1, *seen), host.source.dtype),
+            action=shape_of((*steps, *spaces.action.shape), spaces.action.dtype),
             reward=number,
             terminated=flag,
             truncated=flag,
@@ -125,7 +124,7 @@ class Rollouts:
     def compile(self, like: TrainState) -> None:
         """Compiles what acts, by a call on zeros; `like` are the shapes of the state."""
         keys = jax.random.split(jax.random.key(0), len(self._seeds))
-        zeros = jax.tree.map(
+        zeros: TrainState = jax.tree.map(
             lambda x: keys if x.dtype == keys.dtype else jnp.zeros(x.shape, x.dtype), like
         )
         policy = self._policy(zeros)
@@ -156,7 +155,7 @@ class Rollouts:
         assert self._pool is not None
         assert self._episodes is not None
         # Fresh arrays: on the CPU, the program of the last iteration may still read the old ones.
-        made = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
+        made: Recording = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
         policy, rows = self._policy(state), made.reward.shape[:2]
         seen, was_over, begins, memory, total, length = self._episodes
         memory = jax.tree.map(lambda x: _zero(x, begins), memory)

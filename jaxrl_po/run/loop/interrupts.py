@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError, format_error
 from jaxrl_po.run.loop import streams
 
+Result = TypeVar("Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 IGNORED = signal.SIGHUP, signal.SIG_IGN  # as `nohup` has it
 NOTHING_NEW = "\ninterrupted before the first iteration: nothing new to save\n"

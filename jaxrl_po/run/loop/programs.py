@@ -7,8 +7,8 @@ rollouts on the host before it.
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,13 @@ from jaxrl_po.config import Json
 from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.devices.compilation import compiled, is_light, side_by_side
+from jaxrl_po.run.devices.compilation import Program, compiled, is_light, side_by_side
 from jaxrl_po.run.devices.memory import Memory, memory_of, refusal
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop.supervised import Warm
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
 
+Tree = TypeVar("Tree")
 SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
 
 
@@ -165,11 +166,11 @@ class Programs(NamedTuple):
       evaluation: memory of one device while it evaluates; None if the host does, or nothing.
     """
 
-    init: Any
+    init: Program[TrainState]
     warm: Warm | None
-    chunk: Any
-    evaluate: Any
-    describe: Any
+    chunk: "Chunk | None"
+    evaluate: "Evaluate | None"
+    describe: Callable[[TrainState], Any] | None
     like: TrainState
     memory: Memory
     evaluation: Memory | None = None
@@ -187,7 +188,7 @@ def check(job: Job) -> None:
     Raises:
       ConfigError: sizes that do not fit together.
     """
-    state = jax.eval_shape(job.learner.init, job.start)
+    state: TrainState = jax.eval_shape(job.learner.init, job.start)
     if job.rollouts is not None:
         state = job.rollouts.with_recording(state, job.rollouts.recording())
     if job.rewarded is None:
@@ -203,8 +204,9 @@ def with_reward(batch: Batch) -> Batch:
 
 
 Chunk = Callable[
-    [TrainState, Any, Callable[[str], None], threading.Event], tuple[TrainState, Metrics, int]
+    [TrainState, np.int32, Callable[[str], None], threading.Event], tuple[TrainState, Metrics, int]
 ]
+Evaluate = Callable[[TrainState], Mapping[str, Any]]
 CompileChunk = Callable[[Job, TrainState, PyTree], tuple[Chunk, Memory]]
 """`(job, like, placed)`: the shapes of the state, and its shardings before and after a chunk."""
 
@@ -212,7 +214,7 @@ CompileChunk = Callable[[Job, TrainState, PyTree], tuple[Chunk, Memory]]
 def compile_programs(job: Job) -> Programs:
     """Compiles all programs of the run, ahead of time; the largest one begins first."""
     init, warm = compile_init(job)
-    shapes = jax.eval_shape(job.learner.init, job.start)
+    shapes: TrainState = jax.eval_shape(job.learner.init, job.start)
     # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
     like = with_shardings(shapes, placed)
@@ -253,7 +255,7 @@ def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Mem
     return compile_chunk(job, like, placed)
 
 
-def compile_evaluate(job: Job, like: TrainState) -> tuple[PyTree, Memory | None]:
+def compile_evaluate(job: Job, like: TrainState) -> tuple["Evaluate | None", Memory | None]:
     """The evaluation of a run, and its memory; None without one, or on the host."""
     if job.evaluate is None or job.rollouts is not None:
         return job.evaluate, None
@@ -262,14 +264,14 @@ def compile_evaluate(job: Job, like: TrainState) -> tuple[PyTree, Memory | None]
     return evaluate, memory_of(measured, like)
 
 
-def compile_describe(job: Job, examples: Examples, like: TrainState) -> PyTree:
+def compile_describe(job: Job, examples: Examples, like: TrainState) -> Callable[[TrainState], Any]:
     """What describes examples, which has few rows."""
     if job.rollouts is not None:
         return examples.describe
     return compiled(examples.describe, like, light=is_light(like), out_shardings=job.replicated)
 
 
-def compile_init(job: Job) -> tuple[Compiled, Warm | None]:
+def compile_init(job: Job) -> tuple[Program[TrainState], Warm | None]:
     """The init, and the warm start that comes before it, if there is one."""
     light = init_is_light(job)
     if job.warm is None:
@@ -290,13 +292,14 @@ def init_is_light(job: Job) -> bool:
     return apart and is_light(jax.eval_shape(job.learner.init, job.start))
 
 
-def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
-    """Shapes and dtypes with the shardings of a program."""
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        shapes,
-        shardings,
-    )
+def with_shardings(shapes: Tree, shardings: PyTree) -> Tree:
+    """Returns shapes and dtypes with the shardings of a program."""
+
+    def place(x: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    placed: Tree = jax.tree.map(place, shapes, shardings)
+    return placed
 
 
 def chunk_of(job: Job) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
@@ -324,7 +327,7 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
     return in_calls(program), memory_of(program, like)
 
 
-def in_calls(program: Compiled) -> Chunk:
+def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
     """A chunk as calls of its program, of some seconds each: between two it can be stopped.
 
     And where each device is one core, XLA keeps 2.4 KB of most matrix products until the call ends:
@@ -342,7 +345,8 @@ def in_calls(program: Compiled) -> Chunk:
         begun, done, rows = time.perf_counter(), 0, list[Metrics]()
         while done < n:
             now = min(size, int(n) - done)
-            state, row = jax.block_until_ready(program(state, np.int32(now)))
+            state, row = program(state, np.int32(now))
+            jax.block_until_ready((state, row))
             rows.append(jax.tree.map(lambda x, now=now: np.asarray(x)[:now], row))
             done += now
             if done == n or processes.any_of(stop.is_set()):
@@ -373,7 +377,8 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
         state, batch = sample(state)
         batch, of_score = give.score_batch(batch, first=first, report=report)
         # Two programs with collectives on CPU devices can deadlock if they run at once.
-        state, row = jax.block_until_ready(update(state, batch))
+        state, row = update(state, batch)
+        jax.block_until_ready((state, row))
         return state, {**row, **of_score}
 
     memory = memory_of(update, like).beside(memory_of(sample, like))
@@ -411,7 +416,8 @@ def compile_with_rollouts(
     ) -> tuple[TrainState, Metrics]:
         begun = time.perf_counter()
         state, recording = rollouts.record(state, report)
-        state, row = jax.block_until_ready(program(state, recording))
+        state, row = program(state, recording)
+        jax.block_until_ready((state, row))
         return state, {**row, **rollouts.metrics(time.perf_counter() - begun)}
 
     return one_by_one(record_and_iterate), memory_of(program, like)

@@ -348,7 +348,7 @@ def _is_key(leaf: jax.Array) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _key_impl(leaf: jax.Array) -> str:
+def _key_impl(leaf: jax.Array) -> Any:
     """The PRNG implementation of a key, or of a `jax.ShapeDtypeStruct` of one."""
     impls: list[Any] = []
     # `key_impl` takes no shapes, but sees the dtype of a traced key.
@@ -356,11 +356,17 @@ def _key_impl(leaf: jax.Array) -> str:
     return impls[0]
 
 
+def _leaves(tree: PyTree) -> dict[str, jax.Array]:
+    """Returns leaf path to leaf."""
+    leaves: list[tuple[Any, jax.Array]] = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
 def to_host(state: PyTree) -> Arrays:
     """Leaf path to host array, for every leaf of non-zero size; copies, safe from donation."""
     return {
-        jax.tree_util.keystr(path): processes.whole(jax.random.key_data(x) if _is_key(x) else x)
-        for path, x in jax.tree_util.tree_leaves_with_path(state)
+        name: processes.whole(jax.random.key_data(x) if _is_key(x) else x)
+        for name, x in _leaves(state).items()
         if x.size
     }
 
@@ -373,9 +379,9 @@ def from_host(arrays: Arrays, like: PyTree) -> PyTree:
     """
     remaining = _with_later_names(arrays, like)
 
-    def restore(path: KeyPath, leaf: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path)
-        shape = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    def restore(path: Any, leaf: jax.Array) -> jax.Array:
+        name: str = jax.tree_util.keystr(path)
+        shape: jax.Array = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
         array = remaining.pop(name, None) if shape.size else np.zeros(shape.shape, shape.dtype)
         if array is None or array.shape != shape.shape or array.dtype != shape.dtype:
             stored = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
@@ -403,8 +409,7 @@ def _with_later_names(arrays: Arrays, like: PyTree) -> Arrays:
     and the leaves are joined where they are one vector now. Muon took matrices that are not hidden:
     their momentum is dropped, and Adam, to which they belong, begins with empty moments.
     """
-    leaves = jax.tree_util.tree_leaves_with_path
-    wanted = {jax.tree_util.keystr(path): leaf for path, leaf in leaves(like)}
+    wanted = _leaves(like)
     found = dict(arrays)
     former = [name for name in found if name.startswith(OPT_STATE) and name not in wanted]
     if any(MUON in name for name in former):
@@ -415,7 +420,7 @@ def _with_later_names(arrays: Arrays, like: PyTree) -> Arrays:
             del found[name]
     if not former:
         return found
-    paths = [jax.tree_util.keystr(path) for path, _ in leaves(getattr(like, "params", ()))]
+    paths = list(_leaves(getattr(like, "params", ())))
     parameters = dict.fromkeys([*paths, *(path.removeprefix(".policy") for path in paths)])
     for name in wanted.keys() - found.keys():
         chain = re.fullmatch(r"(\.opt_state(?:\[1\])?\[1\])(\..+)", name)

@@ -25,7 +25,7 @@ from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.learner import next_key
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.transcripts import Examples
-from jaxrl_po.run.devices.seeds import STATE_AXES, stack
+from jaxrl_po.run.devices.seeds import STATE_AXES, shape_of, stack
 from jaxrl_po.run.host.rollouts import seed_of
 from jaxrl_po.types import ActorCritic, Metrics, PyTree, Row, TrainState
 
@@ -172,28 +172,27 @@ class DialogueEngine:
 
     def recording(self) -> Recording:
         """Shapes and dtypes of a recording, `[S, B, …]`."""
-        shape: Any = jax.ShapeDtypeStruct
         host, rows = self._host, self._shape
         sampled = *rows, host.max_turns * host.settings.max_new_tokens
-        number = shape(rows, np.float32)
+        number = shape_of(rows, np.float32)
         kept = jax.eval_shape(
             lambda logits: sampling.no_tokens(logits, host.settings.decoding, sampled[-1]),
-            shape((*rows, host.model.vocabulary), np.float32),
+            shape_of((*rows, host.model.vocabulary), np.float32),
         )
         return Recording(
-            prompt=shape((*rows, host.prompt_length), np.int32),
-            pad=shape(rows, np.int32),
+            prompt=shape_of((*rows, host.prompt_length), np.int32),
+            pad=shape_of(rows, np.int32),
             held=Conversations(
-                tokens=shape((*rows, host.columns), np.int32),
-                position=shape(sampled, np.int32),
-                action=shape(sampled, np.int32),
-                log_prob=shape(sampled, np.float32),
-                mask=shape(sampled, np.bool_),
-                message_end=shape(sampled, np.bool_),
-                reward=shape(sampled, np.float32),
+                tokens=shape_of((*rows, host.columns), np.int32),
+                position=shape_of(sampled, np.int32),
+                action=shape_of(sampled, np.int32),
+                log_prob=shape_of(sampled, np.float32),
+                mask=shape_of(sampled, np.bool_),
+                message_end=shape_of(sampled, np.bool_),
+                reward=shape_of(sampled, np.float32),
                 state=None,
-                ended=shape(rows, np.bool_),
-                turns=shape(rows, np.int32),
+                ended=shape_of(rows, np.bool_),
+                turns=shape_of(rows, np.int32),
                 kept=kept,
             ),
             score=number,
@@ -206,7 +205,7 @@ class DialogueEngine:
 
     def compile(self, like: TrainState) -> None:
         """Compiles the steps that begin and write; `like` are the shapes of the state."""
-        params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy_of(like))
+        params: ActorCritic = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy_of(like))
         prompt, no = np.zeros(self.recording().prompt.shape, np.int32), np.zeros(self._shape, bool)
         keys = jnp.broadcast_to(jax.random.key(0), self._shape)
         rows = self._begin(params, prompt, np.zeros(self._shape, np.int32), keys)
