@@ -5,7 +5,7 @@ import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.version import FORMATS, __version__

@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 import jaxlib
-from jax.stages import Compiled
 
 from jaxrl_po import backend
 from jaxrl_po.run.devices import processes

@@ -5,10 +5,9 @@ import math
 import platform
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-from jax.stages import Compiled
 from rich import filesize
 
 from jaxrl_po import backend
@@ -91,7 +90,7 @@ class ProgramMemory(NamedTuple):
         return sum(self)
 
 
-def program_memory(program: Compiled) -> ProgramMemory | None:
+def program_memory(program: Any) -> ProgramMemory | None:
     """Returns the compiler's memory analysis of a compiled program; None if it has none."""
     sizes = program.memory_analysis()
     if sizes is None:
@@ -105,7 +104,7 @@ def program_memory(program: Compiled) -> ProgramMemory | None:
     )
 
 
-def memory_of(program: Compiled, like: PyTree) -> Memory:
+def memory_of(program: Any, like: PyTree) -> Memory:
     """Computes the memory of one device: its state by shapes and shardings, the rest as reported.
 
     Args:

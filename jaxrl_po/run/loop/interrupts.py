@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from jaxrl_po.run.devices import processes
@@ -20,8 +21,6 @@ NOTHING_NEW = "\ninterrupted before the first iteration: nothing new to save\n"
 SHOW_CURSOR = b"\x1b[?25h"
 FINISHING = "\nfinishing the files of this run; all iterations are saved\n"
 SAVING = "\nfinishing this iteration, then saving; interrupt again to quit without saving\n"
-
-Result = TypeVar("Result")
 
 
 class Interrupted(KeyboardInterrupt):

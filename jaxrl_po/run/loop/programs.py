@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Compiled
 
 from jaxrl_po.config import Json
 from jaxrl_po.run.data.scoring import Scorer

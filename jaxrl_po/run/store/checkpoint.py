@@ -31,7 +31,6 @@ import jax
 import numpy as np
 import numpy.typing as npt
 import orbax.checkpoint as ocp
-from jax.tree_util import KeyPath
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import unread_format
