@@ -23,9 +23,7 @@ def make(config, problem):
     MADE.append(config)
     return ppo.make(config, problem)
 
-entry = run.MethodEntry(
-    Config, make, has_critic=True, defaults={"control": {"config.num_epochs": 1}}
-)
+entry = run.MethodEntry(Config, make, has_critic=True, control={"config.num_epochs": 1})
 ''',
     "cell.py": """
 import jax

@@ -109,7 +109,7 @@ def choose(
     mesh: str = "",
     shard_params: bool = False,
     num_processes: int = 1,
-    described: tuple[jax.Device, ...] = (),
+    described: tuple[Any, ...] = (),
 ) -> Placement:
     """Decides how to use the devices; call it first, since it sets the number of CPU devices.
 
@@ -229,9 +229,7 @@ def _parse_devices(devices: str | int) -> int | None:
     return int(devices)
 
 
-def _available(
-    wanted: int | None, num_processes: int, described: tuple[jax.Device, ...] = ()
-) -> int:
+def _available(wanted: int | None, num_processes: int, described: tuple[Any, ...] = ()) -> int:
     """See `device_count`; a CPU is split into as many devices as `wanted`, or into one per core."""
     if described:
         return len(described)
@@ -268,8 +266,8 @@ SEEDS: Any = P("seed")
 def on_devices(
     function: Callable[..., PyTree],
     placement: Placement,
-    in_specs: PyTree,
-    out_specs: PyTree = SEEDS,
+    in_specs: Any,
+    out_specs: Any = SEEDS,
 ) -> Callable[..., PyTree]:
     """Runs a function on every device, which sees its share of the arguments."""
     # Unchecked: what is replicated over `data` is so because the function reduces over it, or
@@ -279,7 +277,7 @@ def on_devices(
 
 
 def spread(
-    function: Callable[..., PyTree], placement: Placement, in_specs: PyTree = SEEDS
+    function: Callable[..., PyTree], placement: Placement, in_specs: Any = SEEDS
 ) -> Callable[..., PyTree]:
     """Runs a function of stacked seeds on the devices of each seed, without communication.
 

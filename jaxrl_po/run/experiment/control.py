@@ -31,7 +31,7 @@ from jaxrl_po.run.experiment.control_config import (
     ControlOptions,
 )
 from jaxrl_po.run.experiment.options import AUTO
-from jaxrl_po.run.experiment.registry import CONTROL, METHODS, MethodConfig
+from jaxrl_po.run.experiment.registry import METHODS, MethodConfig
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.host.rollouts import HostProblem
@@ -242,7 +242,7 @@ def build(config: ControlConfig, placement: Placement, world: World) -> assembly
                     "has no effect with sampling = vine, which has no critic and discounts by "
                     "problem.discount",
                 )
-        if options.entry.averages_branches and settings.num_branches:
+        if options.entry.in_branches and settings.num_branches:
             surrogate = functools.partial(self_normalized, settings.num_branches)
             make = functools.partial(make, surrogate=surrogate)
     problem = build_problem(config, world, placement.axis_name, placement.target)
@@ -283,7 +283,7 @@ SCRIPT = Script(
     options=ControlOptions,
     config=ControlConfig,
     require_known=lambda *_: None,
-    presets=lambda options, *_: options.entry.defaults.get(CONTROL, {}),
+    presets=lambda options, *_: options.entry.control,
     tuned=lambda options, values, _: tuned(options, values),
     sections=lambda options, _: {
         "problem": sampling(options).settings,

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from absl import flags as absl_flags
-
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, Json, NoEffectError, Values
 from jaxrl_po.run.errors import RunError, UsageError, format_error, shown
@@ -40,29 +38,26 @@ class Switch(Text):
     """Text of a flag that was written without a value."""
 
 
-class _Integer(absl_flags.IntegerParser):
-    """An integer, also as a number that is one: `1e5`."""
-
-    def convert(self, argument: str | int) -> int:
-        try:
-            return super().convert(argument)
-        except ValueError:
-            if not (number := float(argument)).is_integer():
-                raise
-            return int(number)
+def _integer(text: str) -> int:
+    """Returns an integer, also one that is written as `1e5`; raises ValueError for others."""
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError
+    return int(text) if text.lstrip("+-").isdecimal() else int(number)
 
 
 def _integers(text: str) -> tuple[int, ...]:
     """Returns integers separated by commas, e.g. `64,64`."""
-    return tuple(_Integer().convert(item) for item in text.split(",") if item)
+    return tuple(_integer(item) for item in text.split(",") if item)
 
 
+SWITCHES = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 # Type of a value to its parser, and its description in words.
 _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
-    bool: (absl_flags.BooleanParser().parse, "true or false"),
-    int: (_Integer().parse, "an integer"),
+    bool: (lambda text: SWITCHES[text.lower()], "true or false"),
+    int: (_integer, "an integer"),
     tuple: (_integers, "integers such as 64,64"),
-    float: (absl_flags.FloatParser().parse, "a number"),
+    float: (float, "a number"),
     str: (str, "text"),
 }
 
@@ -122,7 +117,8 @@ def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Tex
             raise UsageError(f"{word!a} must be UTF-8") from None
         if FLAG.match(word):
             name, equals, text = word.lstrip("-").partition("=")
-            negated = not equals and name not in fields and name.startswith("no")
+            known = name[2:] in fields or ("." in name and name not in fields)
+            negated = not equals and name.startswith("no") and known
             name = name.removeprefix("no") if negated else name
             found[name] = Text(text) if equals else Switch("false" if negated else "true")
             is_switch = name in fields and _type(fields[name]) is bool
@@ -189,7 +185,7 @@ def _converted(name: str, field: Field, value: object) -> object:
         if isinstance(value, str | tuple | list) or isinstance(value, bool) != (kind is bool):
             raise TypeError
         return value if kind is bool else parser(shown(value))
-    except (TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(name, f"must be {words}, got {value!r}") from None
 
 

@@ -16,7 +16,7 @@ from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, o
 from jaxrl_po.run.experiment.registry import METHODS, TASKS, VERIFIER, Record, TaskEntry
 from jaxrl_po.run.store import sources
 
-TAUGHT = [name for name, entry in METHODS.items() if entry.needs_teacher]
+TAUGHT = [name for name, entry in METHODS.items() if entry.has_teacher]
 ProblemSettings = language.Settings | Sampling | demonstrations.Settings
 
 

@@ -277,7 +277,7 @@ def teacher(script: LanguageCommand, config: LanguageConfig, task: TaskLike) -> 
         with a model of ours and the vocabulary of this task, or has no intact checkpoint.
     """
     options = config.run
-    taught = options.entry.needs_teacher
+    taught = options.entry.has_teacher
     if options.teacher and not taught:
         raise ConfigError("teacher", f"has no effect unless algorithm = {' or '.join(TAUGHT)}")
     if not taught:

@@ -210,9 +210,7 @@ class _Acting(_Rebuilt):
         actor = actor_of(problem)
 
         @jax.jit
-        def choose(
-            memory: PyTree, observation: PyTree, key: jax.Array | None
-        ) -> tuple[PyTree, jax.Array]:
+        def choose(memory: Any, observation: Any, key: jax.Array | None) -> tuple[Any, jax.Array]:
             row = jax.tree.map(lambda x: x[None], (memory, spaces.observe(observation)))
             after, distribution = actor.act(params, collector, *row)
             action = distribution.mode() if key is None else distribution.sample(key)

@@ -9,7 +9,6 @@ from jaxrl_po.config import Json, Values
 from jaxrl_po.run.experiment import rewarding
 from jaxrl_po.run.experiment.language_config import LanguageOptions, task_entry
 from jaxrl_po.run.experiment.options import InitialModel
-from jaxrl_po.run.experiment.registry import FUNCTIONS, LANGUAGE
 from jaxrl_po.run.experiment.settings import DECAY, WARM_UP
 
 # Kinds of start. Adapters of a pretrained model are of the last two.
@@ -102,9 +101,8 @@ def of_language(
         if key[0] in starts and all(kind == ANY or kinds.get(kind) for kind, kinds in pairs):
             found |= row
     if ANY in starts:
-        found |= entry.defaults.get(LANGUAGE, {})
         on_host = options.tools or rewarding.scores_on_host(options)
-        found |= entry.defaults.get(FUNCTIONS, {}) if on_host else {}
+        found |= {**entry.language, **(entry.functions if on_host else {})}
     return found
 
 

@@ -36,8 +36,6 @@ from jaxrl_po.language.tasks.random_prompts import RandomPromptsSettings
 from jaxrl_po.run.data import tables
 from jaxrl_po.types import Learner
 
-CONTROL, LANGUAGE, FUNCTIONS = "control", "language", "functions"  # keys of defaults
-
 
 @runtime_checkable
 class Record(Protocol):
@@ -74,15 +72,16 @@ class MethodEntry(NamedTuple, Generic[C]):
       has_critic: Whether it trains a critic.
       compares_groups: Whether it compares the completions of a prompt, or the episodes of a state.
       supervised: Whether it learns from demonstrations and samples nothing.
-      needs_teacher: Whether it learns from the policy of an earlier run.
-      clips: Whether a clip, gate, penalty or constraint bounds the distance from the old policy.
-      averages_branches: Whether its surrogate is normalised over the branches of a vine.
+      has_teacher: Whether it learns from the policy of an earlier run.
+      clips: Whether a clip, gate or penalty bounds the distance from the policy that sampled.
+      in_branches: Whether its surrogate is normalised over the branches of a vine.
       learned: `(config, prompts, members) -> (prompts, members)`, the part of a batch of groups
         that an update learns from.
       needs_room: `(config) -> bool`, whether the token budget must exceed the longest answer.
       refills: `(config) -> bool`, whether sampling goes by scores inside the program.
-      defaults: Flag name to default: in `control`, in `language`, and there with scores of
-        `functions` on the host.
+      control: Flag name to default in control.
+      language: Flag name to default with a language model.
+      functions: Flag name to default with a language model that is scored on the host.
     """
 
     Config: type[C]
@@ -90,31 +89,25 @@ class MethodEntry(NamedTuple, Generic[C]):
     has_critic: bool = False
     compares_groups: bool = False
     supervised: bool = False
-    needs_teacher: bool = False
+    has_teacher: bool = False
     clips: bool = True
-    averages_branches: bool = False
+    in_branches: bool = False
     learned: Callable[[C, int, int], tuple[int, int]] = lambda _, *sizes: sizes
     needs_room: Callable[[C], bool] = lambda _: False
     refills: Callable[[C], bool] = lambda _: False
-    defaults: Mapping[str, Mapping[str, Any]] = {}
+    control: Mapping[str, object] = {}
+    language: Mapping[str, object] = {}
+    functions: Mapping[str, object] = {}
 
 
 METHODS: dict[str, MethodEntry[Any]] = {
-    "reinforce": MethodEntry(reinforce.Config, reinforce.make, has_critic=True, clips=False),
+    "reinforce": MethodEntry(reinforce.Config, reinforce.make, has_critic=True),
     "a2c": MethodEntry(
-        a2c.Config,
-        a2c.make,
-        has_critic=True,
-        clips=False,
-        defaults={LANGUAGE: {"config.estimator": "monte_carlo"}},
+        a2c.Config, a2c.make, has_critic=True, language={"config.estimator": "monte_carlo"}
     ),
-    "npg": MethodEntry(npg.Config, npg.make, has_critic=True, averages_branches=True),
+    "npg": MethodEntry(npg.Config, npg.make, has_critic=True, in_branches=True),
     "trpo": MethodEntry(
-        trpo.Config,
-        trpo.make,
-        has_critic=True,
-        averages_branches=True,
-        defaults={LANGUAGE: {"config.max_kl": 0.02}},
+        trpo.Config, trpo.make, has_critic=True, in_branches=True, language={"config.max_kl": 0.02}
     ),
     "ppo": MethodEntry(ppo.Config, ppo.make, has_critic=True),
     "ppo_penalty": MethodEntry(ppo_penalty.Config, ppo_penalty.make, has_critic=True),
@@ -131,12 +124,10 @@ METHODS: dict[str, MethodEntry[Any]] = {
         learned=lambda config, prompts, members: (config.train_prompts or prompts, members),
         needs_room=lambda config: bool(config.soft_overlong),
         refills=lambda config: config.dynamic_sampling == dapo.REFILL,
-        defaults={
-            # An episode that lasts to its time limit is not too long.
-            CONTROL: {"config.overlong_filtering": False, "config.soft_overlong": False},
-            # A refill needs the scores inside the program.
-            FUNCTIONS: {"config.dynamic_sampling": dapo.REWEIGHT},
-        },
+        # An episode that lasts to its time limit is not too long.
+        control={"config.overlong_filtering": False, "config.soft_overlong": False},
+        # A refill needs the scores inside the program.
+        functions={"config.dynamic_sampling": dapo.REWEIGHT},
     ),
     "dr_grpo": MethodEntry(dr_grpo.Config, dr_grpo.make, compares_groups=True),
     "rloo": MethodEntry(rloo.Config, rloo.make, compares_groups=True, clips=False),
@@ -149,18 +140,10 @@ METHODS: dict[str, MethodEntry[Any]] = {
     "pkpo": MethodEntry(pkpo.Config, pkpo.make, compares_groups=True, clips=False),
     "kl_cov": MethodEntry(kl_cov.Config, kl_cov.make, compares_groups=True),
     "distillation": MethodEntry(
-        distillation.Config,
-        distillation.make,
-        compares_groups=True,
-        clips=False,
-        needs_teacher=True,
+        distillation.Config, distillation.make, compares_groups=True, clips=False, has_teacher=True
     ),
     "sft": MethodEntry(
-        sft.Config,
-        sft.make,
-        supervised=True,
-        clips=False,
-        learned=lambda _, prompts, members: (prompts, 1),
+        sft.Config, sft.make, supervised=True, learned=lambda _, prompts, members: (prompts, 1)
     ),
 }
 
@@ -188,19 +171,14 @@ class TaskEntry(NamedTuple):
     reward: str = ""
 
 
-def _generated(
-    settings: type, make: Callable[..., TaskLike], *, is_dialogue: bool = False
-) -> TaskEntry:
+def _generated(settings: type, make: Callable[..., TaskLike], *, is_dialogue: bool) -> TaskEntry:
     """Returns the entry of a task that is made from the values of its flags alone."""
     return TaskEntry(settings, lambda own, _: make(**vars(own)), is_dialogue)
 
 
 TASKS: dict[str, TaskEntry] = {
-    **{name: _generated(*each) for name, each in language.tasks.TASKS.items()},
-    **{
-        name: _generated(*each, is_dialogue=True)
-        for name, each in language.dialogues.DIALOGUES.items()
-    },
+    **{x: _generated(*y, is_dialogue=False) for x, y in language.tasks.TASKS.items()},
+    **{x: _generated(*y, is_dialogue=True) for x, y in language.dialogues.DIALOGUES.items()},
     "random": TaskEntry(
         RandomPromptsSettings, tables.random_prompts, has_answers=False, any_vocabulary=True
     ),

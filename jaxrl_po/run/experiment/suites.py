@@ -117,8 +117,8 @@ def make_env(name: str, env_params: str = "") -> Any:
     Raises:
       ConfigError: the name is unknown, or the file or the arguments cannot be used.
     """
-    if split(name)[0]:
-        return make(name, env_params)
+    if split(name)[0]:  # a file may change
+        return (make.__wrapped__ if sources.in_file(name) else make)(name, env_params)
     if sources.is_source(name):
         env = user_code.make("env", name)
     else:

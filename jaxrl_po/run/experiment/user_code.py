@@ -29,10 +29,9 @@ def load(flag: str, source: str) -> Any:
     """
     if isinstance(source, PythonObject):
         return source.value
-    if source.startswith(OWN):
-        raise UserCodeError(flag, missing(flag, source))
     if not in_file(source):
-        raise UserCodeError(flag, f"must be a file and a name, file.py:name, got {source!r}")
+        wrong = f"must be a file and a name, file.py:name, got {source!r}"
+        raise UserCodeError(flag, missing(flag, source) if source.startswith(OWN) else wrong)
     place = split(source)[0]
     if not os.path.isfile(place):  # `Path.is_file` raises where a name is too long
         raise UserCodeError(flag, f"{source}: there is no file {place}")

@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from jaxrl_po.config import Values
 from jaxrl_po.run.store import metrics, statistics
 from jaxrl_po.types import Row
 
@@ -52,7 +51,7 @@ STYLE: dict[Any, Any] = {
 PICTURES = (".png", ".pdf", ".svg")
 
 
-def style(more: Values = MappingProxyType({})) -> AbstractContextManager[None]:
+def style(more: Mapping[str, Any] = MappingProxyType({})) -> AbstractContextManager[None]:
     """Inside, pictures have our style and `more`, whatever a user's matplotlibrc asks for."""
     return matplotlib.style.context({**STYLE, **more}, after_reset=True)
 
@@ -237,7 +236,7 @@ def save_sweep(
         write(figure, path)
 
 
-def _is_landscape(rows: Sequence[Sequence[Any]], *numbers: Sequence[tuple[float, str]]) -> bool:
+def _is_landscape(rows: Sequence[Any], *numbers: Sequence[tuple[float, str]]) -> bool:
     whole = len(rows) == math.prod(map(len, numbers)) and min(map(len, numbers)) >= 4
     return whole and all(math.isfinite(each[-1][0]) for each in numbers)
 

@@ -19,7 +19,6 @@ from matplotlib.transforms import Affine2D
 from PIL import Image
 
 from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, replacing, style
-from jaxrl_po.types import PyTree
 
 Floats = npt.NDArray[np.floating[Any]]
 Frame = npt.NDArray[np.uint8]
@@ -94,7 +93,7 @@ def acrobot(axes: Axes, episode: Episode, t: int) -> None:
 def mountain_car(axes: Axes, episode: Episode, t: int, *, goal: float) -> None:
     """A car in a valley, and a flag at the position `goal`."""
 
-    def height(x: PyTree) -> PyTree:
+    def height(x: Any) -> Any:
         return 0.45 * np.sin(3.0 * x) + 0.55
 
     position = float(episode.observation[t, 0])
@@ -162,13 +161,7 @@ def components(axes: Axes, episode: Episode, t: int) -> None:
         panel.plot(values[:until], linewidth=1.6, marker=marker, markersize=3)
 
 
-def _panel(
-    axes: Axes,
-    place: tuple[float, float, float, float],
-    title: str,
-    x: tuple[float, float],
-    values: Floats,
-) -> Axes:
+def _panel(axes: Axes, place: Any, title: str, x: tuple[float, float], values: Any) -> Axes:
     """Inset axes, whose limits include 0 and all of `values` throughout the episode."""
     panel = axes.inset_axes(place, facecolor=PAPER)
     finite = values[np.isfinite(values)]

@@ -145,9 +145,9 @@ class DialogueEngine:
         settings, model, tokenizer = host.settings, host.model, host.task.tokenizer
 
         def program(
-            step: Callable[..., PyTree],
+            step: Callable[..., Any],
             arrays: int,
-            donated: int | Sequence[int] = (),
+            donated: Any = (),
             **options: Any,
         ) -> Callable[..., PyTree]:
             def call(params: ActorCritic, *given: Any) -> PyTree:
