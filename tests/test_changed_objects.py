@@ -170,7 +170,10 @@ def test_lambda_is_known_wherever_it_stands():
     first = digest("reward", lambda completions, **_: [1.0 for _ in completions])
     settings = {"reward": lambda completions, **_: [1.0 for _ in completions], "seeds": 2}
     assert digest("reward", settings["reward"]) != first  # its line has more
-    again = {"seeds": 2, "reward": lambda completions, **_: [1.0 for _ in completions]}
+    again = {
+        "seeds": 2,
+        "reward": lambda completions, **_: [1.0 for _ in completions],
+    }
     assert digest("reward", again["reward"]) == first
 
 

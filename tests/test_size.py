@@ -22,7 +22,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_238,
-    "test code": 42_423,
+    "test code": 42_426,
 }
 
 
