@@ -2,6 +2,8 @@
 
 from wrong import Wrong
 
+EXTENSIONS = "test_extensions.py::test_each_extension_is_one_file"
+
 WRONG = [
     Wrong(
         "a hook holds the line itself and may change it",
@@ -290,5 +292,26 @@ WRONG = [
         "strict=True) if used)",
         "strict=True))",
         ("test_provenance.py::test_of_arrays_only_frozen_ones_are_the_program",),
+    ),
+    Wrong(
+        "a method of the user's is looked up among ours",
+        "run.experiment.user_code",
+        "if not is_source(name):\n        return errors.lookup",
+        "if True:\n        return errors.lookup",
+        (EXTENSIONS,),
+    ),
+    Wrong(
+        "a memory of the user's is its text",
+        "run.experiment.flags",
+        "values[field] = user_code.held(names[field], values[field])",
+        "pass",
+        (EXTENSIONS,),
+    ),
+    Wrong(
+        "an object that scores batches is called with texts",
+        "run.experiment.rewarding",
+        "return value if isinstance(value, scoring.Scorer) else None",
+        "return None",
+        (EXTENSIONS,),
     ),
 ]

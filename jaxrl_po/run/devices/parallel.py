@@ -264,11 +264,8 @@ SEEDS: Any = P("seed")
 
 
 def on_devices(
-    function: Callable[..., PyTree],
-    placement: Placement,
-    in_specs: Any,
-    out_specs: Any = SEEDS,
-) -> Callable[..., PyTree]:
+    function: Callable[..., Any], placement: Placement, in_specs: Any, out_specs: Any = SEEDS
+) -> Callable[..., Any]:
     """Runs a function on every device, which sees its share of the arguments."""
     # Unchecked: what is replicated over `data` is so because the function reduces over it, or
     # computes the same on every device.

@@ -98,9 +98,7 @@ class Composition(NamedTuple):
         together = members if parts == 1 and members == group else 1
         return prompts * members // (self.placement.data_devices * parts), together
 
-    def learner(
-        self, warm_start: language.WarmStart | None, method: MethodConfig | None = None
-    ) -> Learner:
+    def learner(self, warm_start: object, method: MethodConfig | None = None) -> Learner:
         """The learner with a warm start and the settings of its method, by default those given.
 
         Where there is something `given`, its `init` takes `(key, given)`.

@@ -145,10 +145,7 @@ class DialogueEngine:
         settings, model, tokenizer = host.settings, host.model, host.task.tokenizer
 
         def program(
-            step: Callable[..., Any],
-            arrays: int,
-            donated: Any = (),
-            **options: Any,
+            step: Callable[..., Any], arrays: int, donated: Any = (), **options: Any
         ) -> Callable[..., PyTree]:
             def call(params: ActorCritic, *given: Any) -> PyTree:
                 read = params.variables("policy")
