@@ -69,11 +69,12 @@ class Settings:
 entry = run.TaskEntry(Settings, lambda settings, _: language.tasks.addition(settings.depth))
 ''',
     "reward.py": """
-import numpy as np
-from jaxrl_po.language import give_reward
-
 def longest(completions, **columns):
     return [float(len(text)) for text in completions]
+""",
+    "scorer.py": """
+import numpy as np
+from jaxrl_po.language import give_reward
 
 class Batches:
     calls = 0
@@ -103,7 +104,7 @@ place = Path.cwd()
 sys.path.append(str(place))
 from jaxrl_po.cli import launch
 from jaxrl_po.run.experiment import policies, training
-import cell, method, reward, suite, task
+import cell, method, scorer, suite, task
 
 def stored(name):
     return json.loads((place / name / "config.json").read_text())
@@ -153,12 +154,12 @@ with pytest.raises(ConfigError, match="^algorithm: python:MethodEntry was given 
     run.resume("c", total_steps=128)
 
 given = {x: y for x, y in values(language).items() if "." in x}
-scorer = reward.Batches()
+batches = scorer.Batches()
 run.train(run.Experiment(
-    algorithm=method.entry, task=task.entry, reward=scorer, out="d", seeds=1, total_steps=24,
+    algorithm=method.entry, task=task.entry, reward=batches, out="d", seeds=1, total_steps=24,
     devices=1, show=0, over={**given, **own, "task.depth": 1},
 ))
-assert scorer.calls == 3
+assert batches.calls == 3
 assert stored("d")["reward"] == "python:Batches"
 
 for argv, message in (
