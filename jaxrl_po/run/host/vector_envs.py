@@ -89,17 +89,8 @@ def is_host(name: str) -> bool:
 
 
 MUJOCO = (
-    "Ant",
-    "HalfCheetah",
-    "Hopper",
-    "Humanoid",
-    "HumanoidStandup",
-    "InvertedDoublePendulum",
-    "InvertedPendulum",
-    "Pusher",
-    "Reacher",
-    "Swimmer",
-    "Walker2d",
+    *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum"),
+    *("InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d"),
 )
 
 
