@@ -25,7 +25,7 @@ from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import static
 from jaxrl_po.run.experiment import control, flags, language
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.store import statistics
 
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
     name: str
     title: str
-    script: AnyScript
+    script: Command
     main: Callable[[Sequence[str]], int]
     arguments: tuple[str, ...]
     score: str

@@ -15,14 +15,18 @@ import inspect
 import math
 import numbers
 import operator
-from collections.abc import Sequence
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, dataclass_transform
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 Number = float | jax.Array
+Json = dict[str, Any]
+"""Content of a JSON object."""
+Values = Mapping[str, Any]
+"""Name of a setting to its value."""
 Record = TypeVar("Record")
 Value = TypeVar("Value")
 
@@ -54,6 +58,33 @@ class NoEffectError(ConfigError):
     def __init__(self, field: str, when: str):
         super().__init__(field, when)
         self.message = f"has no effect unless {when}"
+
+
+class PythonObject(str):
+    """Text `file.py:name` or `python:name` of a setting that stands for an object of Python.
+
+    It is compared, hashed and written as its text.
+
+    Attributes:
+      value: The object.
+    """
+
+    value: Any
+
+    @classmethod
+    def of(cls, text: str, value: object) -> Self:
+        """Makes the text that carries an object, or a list of names and objects."""
+        made = cls(text)
+        made.value = value
+        return made
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # Another process imports the file, whose module may have another name there.
+        in_files = all(".py:" in each for each in self.split(","))
+        return (str, (str(self),)) if in_files else super().__reduce__()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +130,8 @@ class Setting:
       doc: Description in one line, also shown by `--help`.
       unit: Unit of the value, such as `nats`; empty for none.
       within: Valid values of a number; None for any.
-      choices: Valid values of a name, or a table of which they are the keys; empty for any.
+      choices: Valid values of a name, or a table of which they are the keys; empty for any. A
+        `PythonObject` is valid too.
       static: Whether another value compiles another program.
       when: `(field, *values)`: the setting has an effect if that field of the record has one of the
         values; an `Interval` means any number in it, `GIVEN` any text but the empty one, () always.
@@ -307,7 +339,8 @@ def check(config: Any) -> None:
         value = getattr(config, name)
         if isinstance(value, jax.core.Tracer):
             continue
-        if setting.choices and value not in setting.choices:
+        named = setting.choices and not isinstance(value, PythonObject)
+        if named and value not in setting.choices:
             choices = ", ".join(map(str, setting.choices))
             raise ConfigError(name, f"must be one of {choices}, got {value!r}")
         if setting.within is not None:

@@ -15,7 +15,7 @@ from comparison import Result
 
 from experiments.benchmarks import language as benchmark_language
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.experiment import flags, methods
+from jaxrl_po.run.experiment import flags, registry
 
 
 def test_each_row_adds_one_switch_to_the_row_before():
@@ -24,7 +24,7 @@ def test_each_row_adds_one_switch_to_the_row_before():
     for before, after in itertools.pairwise(rows):
         assert len(set(after) - set(before)) == 1
     records = [
-        flags.parse(row, {"config": methods.ALGORITHMS["dapo"].Config})["config"] for row in rows
+        flags.parse(row, {"config": registry.METHODS["dapo"].Config})["config"] for row in rows
     ]
     first, last = records[0], records[-1]
     assert (first.upper, first.token_level_loss, first.dynamic_sampling) == (0.2, False, "off")

@@ -73,12 +73,12 @@ def test_a_pattern_reaches_the_worker_and_what_does_not_end_scores_0():
     pattern = Reward("jaxrl_po.run.data.answers:regex", arguments={"pattern": r"^\d$"})
     batch = batch._replace(truncated=np.array(batch.truncated))
     with HostScore([pattern], TASK._replace(columns=lambda _: {"answer": ["3"] * 2})) as scorer:
-        given, _ = scorer(batch, first=True, report=print)
+        given, _ = scorer.score_batch(batch, first=True, report=print)
         assert given.score.reshape(-1).tolist() == [1.0, 0.0]
     batch.truncated[0, 1, 2] = True
     for required, wanted in ((False, [1.0, 1.0]), (True, [1.0, 0.0])):
         with HostScore([of("digits")], TASK, require_end=required) as scorer:
-            given, metrics = scorer(batch, first=True, report=print)
+            given, metrics = scorer.score_batch(batch, first=True, report=print)
         assert given.score.reshape(-1).tolist() == wanted
         assert metrics["accuracy"].value() == np.mean(wanted)
         assert given.reward.sum(axis=2).reshape(-1).tolist() == wanted

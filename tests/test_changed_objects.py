@@ -12,7 +12,7 @@ import pytest
 import shapes
 
 from jaxrl_po import run
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, PythonObject
 from jaxrl_po.run.experiment import plan
 from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
 from jaxrl_po.run.store import sources
@@ -124,9 +124,7 @@ def test_deterministic_run_refuses_object_never_read(trained, tmp_path):
 
 
 def digest(flag, value):
-    given = sources.Given("python:it")
-    given.value = value
-    return sources.digests({flag: given})[flag]
+    return sources.digests({flag: PythonObject.of("python:it", value)})[flag]
 
 
 def kinds(change):

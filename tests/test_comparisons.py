@@ -12,9 +12,10 @@ from benchmarks import suites
 from jaxrl_po import control as control_lib
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.experiment import control, methods, settings
+from jaxrl_po.run.experiment import control, registry, settings
 from jaxrl_po.run.experiment import flags as flags_lib
-from jaxrl_po.run.experiment.suites import SUITES, is_suite, make
+from jaxrl_po.run.experiment.registry import SUITES
+from jaxrl_po.run.experiment.suites import make, split
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
@@ -75,7 +76,7 @@ def test_every_method_of_the_family_has_valid_flags(tmp_path, monkeypatch):
         raise AssertionError("compiled")
 
     monkeypatch.setattr("jaxrl_po.run.loop.programs.check", refuse)
-    for name in methods.WITH_CRITIC | methods.IN_GROUPS:
+    for name in (name for name, x in registry.METHODS.items() if not x.supervised):
         with pytest.raises(AssertionError, match="compiled"):
             family.main([f"--methods={name}", f"--out={tmp_path / name}", "--total_steps=100000"])
 
@@ -127,7 +128,7 @@ def test_tuned_settings_are_valid(path):
         return
     assert saved["score"]["seeds"] >= 2
     assert saved["found_by"].startswith("jaxrl-po sweep ")
-    if not is_suite(env):
+    if not split(env)[0]:
         control_lib.adapt(gymnax.make(options.env)[0])
 
 
@@ -137,7 +138,7 @@ def test_tuned_settings_are_valid(path):
         # brax takes seconds to import.
         pytest.param(path, marks=[pytest.mark.slow] * path.stem.startswith("brax-"))
         for path in configs()
-        if is_suite(env_of(path.stem))
+        if split(env_of(path.stem))[0]
     ],
     ids=name,
 )

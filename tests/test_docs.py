@@ -26,9 +26,7 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import (
     control,
     flags,
-    language,
-    language_config,
-    methods,
+    registry,
     settings,
     sweeping,
 )
@@ -64,7 +62,8 @@ PROGRAMS = {  # the snippets of a page, each of which may continue the one befor
     for page in ("bring_your_own.md", "scaling.md", "index.md")
 }
 README_SNIPPETS = [code for kind, _, code in FENCE.findall(README.read_text()) if kind == "python"]
-IN_GROUPS_PAGE = set(methods.IN_GROUPS) - {"grpo", "dapo"}
+IN_GROUPS = {name for name, entry in registry.METHODS.items() if entry.compares_groups}
+IN_GROUPS_PAGE = IN_GROUPS - {"grpo", "dapo"}
 
 
 def name(path):
@@ -94,13 +93,11 @@ def fields(algorithm):
 @functools.cache
 def training_flags(script):
     """The flags of a command that trains, under any algorithm, way to collect, task and reward."""
-    variants = [{"algorithm": algorithm} for algorithm in methods.ALGORITHMS]
+    variants = [{"algorithm": algorithm} for algorithm in registry.METHODS]
     if script is control:
         variants += [{"sampling": sampling} for sampling in control.SAMPLINGS]
     else:
-        variants += [{"task": task} for task in language_config.TASKS] + [
-            {"reward": language.MODEL}
-        ]
+        variants += [{"task": task} for task in registry.TASKS] + [{"reward": "model"}]
         variants += [{"init_from": str(pretrained_folder())}]
         variants += [{"tools": "mine.py:Game", **variants[-1], "task": "file"}]
     return {
@@ -322,7 +319,7 @@ def test_an_initial_state_is_made_by_a_compiled_function(path):
 
 
 def test_every_algorithm_has_a_page_or_a_section():
-    for algorithm in methods.ALGORITHMS:
+    for algorithm in registry.METHODS:
         if algorithm in IN_GROUPS_PAGE:
             assert algorithm in anchors(DOCS / "algorithms" / "compositions.md")
         else:

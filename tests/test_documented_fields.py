@@ -5,17 +5,21 @@ import re
 import pytest
 from names import ROOT
 
-from jaxrl_po.run.experiment import control, flags, language, methods
+from jaxrl_po.run.experiment import control, flags, language, registry
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-METHODS = set(methods.ALGORITHMS)
+METHODS = set(registry.METHODS)
 SHARED = re.findall(
     r"^\| (`.+?) \| (.+?) \| .+ \|$",
     (DOCS / "methods.md").read_text().partition("## Shared fields")[2].partition("\n## ")[0],
     re.M,
 )
-KINDS = {"all": METHODS, "with a critic": methods.WITH_CRITIC, "in groups": methods.IN_GROUPS}
+KINDS = {
+    "all": METHODS,
+    "with a critic": {name for name, x in registry.METHODS.items() if x.has_critic},
+    "in groups": {name for name, x in registry.METHODS.items() if x.compares_groups},
+}
 
 
 def name(path):
@@ -28,7 +32,7 @@ def words(text):
 
 
 def fields(algorithm):
-    return {field.name for field in flags.settable(methods.ALGORITHMS[algorithm].Config)}
+    return {field.name for field in flags.settable(registry.METHODS[algorithm].Config)}
 
 
 def rows(text):

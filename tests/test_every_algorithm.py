@@ -6,7 +6,6 @@ from the flags to what is written, loaded, evaluated and rendered, and nothing i
 
 import functools
 import json
-from types import SimpleNamespace
 
 import chex
 import jax
@@ -20,11 +19,11 @@ from jaxrl_po.cli import evaluate, launch, render
 from jaxrl_po.config import record
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.actor import actor_of
-from jaxrl_po.run.experiment import control, earlier, language, methods, presets, settings
+from jaxrl_po.run.experiment import control, earlier, language, presets, registry, settings
 from jaxrl_po.run.store.checkpoint import Store
 
 # Distillation needs a teacher, see test_distillation; sft demonstrations, see test_sft.
-WITHOUT_TEACHER = [name for name in methods.ALGORITHMS if name not in ("distillation", "sft")]
+WITHOUT_TEACHER = [name for name in registry.METHODS if name not in ("distillation", "sft")]
 SHARED = ["--seeds=1", "--log_every=1", "--eval_every=2"]
 PATH = ["--problem.num_envs=4", "--problem.num_steps=8", "--network.width=8", "--total_steps=64"]
 GROUPS = [
@@ -61,7 +60,8 @@ TO_THE_END = [("ppo", "control"), ("trpo", "control"), ("grpo", "language")]
 
 
 def arguments(script, algorithm, out):
-    sizes = LANGUAGE if script == "language" else GROUPS if algorithm in methods.IN_GROUPS else PATH
+    in_groups = registry.METHODS[algorithm].compares_groups
+    sizes = LANGUAGE if script == "language" else GROUPS if in_groups else PATH
     episodes = ["--eval_episodes=2"] if script == "control" else []
     return [
         f"--algorithm={algorithm}",
@@ -111,9 +111,8 @@ def test_another_method_with_a_critic_is_one_entry(tmp_path, monkeypatch):
     class Config(ppo.Config, critic_fit.CriticFit):
         """Hyperparameters of another method."""
 
-    own = SimpleNamespace(Config=Config, make=ppo.make)
-    for table in (methods.WITH_CRITIC, methods.ALGORITHMS):
-        monkeypatch.setitem(table, "own", own)
+    entry = registry.MethodEntry(Config, ppo.make, has_critic=True)
+    monkeypatch.setitem(registry.METHODS, "own", entry)
     argv = arguments("language", "own", tmp_path)
     assert launch.language([flag for flag in argv if "warm_start" not in flag]) == 0
     stored = json.loads((tmp_path / "config.json").read_text())

@@ -42,7 +42,7 @@ SECTIONS = {"": Options, "config": Config}
 
 def merged(argv, **layers):
     """Returns the records of arguments and of values by origin."""
-    given = flags.convert(flags.tokenize(argv, SECTIONS.items()), SECTIONS)
+    given = flags.convert(flags.tokenize(argv, SECTIONS), SECTIONS)
     return flags.merge(SECTIONS, {"given": given, **layers})[0]
 
 

@@ -20,7 +20,7 @@ from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.run.experiment import control as control_command
 from jaxrl_po.run.experiment import language as language_command
 from jaxrl_po.run.experiment import language_config, sweeping
-from jaxrl_po.run.experiment.methods import ALGORITHMS
+from jaxrl_po.run.experiment.registry import METHODS, TASKS
 
 GOLDEN = Path(__file__).parent / "golden_flags.json"
 # Former flag to the present one; a name that ends in a dot is a section. A flag of some commands
@@ -43,6 +43,20 @@ TEXTS = {
         (", in place of clipping them where they are", " instead of clipping them in the"),
         ("the played", "the environment"),
     ],
+    "algorithm": [
+        ("distillation, sft", "distillation, sft, or an entry of your own as file.py:name")
+    ],
+    "critic": [
+        ("likewise,", "Flax module of your own as file.py:Name,"),
+        ("the critic", "the critic of --network"),
+    ],
+    "env": [
+        ("xminigrid:Name)", "xminigrid:Name, or of a suite of your own as file.py:suite:Name)")
+    ],
+    "network.memory": [
+        ("(GTrXL)", "(GTrXL); or an entry of your own as file.py:name"),
+    ],
+    "task": [("a function of", "a function or entry of")],
     "seed_index": [
         ("which of the run's seeds (", "index of the seed whose parameters are written, from 0 (")
     ],
@@ -92,7 +106,7 @@ def records():
     }
     return {
         **{(command, "", "options"): options for command, options in own.items()},
-        **{(TRAINING, "config", name): module.Config for name, module in ALGORITHMS.items()},
+        **{(TRAINING, "config", name): module.Config for name, module in METHODS.items()},
         (CONTROL, "problem", "paths"): control.Settings,
         (CONTROL, "problem", "groups"): control.GroupSettings,
         (CONTROL, "problem", "vine"): control.VineSettings,
@@ -100,10 +114,7 @@ def records():
         ("language", "problem", "dialogues"): Sampling,
         ("language", "problem", "demonstrations"): demonstrations.Settings,
         (CONTROL, "network", "only"): control.NetworkSettings,
-        **{
-            ("language", "task", name): record
-            for name, (record, _) in language_config.TASKS.items()
-        },
+        **{("language", "task", name): entry.settings for name, entry in TASKS.items()},
         **{("language", section, "only"): record for section, record in parts.items()},
         ("language", "model", "pretrained"): Computation,
     }

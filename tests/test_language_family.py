@@ -16,7 +16,7 @@ from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo, ppo, trpo
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
-from jaxrl_po.run.experiment import methods
+from jaxrl_po.run.experiment import registry
 from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(1, zero_pad=False)
@@ -184,7 +184,7 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
         ]
         with pytest.raises(AssertionError, match="compiled"):
             launch.language([*given, f"--out={tmp_path / name}", "--devices=1"])
-    for algorithm in methods.WITH_CRITIC:
+    for algorithm in (name for name, x in registry.METHODS.items() if x.has_critic):
         with pytest.raises(AssertionError, match="compiled"):
             launch.language(
                 [f"--algorithm={algorithm}", f"--out={tmp_path / 'x'}", "--devices=1", *tiny.MODEL]

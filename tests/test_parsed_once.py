@@ -1,4 +1,4 @@
-"""A run reads its arguments once and makes its environment once, as other packages see it."""
+"""A run reads its arguments once and makes its environment once."""
 
 import json
 import os
@@ -10,11 +10,10 @@ import pytest
 import tiny
 from scripts import surroundings
 
-# Counts calls of absl and gymnax, from before the library is imported.
+# Counts readings of arguments, and calls of gymnax from before the library is imported.
 PROGRAM = """
 import collections, functools, json, sys
 import gymnax
-from absl import flags
 
 calls = collections.Counter()
 
@@ -28,8 +27,10 @@ def counted(owner, name, what):
 
     setattr(owner, name, wrapped)
 
-counted(flags.FlagValues, "__call__", "arguments")
 counted(gymnax, "make", "environment")
+from jaxrl_po.run.experiment import flags
+
+counted(flags, "tokenize", "arguments")
 from jaxrl_po.__main__ import main
 
 status = main(sys.argv[1:])

@@ -20,7 +20,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, methods, models
+from jaxrl_po.run.experiment import assembly, models, registry
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import settings as settings_lib
 from jaxrl_po.run.loop import programs, supervised
@@ -144,7 +144,7 @@ def test_adapters_over_merged_adapters_are_evaluated(place, adapted, tmp_path, b
     "algorithm", ["trpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "dapo"))]
 )
 def test_every_kind_of_method_trains_adapters(place, tmp_path, algorithm):
-    grouped = algorithm in methods.IN_GROUPS
+    grouped = registry.METHODS[algorithm].compares_groups
     flags = [flag for flag in arguments(place, tmp_path / "run") if "algorithm" not in flag]
     critic = [] if grouped else ["--critic.width=8", "--critic.layers=1", "--critic.heads=2"]
     critic += [] if grouped else ["--critic.kv_heads=1", "--critic.mlp_width=8"]

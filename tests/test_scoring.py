@@ -17,7 +17,7 @@ from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run.data import scoring_worker, workers
 from jaxrl_po.run.data.guard import Guard
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError, Worker
-from jaxrl_po.run.experiment import rewarding
+from jaxrl_po.run.experiment import registry, rewarding
 from jaxrl_po.run.experiment.experiment import with_names
 from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch
@@ -73,7 +73,7 @@ COMPLETIONS = ["30", "31", "81", "8+1"]  # the last one has no EOS
 
 def score(*rewards, first=False, seeds=1, told=None, columns=None, **options):
     with HostScore(rewards, TASK._replace(columns=columns), **options) as give:
-        return give(
+        return give.score_batch(
             batch_of(PROMPTS, COMPLETIONS, seeds=seeds),
             first=first,
             report=(told if told is not None else []).append,
@@ -134,9 +134,11 @@ def test_failures_score_0_are_counted_and_told_once(name):
         [of(name), of("exact", 0.25)], TASK, timeout=0.5 if name == "hangs" else 30.0
     ) as give:
         for _ in range(1 if name == "hangs" else 2):
-            batch, means = give(batch_of(PROMPTS, COMPLETIONS), first=False, report=told.append)
+            batch, means = give.score_batch(
+                batch_of(PROMPTS, COMPLETIONS), first=False, report=told.append
+            )
         with pytest.raises(RewardError, match=f"reward_functions.py:{name} .*first batch"):
-            give(batch_of(PROMPTS, COMPLETIONS), first=True, report=told.append)
+            give.score_batch(batch_of(PROMPTS, COMPLETIONS), first=True, report=told.append)
     failed = {"nan": [1, 1, 0, 0], "huge": [1, 0, 0, 0]}.get(name, [1, 1, 1, 1])
     kept = 1.0 - np.array(failed, np.float32)
     np.testing.assert_array_equal(batch.score.ravel(), kept)
@@ -329,7 +331,9 @@ def test_bad_functions_are_named(rewards, match):
 
 def test_async_functions_are_awaited():
     with HostScore([of("awaiting")], TASK) as scorer:
-        given, _ = scorer(batch_of(["1+2=", "1+2="], ["3", "33"]), first=True, report=print)
+        given, _ = scorer.score_batch(
+            batch_of(["1+2=", "1+2="], ["3", "33"]), first=True, report=print
+        )
     assert given.score.reshape(-1).tolist() == [1.0, 2.0]
 
     lock = asyncio.Semaphore(1)
@@ -371,7 +375,7 @@ def test_functions_names_and_objects_may_be_listed():
     options = types.SimpleNamespace(task="file", reward=named["reward"])
     found = rewarding.functions(options)
     assert found[0].value is long
-    finder = rewarding.FINDERS["last_number"]
+    finder = registry.REWARDS["last_number"].function
     assert found[1:] == [finder, f"{HERE}:digits"]
     assert rewarding.finds_answers(options)
     with pytest.raises(ConfigError, match=r"^reward: regex:PATTERN must stand alone"):

@@ -12,7 +12,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import control, flags, language, methods, plan, settings, sweeping
+from jaxrl_po.run.experiment import control, flags, language, plan, registry, settings, sweeping
 from jaxrl_po.run.experiment.experiment import Experiment
 
 
@@ -462,7 +462,7 @@ def scripts_with_defaults():
         (control.SCRIPT, [f"--algorithm={name}", f"--env={env}"])
         for name, env in sorted(tuned | {("dapo", "Catch-bsuite")})
     ]
-    of_algorithm = [[f"--algorithm={name}"] for name in methods.ALGORITHMS]
+    of_algorithm = [[f"--algorithm={name}"] for name in registry.METHODS]
     rewarded = [
         ["--algorithm=ppo", "--reward=model"],
         ["--algorithm=dapo", "--reward=rewards.py:near"],

@@ -88,7 +88,7 @@ def test_flags_keep_the_order_of_arguments():
     found = settings.tokenize(control.SCRIPT, argv)
     assert list(found.items()) == [
         *(("config.gamma", "0.5"), ("resume", "false")),
-        *(("env", "Acrobot-v1"), ("zzz", ""), ("seeds", "2")),
+        *(("env", "Acrobot-v1"), ("zzz", "1"), ("seeds", "2")),
     ]
 
 

@@ -19,11 +19,11 @@ from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import demonstrations, lora
 from jaxrl_po.language.tasks import finite
 from jaxrl_po.run.experiment import sweeping
-from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.registry import METHODS
 
 RECORDS = {
-    **{name: algorithm.Config for name, algorithm in ALGORITHMS.items()},
+    **{name: algorithm.Config for name, algorithm in METHODS.items()},
     **{
         record.__module__ + "." + record.__name__: record
         for record in (

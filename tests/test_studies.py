@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.experiment import methods
+from jaxrl_po.run.experiment import registry
 from jaxrl_po.run.store.metrics import read
 
 RATE = "config.learning_rate"
@@ -385,7 +385,7 @@ def test_every_claim_can_be_tested(name):
     assert all(len(arm.values) >= 4 for arm in claim.arms.values())
     for arm in claim.arms.values():
         algorithm = {**claim.flags, **arm.flags}["algorithm"]
-        assert algorithm in methods.ALGORITHMS
+        assert algorithm in registry.METHODS
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 8, 16])

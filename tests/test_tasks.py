@@ -16,7 +16,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import dialogues, tasks
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.run.experiment import language_config, models, settings
+from jaxrl_po.run.experiment import models, registry, settings
 from jaxrl_po.run.experiment.language import SCRIPT
 
 OF_OURS = tasks.TASKS | dialogues.DIALOGUES
@@ -333,7 +333,8 @@ def test_a_row_of_the_table_gives_a_task_its_flags(monkeypatch):
 
         depth: int = config.common.static(3, "depth of the mine", within=config.COUNT)
 
-    monkeypatch.setitem(language_config.TASKS, "mine", (Mine, lambda depth: tasks.addition(depth)))
+    entry = registry.TaskEntry(Mine, lambda mine, _: tasks.addition(mine.depth))
+    monkeypatch.setitem(registry.TASKS, "mine", entry)
     read = settings.parse(SCRIPT, ["--task=mine", "--task.depth=2"]).config
     assert models.make_task(read, None).prompt_length == 6
     assert "--task.depth=3\n" in settings.usage(SCRIPT, {"task": "mine"}, everything=False)

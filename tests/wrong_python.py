@@ -3,6 +3,7 @@
 from wrong import Wrong
 
 LOSSES = "test_own_losses.py::"
+EXTENSIONS = "test_extensions.py::test_each_extension_is_one_file"
 
 WRONG = [
     Wrong(
@@ -46,8 +47,8 @@ WRONG = [
     Wrong(
         "a class that is given is imported a second time",
         "run.experiment.user_code",
-        "return (given or workers.load(source))()",
-        "return (workers.load(source) if in_file(source) else given)()",
+        "if isinstance(source, PythonObject):\n        return",
+        "if isinstance(source, PythonObject) and not in_file(source):\n        return",
         ("test_own_objects.py::test_what_other_processes_can_import_is_named_by_its_file",),
     ),
     Wrong(
@@ -95,7 +96,7 @@ WRONG = [
     Wrong(
         "an object of Python is known by its name alone",
         "run.store.sources",
-        "if isinstance(source, Given) and not in_file(source):",
+        "if isinstance(source, PythonObject) and not in_file(source):",
         "if False:",
         (
             "test_changed_objects.py::test_changed_object_is_named_on_resume",
@@ -334,5 +335,26 @@ WRONG = [
         "strict=True) if used)",
         "strict=True))",
         ("test_provenance.py::test_of_arrays_only_frozen_ones_are_the_program",),
+    ),
+    Wrong(
+        "a method of the user's is looked up among ours",
+        "run.experiment.user_code",
+        "if not is_source(name):\n        return errors.lookup",
+        "if True:\n        return errors.lookup",
+        (EXTENSIONS,),
+    ),
+    Wrong(
+        "a memory of the user's is its text",
+        "run.experiment.flags",
+        "values[field] = user_code.held(names[field], values[field])",
+        "pass",
+        (EXTENSIONS,),
+    ),
+    Wrong(
+        "an object that scores batches is called with texts",
+        "run.experiment.rewarding",
+        "return value if isinstance(value, scoring.Scorer) else None",
+        "return None",
+        (EXTENSIONS,),
     ),
 ]

@@ -54,7 +54,7 @@ WRONG = [
     ),
     Wrong(
         "microbatches divide rows that are not learned from",
-        "run.experiment.methods",
+        "run.experiment.registry",
         "(config.train_prompts or prompts, members)",
         "(prompts, members)",
         ("test_microbatches.py::test_microbatch_is_of_whole_prompts_or_of_one",),
@@ -168,8 +168,8 @@ WRONG = [
     Wrong(
         "transformer memory trains without an early stop",
         "run.experiment.control",
-        'values.get("network.memory") in unstable',
-        "False",
+        "stops = kind is not None and kind.needs_early_stop and",
+        "stops = False and",
         ("test_script_flags.py::test_transformer_memory_stops_early_unless_told",),
     ),
     Wrong(
@@ -189,15 +189,15 @@ WRONG = [
     Wrong(
         "another method with a critic has the defaults of methods in groups",
         "run.experiment.presets",
-        "WITH_CRITIC: name in methods.WITH_CRITIC",
-        "WITH_CRITIC: name in ('reinforce', 'a2c', 'npg', 'trpo', 'ppo', 'ppo_penalty')",
+        "WITH_CRITIC: entry.has_critic",
+        "WITH_CRITIC: options.algorithm in ('a2c', 'npg', 'trpo', 'ppo', 'ppo_penalty')",
         ("test_every_algorithm.py::test_another_method_with_a_critic_is_one_entry",),
     ),
     Wrong(
         "a reward model has a reference by the name of the method",
         "run.experiment.presets",
-        "issubclass(config, Epochs)",
-        "name in ('ppo', 'ppo_penalty')",
+        "issubclass(entry.Config, Epochs)",
+        "options.algorithm in ('ppo', 'ppo_penalty')",
         ("test_every_algorithm.py::test_another_method_with_a_critic_is_one_entry",),
     ),
     Wrong(

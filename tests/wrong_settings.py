@@ -101,8 +101,8 @@ WRONG = [
     Wrong(
         "flags lose the order of their arguments, and a sweep its draws",
         "run.experiment.flags",
-        "return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(words))))",
-        "return found",
+        'write --name=value")\n    return found',
+        'write --name=value")\n    return dict(sorted(found.items()))',
         ("test_settings.py::test_flags_keep_the_order_of_arguments",),
     ),
     Wrong(

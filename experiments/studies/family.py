@@ -17,7 +17,7 @@ from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, SEED, static
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import flags, methods
+from jaxrl_po.run.experiment import flags, registry
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import metrics
 from jaxrl_po.types import Row
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         return 0
     for name in options.methods.split(","):
-        errors.lookup("methods", name, methods.ALGORITHMS)
+        errors.lookup("methods", name, registry.METHODS)
     out = Path(options.out)
     results = compare(options, out)
     heading = (

@@ -16,7 +16,7 @@ from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo, npg
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import earlier, language, methods, models
+from jaxrl_po.run.experiment import earlier, language, models, registry
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.store import metrics, statistics
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, FastPaths, Problem, PyTree
@@ -217,7 +217,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
         "tokens per useful step": generated / useful if useful else None,
         "length slope": length_slope(
             *token_weights(
-                methods.ALGORITHMS[options.algorithm],
+                registry.METHODS[options.algorithm],
                 config,
                 untrained(settings),
                 jax.random.key(options.seed),

@@ -19,10 +19,11 @@ import numpy as np
 from jaxrl_po import config as config_lib
 from jaxrl_po.config import SEED, ConfigError, Interval, static
 from jaxrl_po.control import adapt, make_record
+from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
 from jaxrl_po.run.experiment import control, earlier, flags
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import SCRIPTS
 from jaxrl_po.run.experiment.options import RunConfig
@@ -58,7 +59,7 @@ class Options:
     )
 
 
-def evaluate(options: Options, script: AnyScript, config: RunConfig) -> tuple[int, str, Scores]:
+def evaluate(options: Options, script: Command, config: RunConfig) -> tuple[int, str, Scores]:
     """Evaluates every seed of the run; `--size` replaces the size of its config.
 
     Returns:
@@ -71,7 +72,7 @@ def evaluate(options: Options, script: AnyScript, config: RunConfig) -> tuple[in
         script, config, "run", options.run, options.checkpoint
     )
     seeds = config.run.seeds
-    scorer = experiment.rewarded or contextlib.nullcontext()
+    scorer = opened(experiment.rewarded)
     if experiment.host is not None:
         rollouts = experiment.host.open(config.run.seed, range(seeds))
         with contextlib.closing(rollouts), scorer:
@@ -94,7 +95,7 @@ def evaluate(options: Options, script: AnyScript, config: RunConfig) -> tuple[in
     return iteration, size, scores
 
 
-def record(options: Options, script: AnyScript, config: RunConfig) -> None:
+def record(options: Options, script: Command, config: RunConfig) -> None:
     """Writes greedy episodes of the first seed to `--record`.
 
     Raises:

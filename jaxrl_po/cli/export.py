@@ -7,7 +7,6 @@ nothing of the training is lost.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +47,7 @@ class Options:
 def as_base(params: PyTree, base: PyTree) -> PyTree:
     """Returns the parameters; those equal to the base's have its type."""
 
-    def kept(x: Any, before: Any) -> Any:
+    def kept(x: jax.Array, before: jax.Array) -> jax.Array:
         return before if np.array_equal(x, before.astype(x.dtype)) else x
 
     return jax.tree.map(kept, params, base)

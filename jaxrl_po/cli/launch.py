@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import jax
 
 from jaxrl_po.run.experiment import flags, settings, training
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
 from jaxrl_po.run.experiment.options import Options
 
 
-def main(script: AnyScript, argv: Sequence[str]) -> int:
+def main(script: Command, argv: Sequence[str]) -> int:
     """Runs a script from its arguments; returns its exit status.
 
     It is 0 if the run is done, or was interrupted and saved; 1 if it diverged, a reward function

@@ -9,17 +9,18 @@ such, and only those on that of the first run are compared with it.
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from jaxrl_po import config
-from jaxrl_po.config import ConfigError, static
+from jaxrl_po.config import ConfigError, Values, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import flags
@@ -97,7 +98,7 @@ def read(paths: Sequence[str]) -> list[Run]:
     return runs
 
 
-def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def places(configs: Sequence[Values]) -> list[str]:
     """The environment or task of each run, with those settings of the task that differ.
 
     Example:
@@ -166,7 +167,7 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     return name
 
 
-def final(run: Run, metric: str) -> np.ndarray[Any, Any]:
+def final(run: Run, metric: str) -> npt.NDArray[np.float64]:
     """Returns the last logged value of each seed, `[S]`; −∞ if it is not a finite number."""
     values = metrics.curve(run.rows, metric)[1]
     values = statistics.carried(values) if metric.startswith(metrics.EPISODES) else values

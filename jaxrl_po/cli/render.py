@@ -1,6 +1,8 @@
 """Shows what a run learned: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
 
 Of a `jaxrl-po control` run, finished or still running, one episode of one seed as a GIF, played
+from jaxrl_po.types import PyTree
+from jaxrl_po.types import PyTree
 from a checkpoint, which is only read. Of a `jaxrl-po language` run, what its first seed wrote at
 the last evaluation, as text.
 """
@@ -29,7 +31,7 @@ from jaxrl_po.run.figures import rendering
 from jaxrl_po.run.figures.rendering import Draw, Episode, Floats, Frame
 from jaxrl_po.run.host.vector_envs import Array, Source, Stepped, playable, quiet
 from jaxrl_po.run.store import folder, metrics
-from jaxrl_po.types import ActorCritic, CollectorState, Problem, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
 
 
 class Scene(NamedTuple):
@@ -161,7 +163,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
     return Episode(to_draw(seen), trajectory.action[:length], transition.reward[:length])
 
 
-def to_draw(seen: Any) -> Floats:
+def to_draw(seen: PyTree) -> Floats:
     """The part of an episode's observations `[T + 1, …]` that is drawn, in [0, 1] if it is bytes.
 
     That is the whole of an array; of a structured observation its image, or else all numbers that

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
+from jaxrl_po.config import PythonObject
 from jaxrl_po.control import recurrence
 from jaxrl_po.types import PyTree
 
@@ -175,6 +176,13 @@ MEMORIES: dict[str, Kind | None] = {
         needs_early_stop=True,
     ),
 }
+
+
+def kind_of(name: str) -> Kind | None:
+    """Returns the entry of a name; a `PythonObject` holds a `Kind`, or the `make` of one."""
+    if not isinstance(name, PythonObject):
+        return MEMORIES[name]
+    return name.value if isinstance(name.value, Kind) else Kind(name.value, name)
 
 
 class Layer(nn.Module):

@@ -22,7 +22,7 @@ from jaxrl_po.config import (
     static,
 )
 from jaxrl_po.control import networks
-from jaxrl_po.control.memory import MEMORIES, Kind, Memory
+from jaxrl_po.control.memory import MEMORIES, Kind, Memory, kind_of
 from jaxrl_po.control.spaces import Observation, Spaces, is_frame
 from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
 from jaxrl_po.types import PyTree
@@ -75,7 +75,8 @@ class NetworkSettings:
     memory: str = common.static(
         "none",
         "memory over the episode, after the hidden layers: "
-        + ", ".join(f"{name} for {kind.summary}" for name, kind in MEMORIES.items() if kind),
+        + ", ".join(f"{name} for {kind.summary}" for name, kind in MEMORIES.items() if kind)
+        + "; or an entry of your own as file.py:name",
         choices=MEMORIES,
     )
     recurrent_networks: str = static(
@@ -109,12 +110,13 @@ class NetworkSettings:
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range, or two that exclude each other."""
         check(self)
-        kind = MEMORIES[self.memory]
+        kind = kind_of(self.memory)
         if self.shared_torso and kind:
             raise ConfigError("shared_torso", "must be off with memory: each network has its own")
         if self.shared_torso and self.critic_width:
             raise ConfigError("critic_width", "must be 0 with shared_torso: there is one body")
-        kinds = {name: each for name, each in MEMORIES.items() if each}
+        every: dict[str, Kind | None] = {**MEMORIES, self.memory: kind}
+        kinds = {name: each for name, each in every.items() if each}
         require_effect(
             self, "recurrent_networks", kind is not None, f"memory is {' or '.join(kinds)}"
         )
@@ -133,7 +135,7 @@ class NetworkSettings:
 
     def remembers(self, role: str) -> bool:
         """Returns True if the network, policy or critic, has a memory."""
-        return MEMORIES[self.memory] is not None and self.recurrent_networks in (role, BOTH)
+        return kind_of(self.memory) is not None and self.recurrent_networks in (role, BOTH)
 
 
 def default_modules(
@@ -184,7 +186,7 @@ def default_modules(
         CRITIC: networks.Critic(of_critic, initialization),
     }
     parts = {POLICY: (torso, head, settings.width), CRITIC: (of_critic, value_head, width)}
-    kind = MEMORIES[settings.memory]
+    kind = kind_of(settings.memory)
     if kind is None:
         return given
     made = initialization, target, _memory(kind, settings)

@@ -9,14 +9,14 @@ from jaxrl_po import variables
 from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, check, check_size
 from jaxrl_po.language import lora, unembedding
-from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 
 
-def check_budget(task: AnyTask, max_new_tokens: int) -> int:
+def check_budget(task: TaskLike, max_new_tokens: int) -> int:
     """The token budget; 0 takes the length of the task's longest answer.
 
     Raises:
@@ -32,7 +32,7 @@ def check_budget(task: AnyTask, max_new_tokens: int) -> int:
     return budget
 
 
-def check_decoding(task: AnyTask, model: Transformer, decoding: Decoding) -> Decoding:
+def check_decoding(task: TaskLike, model: Transformer, decoding: Decoding) -> Decoding:
     """The decoding with its budget; raises ConfigError unless it fits the task and the model."""
     settings = Sampling(**decoding._asdict())
     check(settings)
@@ -42,7 +42,7 @@ def check_decoding(task: AnyTask, model: Transformer, decoding: Decoding) -> Dec
     return settings.decoding._replace(max_new_tokens=budget)
 
 
-def check_vocabulary(task: AnyTask, model: Transformer, name: str = "model") -> None:
+def check_vocabulary(task: TaskLike, model: Transformer, name: str = "model") -> None:
     """Raises ConfigError unless the model, called `name`, has the tokenizer's vocabulary."""
     variables.require_module(name, model, "vocabulary")
     if model.vocabulary != task.tokenizer.size:
@@ -93,7 +93,7 @@ def check_attention(model: Transformer | None, target: Target) -> None:
         raise ConfigError("fused_attention", f"must be left out here: {found}")
 
 
-def check_module(task: AnyTask, model: Any, name: str) -> None:
+def check_module(task: TaskLike, model: Any, name: str) -> None:
     """Raises ConfigError if a custom module, called `name`, draws or writes when it is applied."""
     if isinstance(model, Transformer) or not variables.is_flax(model):
         return

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import losses
 from jaxrl_po.language import conversation
-from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.tasks.types import Prompt, Sequences, Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import next_tokens
@@ -19,7 +19,7 @@ from jaxrl_po.types import Batch, Metrics, PyTree, Samples, demonstrations
 from jaxrl_po.updates import Loss
 
 
-def draw(task: AnyTask, keys: jax.Array) -> Batch:
+def draw(task: TaskLike, keys: jax.Array) -> Batch:
     """Draws demonstrations of the train split.
 
     Args:

@@ -75,7 +75,7 @@ class Dialogue(NamedTuple):
         return longest(self.max_turns, budget, self.reply_length)
 
 
-AnyTask = Task | Dialogue
+TaskLike = Task | Dialogue
 
 
 def longest(max_turns: int, budget: int, reply_length: int) -> int:

@@ -19,7 +19,7 @@ from jaxrl_po.language.checks import (
     check_top_k,
     check_vocabulary,
 )
-from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.mismatch import AUTO, SAMPLER, Sampler
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import DATA, Sequences, Task
@@ -89,7 +89,7 @@ class Networks(NamedTuple):
 
 
 def make_networks(
-    source: AnyTask,
+    source: TaskLike,
     model: Transformer,
     critic: Transformer | None,
     settings: Sampling,
@@ -189,7 +189,7 @@ def hidden_in_both(params: ActorCritic) -> ActorCritic:
 
 
 def make_init(
-    source: AnyTask,
+    source: TaskLike,
     model: Transformer,
     critic: Transformer | None,
     initial: PyTree | None,
@@ -233,7 +233,7 @@ def make_init(
 
 
 def check_models(
-    source: AnyTask, model: Transformer, critic: Transformer | None, initial: PyTree | None
+    source: TaskLike, model: Transformer, critic: Transformer | None, initial: PyTree | None
 ) -> None:
     """Raises ConfigError for models that do not suit the task, or parameters not the model's."""
     check_vocabulary(source, model)

@@ -10,7 +10,7 @@ import optax
 from jaxrl_po import optimizers, updates
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, common, record, static
 from jaxrl_po.language import conversation, cross_entropy, sampling
-from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.transformer import Transformer
 
@@ -39,7 +39,7 @@ class WarmStart:
     learning_rate: float = common.static(3e-3, "Adam's step size", within=POSITIVE)
 
 
-def greedy_accuracy(model: Transformer, params: Any, task: AnyTask, key: jax.Array) -> jax.Array:
+def greedy_accuracy(model: Transformer, params: Any, task: TaskLike, key: jax.Array) -> jax.Array:
     """Mean score of the greedy answers to `MEASURED` fresh prompts of the train split.
 
     Scored by the verifier, since a correct answer need not be the demonstrated one. In a dialogue
@@ -106,7 +106,7 @@ def unfinished(settings: WarmStart, done: Any, accuracy: Any) -> Any:
     return (done < settings.steps) & (accuracy < settings.accuracy)
 
 
-def advance(model: Transformer, task: AnyTask, settings: WarmStart, fit: Fit, done: Any) -> Fit:
+def advance(model: Transformer, task: TaskLike, settings: WarmStart, fit: Fit, done: Any) -> Fit:
     """Takes the `BETWEEN` steps after `done`, or as many as are left, and measures the accuracy.
 
     The accuracy is not measured if all steps are wanted. A fit that is accurate enough does not
@@ -150,7 +150,7 @@ def advance(model: Transformer, task: AnyTask, settings: WarmStart, fit: Fit, do
 
 
 def warm_start(
-    model: Transformer, params: Any, task: AnyTask, settings: WarmStart, key: jax.Array
+    model: Transformer, params: Any, task: TaskLike, settings: WarmStart, key: jax.Array
 ) -> Any:
     """Trains `params` on demonstrations with Adam until accurate enough; pure and jittable.
 

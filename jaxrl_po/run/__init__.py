@@ -2,22 +2,26 @@
 
 From Python: `run.train` runs an `Experiment` or trains a learner, `run.resume` resumes a run,
 `run.load` gives its policy, `run.sweep` searches hyperparameters, and `run.Stop`, raised in an
-`on_row`, ends a run. `run.TensorBoard` and `run.WeightsAndBiases` are exporters for `run.train`.
+`on_row`, ends a run. `run.TensorBoard` and `run.WeightsAndBiases` are exporters for `run.train`,
+`run.MethodEntry`, `run.TaskEntry` and `run.Scorer` for methods, tasks and rewards of the user.
 An interrupt of these functions raises `run.Interrupted`, which holds the result so far.
 They are imported when they are first used: a worker process needs nothing of JAX.
 """
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxrl_po.run.aot import CompiledProgram as CompiledProgram
     from jaxrl_po.run.aot import compile_for as compile_for
+    from jaxrl_po.run.data.scoring import Scorer as Scorer
     from jaxrl_po.run.experiment.experiment import Experiment as Experiment
     from jaxrl_po.run.experiment.policies import ControlPolicy as ControlPolicy
     from jaxrl_po.run.experiment.policies import LanguagePolicy as LanguagePolicy
     from jaxrl_po.run.experiment.policies import load as load
+    from jaxrl_po.run.experiment.registry import MethodEntry as MethodEntry
+    from jaxrl_po.run.experiment.registry import TaskEntry as TaskEntry
     from jaxrl_po.run.experiment.sweeping import sweep as sweep
     from jaxrl_po.run.experiment.training import Trained as Trained
     from jaxrl_po.run.experiment.training import resume as resume
@@ -37,8 +41,10 @@ if os.name != "posix":
 
 _NAMES = {
     "aot": ("CompiledProgram", "compile_for"),
+    "data.scoring": ("Scorer",),
     "experiment.experiment": ("Experiment",),
     "experiment.policies": ("ControlPolicy", "LanguagePolicy", "load"),
+    "experiment.registry": ("MethodEntry", "TaskEntry"),
     "experiment.sweeping": ("sweep",),
     "experiment.training": ("Trained", "resume", "train"),
     "loop.signals": ("Interrupted",),
@@ -49,7 +55,7 @@ _NAMES = {
 
 if not TYPE_CHECKING:  # a checker would take any name for one
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         for module, names in _NAMES.items():
             if name in names:
                 return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from rich import filesize
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, topology
 from jaxrl_po.run.devices.memory import Memory, memory_of, program_memory, refusal
@@ -60,7 +60,7 @@ class CompiledProgram:
         """Returns the optimised HLO; empty if the compiler refused the program."""
         return "" if self.executable is None else self.executable.as_text() or ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """Returns all but the program itself as one JSON object."""
         fields = (field.name for field in dataclasses.fields(self) if field.name != "executable")
         return {name: getattr(self, name) for name in fields}
@@ -143,7 +143,7 @@ def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:
 
 def _functions(
     job: Job, placement: Placement, axes: LogicalAxes | None
-) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+) -> Iterator[tuple[str, Callable[..., PyTree], tuple[PyTree, ...]]]:
     """Yields name, function and arguments of the programs of an iteration."""
     like = _state_like(job, placement, axes)
     if job.rewarded is None:
@@ -163,7 +163,7 @@ def _state_like(job: Job, placement: Placement, axes: LogicalAxes | None) -> Tra
     return programs.with_shardings(shapes, shardings(shapes, mesh, axes, rules))
 
 
-def _placed(shapes: PyTree, specs: PyTree, placement: Placement) -> Any:
+def _placed(shapes: PyTree, specs: PyTree, placement: Placement) -> PyTree:
     """Returns shapes with shardings, given by a prefix tree of partitions."""
     mesh = parallel.make_mesh(placement)
     each = jax.tree.map(functools.partial(NamedSharding, mesh), jax.tree.broadcast(specs, shapes))
@@ -171,7 +171,7 @@ def _placed(shapes: PyTree, specs: PyTree, placement: Placement) -> Any:
 
 
 def compile_program(
-    name: str, function: Callable[..., Any], arguments: tuple[Any, ...], machine: Machine
+    name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...], machine: Machine
 ) -> CompiledProgram:
     """Compiles a function, its first argument donated."""
     begun = time.perf_counter()

@@ -7,9 +7,9 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.version import FORMATS, __version__
 
 Entry = TypeVar("Entry")
@@ -55,7 +55,7 @@ def require(flag: str, package: str, extra: str) -> None:
         raise ConfigError(flag, message)
 
 
-def json_object(flag: str, text: str) -> dict[str, Any]:
+def json_object(flag: str, text: str) -> Json:
     """Returns the value of a flag, a JSON object; raises ConfigError for anything else."""
     try:
         return dict(json.loads(text).items())
@@ -63,7 +63,7 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
         raise ConfigError(flag, f"must be a JSON object, got {text!r}") from None
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Returns a value as it is written on a command line.
 
     Example:
@@ -105,7 +105,7 @@ def format_error(error: OSError, place: str | Path = "", then: str = "") -> str:
     return f"{line}; {then}" if then else line
 
 
-def unread_format(number: Any) -> str:
+def unread_format(number: object) -> str:
     """Returns why a folder or checkpoint with this format number is not read, or an empty text."""
     if number in FORMATS:
         return ""

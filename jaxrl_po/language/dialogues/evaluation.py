@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_po import group_advantages
 from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_decoding
-from jaxrl_po.language.dialogue import AnyTask, Dialogue, check_contract
+from jaxrl_po.language.dialogue import Dialogue, TaskLike, check_contract
 from jaxrl_po.language.evaluation import (
     GREEDY,
     SAMPLED,
@@ -147,7 +147,7 @@ def make_describe(
     return by_decoding(play, num_samples)
 
 
-def render(dialogue: AnyTask, games: Mapping[str, Games]) -> list[dict[str, Any]]:
+def render(dialogue: TaskLike, games: Mapping[str, Games]) -> list[dict[str, Any]]:
     """Turns the output of `describe` into one row per dialogue, on the host, prompt by prompt.
 
     `turns` has for each message its text, the reply, the reward and, among several dialogues of a
@@ -188,7 +188,7 @@ def _advantages(game: Games) -> Any:
     return np.asarray(_relative(*copies))
 
 
-def _turns(dialogue: AnyTask, game: Games, advantage: Any, p: int, i: int) -> list[dict[str, Any]]:
+def _turns(dialogue: TaskLike, game: Games, advantage: Any, p: int, i: int) -> list[dict[str, Any]]:
     held = game.held
     tokens, position, end, reward = (
         np.asarray(x[p, i]) for x in (held.tokens, held.position, held.message_end, held.reward)
@@ -211,7 +211,7 @@ def _turns(dialogue: AnyTask, game: Games, advantage: Any, p: int, i: int) -> li
     return rows
 
 
-def _text(dialogue: AnyTask, tokens: Any) -> str:
+def _text(dialogue: TaskLike, tokens: Any) -> str:
     """Text without its ends; a reply may hold one."""
     kept = [int(token) for token in tokens if int(token) not in dialogue.tokenizer.ends]
     return dialogue.tokenizer.decode(kept, pad=PAD)

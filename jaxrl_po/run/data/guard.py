@@ -56,7 +56,7 @@ class Guard:
             self.refused = self._harmless is None
             raise PermissionError("a reward function must not run text as code")
 
-    def _trusts(self, text: Any, frame: FrameType) -> bool:
+    def _trusts(self, text: object, frame: FrameType) -> bool:
         """Returns whether a frame may compile a text, or a syntax tree of a text heard before."""
         file, outer = frame.f_code.co_filename, frame
         while outer.f_code is not Guard.call.__code__ and outer.f_back:

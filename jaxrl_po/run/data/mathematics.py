@@ -123,7 +123,7 @@ def equal(right: str, text: str) -> bool:
     return bool(gold and guess and verify(gold, guess, timeout_seconds=None))
 
 
-def _parsed(text: str) -> list[Any]:
+def _parsed(text: str) -> list[object]:
     plain = MINUS.sub("-", text).strip("$ ").removesuffix(".")
     if THOUSANDS.fullmatch(plain):
         plain = re.sub(SEPARATOR, "", plain)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.language.pretrained import ChatTemplate, TextTokenizer
 from jaxrl_po.language.pretrained.tools import ASSISTANT
 from jaxrl_po.language.tasks import Example, Task, table
@@ -244,7 +244,7 @@ class Columns:
     def __init__(self, rows: Sequence[Row]):
         self.rows = rows
 
-    def __call__(self, problem: PyTree) -> dict[str, list[Any]]:
+    def __call__(self, problem: PyTree) -> Json:
         """Returns each column of the rows with these indices, `[B]`."""
         chosen = [self.rows[i].columns for i in np.asarray(problem).tolist()]
         names = [name for name in self.rows[0].columns if name not in (PROMPT, MESSAGES)]

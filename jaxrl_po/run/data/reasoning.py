@@ -11,11 +11,13 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
+from jaxrl_po.run.data.workers import Json
+
 NAMES = tuple(sorted(DATASETS))
 CHECKED = 16  # items whose reference answers are scored when the task is made
 
 
-def items(name: str, *, seed: int, size: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def items(name: str, *, seed: int, size: int, options: Mapping[str, object]) -> list[Json]:
     """The items of a data set as rows, with the columns that `score_answer` takes.
 
     Args:
@@ -62,7 +64,7 @@ def score_answer(
     answer: Sequence[str],
     dataset: Sequence[str],
     options: Sequence[str],
-    metadata: Sequence[Any],
+    metadata: Sequence[object],
     **columns: Any,
 ) -> list[float]:
     """Returns the score of reasoning-gym for each completion, in [0, 1]; 0 if its parser raises."""

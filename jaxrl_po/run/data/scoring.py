@@ -5,17 +5,18 @@ its time limit; a thread could not be. Like in TRL's GRPOTrainer, a function is 
 arguments (prompts, completions, columns of the task) and returns a number per completion.
 """
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.config import ConfigError, check_number
+from jaxrl_po.config import ConfigError, Json, PythonObject, check_number
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.problem import give_reward
 from jaxrl_po.language.tasks import Task
@@ -31,6 +32,32 @@ ABSENT = ""  # key of a report
 Columns = Mapping[str, Sequence[Any]]
 """Name to a list with one JSON value per completion."""
 Floats = npt.NDArray[np.float32]
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A reward that is computed on the host, between `sample` and `update` of a learner.
+
+    One that is a context manager is entered for the run.
+    """
+
+    def score_batch(
+        self, batch: Batch, *, first: bool, report: Callable[[str], None]
+    ) -> tuple[Batch, Metrics]:
+        """Returns the batch with `score` and `reward` filled in, and metrics `[S]`.
+
+        Args:
+          batch: stacked over S seeds, without a reward; see `language.give_reward`.
+          first: whether it is the first batch of the run, where a failure should end the run.
+          report: called with lines for the user.
+        """
+
+
+def opened(scorer: Scorer | None) -> contextlib.AbstractContextManager[object]:
+    """Returns the context in which a scorer is used."""
+    if isinstance(scorer, contextlib.AbstractContextManager):
+        return scorer
+    return contextlib.nullcontext()
 
 
 class RewardError(RunError):
@@ -94,11 +121,11 @@ class Here:
     def __init__(self, function: Callable[..., Any]):
         self._function, self._message = function, ""
 
-    def send(self, message: Any, limit: float | None = None, late: str = "") -> None:
+    def send(self, message: object, limit: float | None = None, late: str = "") -> None:
         """Keeps what is asked, as another process would get it."""
         self._message = json.dumps(message)
 
-    def receive(self) -> Any:
+    def receive(self) -> Json:
         """The answer to it."""
         return scoring_worker.answer(self._function, None, json.loads(self._message))
 
@@ -115,7 +142,7 @@ class Worker:
       arguments: see `Reward`.
     """
 
-    def __init__(self, source: str, timeout: float, arguments: Mapping[str, Any] = {}):
+    def __init__(self, source: str, timeout: float, arguments: Mapping[str, object] = {}):
         self._source, self._timeout, self._arguments = source, timeout, arguments
         self._process: workers.Process | Here | None = None
         self._asked = (0, "")  # the pending call: number of completions, failure
@@ -126,7 +153,7 @@ class Worker:
         Raises:
           RewardError: it cannot be loaded.
         """
-        if isinstance(self._source, sources.Given):
+        if isinstance(self._source, PythonObject):
             self._process = Here(self._source.value)
         elif self._source.startswith(sources.OWN):
             raise RewardError(sources.missing("reward", self._source))
@@ -178,7 +205,7 @@ class Worker:
 
 
 class HostScore:
-    """Scores stacked batches: `(batch, first=…, report=…) -> (batch with its reward, metrics)`.
+    """A `Scorer` that calls reward functions.
 
     The functions run concurrently. Each is called once per seed, so that a seed's rewards do not
     depend on the other seeds. The reward is Σ weight · score, at the last token. The raw score is
@@ -236,10 +263,10 @@ class HostScore:
         for worker in self._workers:
             worker.close()
 
-    def __call__(
+    def score_batch(
         self, batch: Batch, *, first: bool, report: Callable[[str], None]
     ) -> tuple[Batch, Metrics]:
-        """See the class; leaves of `batch` lead with `[S]`.
+        """See `Scorer`; leaves of `batch` lead with `[S]`.
 
         Args:
           batch: without a reward.
@@ -285,8 +312,8 @@ class HostScore:
         Args:
           columns: of each seed, what the functions are given.
           count: B, completions of a seed.
-          first: see `__call__`, as for `report`.
-          report: likewise.
+          first: see `Scorer`.
+          report: see `Scorer`.
 
         Raises:
           RewardError: a function fails, and it is the first time that they are called.
@@ -378,7 +405,7 @@ class HostScore:
         tokens: npt.NDArray[Any],
         mask: npt.NDArray[np.bool_],
         problem: PyTree,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """What functions are given about completions of one seed, leaves `[B, …]`."""
         return {
             "prompts": self._tokenizer.decode_rows(
@@ -397,11 +424,11 @@ class HostScore:
             report(line)
 
 
-def demonstrations(task: Task) -> Callable[[PyTree], dict[str, list[Any]]]:
+def demonstrations(task: Task) -> Callable[[PyTree], Json]:
     """`problem [B, …] -> {"answer": texts}`, for a task without columns of its own."""
     demonstrate = jax.jit(jax.vmap(task.demonstrate))
 
-    def columns(problem: PyTree) -> dict[str, list[Any]]:
+    def columns(problem: PyTree) -> Json:
         tokens = np.asarray(demonstrate(problem))
         return {"answer": task.tokenizer.decode_rows(tokens, tokens != task.tokenizer.pad)}
 

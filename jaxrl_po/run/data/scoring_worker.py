@@ -8,13 +8,14 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.data.guard import Guard
+from jaxrl_po.run.data.workers import Json
 
 # What a model has written, or was told in between; the other columns are data.
 WRITTEN = ("completions", "messages")
@@ -25,7 +26,7 @@ class ResultError(Exception):
     """A function returned something that is no list of scores."""
 
 
-def texts(value: Any) -> Iterator[str]:
+def texts(value: object) -> Iterator[str]:
     """All strings inside a JSON value."""
     if isinstance(value, str):
         yield value
@@ -89,7 +90,7 @@ def awaited(result: Any) -> Any:
     if not (several or inspect.isawaitable(result)):
         return result
 
-    async def wait() -> Any:
+    async def wait() -> object:
         return await (asyncio.gather(*result) if several else result)
 
     try:
@@ -99,9 +100,7 @@ def awaited(result: Any) -> Any:
     return _thread().submit(_runner().run, wait()).result()
 
 
-def answer(
-    function: Callable[..., Any], guard: Guard | None, request: dict[str, Any]
-) -> dict[str, Any]:
+def answer(function: Callable[..., object], guard: Guard | None, request: Json) -> Json:
     """The reply to one call: `{"scores": [...]}` or `{"error": text}`."""
     count = len(request["completions"])  # now: the function may change the list
     given, written = (
@@ -129,7 +128,7 @@ def answer(
     return reply
 
 
-def serve(pipe: Connection, function: Callable[..., Any], start: Mapping[str, Any]) -> None:
+def serve(pipe: Connection, function: Callable[..., object], start: Json) -> None:
     """Answers calls of a function until the pipe is closed.
 
     Args:

@@ -2,11 +2,13 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, common, number, static
+from jaxrl_po.language.pretrained.shapes import SHAPES
+from jaxrl_po.language.tasks.random_prompts import RandomPromptsSettings
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts
 
@@ -94,12 +96,14 @@ class Reading(NamedTuple):
       answers: Whether each prompt needs an answer.
       whole: Whether prompts may repeat; see `prompts.make_task`.
       supervised: Whether answers come from `prompts.Row.demonstrations`.
+      shape: Name of a published model whose vocabulary a new model has; empty if none was given.
     """
 
     text: prompts.Text | None = None
     answers: bool = True
     whole: bool = False
     supervised: bool = False
+    shape: str = ""
 
 
 def from_file(settings: File, reading: Reading) -> language.Task:
@@ -206,11 +210,8 @@ def from_reasoning_gym(settings: ReasoningGym, reading: Reading) -> language.Tas
     return _as_task(settings, dataset, parts, reading.text)
 
 
-TASKS: dict[str, tuple[type, Callable[..., language.Task]]] = {
-    "file": (File, from_file),
-    "reasoning_gym": (ReasoningGym, from_reasoning_gym),
-}
-"""Name of a task to its record and the function that makes it from a record and a `Reading`."""
-
-REWARDS = {"reasoning_gym": "jaxrl_po.run.data.reasoning:score_answer"}
-"""Name of a task that Python scores to its reward function."""
+def random_prompts(settings: RandomPromptsSettings, reading: Reading) -> language.Task:
+    """Makes the task of `--task=random`; raises ConfigError without a known shape."""
+    if reading.shape not in SHAPES:
+        raise ConfigError("task", "random needs a model.shape, which gives its vocabulary")
+    return language.tasks.random_prompts(SHAPES[reading.shape]["vocab_size"], **vars(settings))

@@ -5,6 +5,7 @@ the main program, unless the user's code imports it. A process that takes too lo
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import Pipe
@@ -23,6 +25,7 @@ from typing import Any
 
 from jaxrl_po.run.data import guard
 
+Json = dict[str, Any]
 START_LIMIT = 120.0  # seconds for a process to import what it needs
 PATIENCE = 1.0  # seconds for a process to exit by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,7 +59,7 @@ class Process:
         self._late = ""
         self.close = weakref.finalize(self, _end, pipe, pid, patience)
 
-    def send(self, message: Any, limit: float | None = None, late: str = "") -> None:
+    def send(self, message: object, limit: float | None = None, late: str = "") -> None:
         """Sends a message; where nobody reads it, `receive` says so.
 
         Args:
@@ -106,7 +109,7 @@ def _kill(pid: int, *, group_only: bool = False) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def spawn(module: str, start: Mapping[str, Any]) -> tuple[Process, dict[str, Any]]:
+def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
     """A new worker and what it says of itself; see `main`.
 
     Args:
@@ -171,6 +174,9 @@ def main() -> None:
         sys.path[:] = start["path"]
         try:
             loaded = load(start["source"])
+            if not callable(loaded):
+                place, _, name = start["source"].rpartition(":")
+                raise ImportError(f"{name} in {place} is not a function")
         except BaseException as error:
             say(pipe, {"error": describe(error)})
         else:
@@ -179,7 +185,7 @@ def main() -> None:
         os._exit(0)  # the run has ended, or has given up on this call
 
 
-def say(pipe: Connection, message: Any) -> None:
+def say(pipe: Connection, message: object) -> None:
     """Sends JSON values."""
     pipe.send_bytes(json.dumps(message).encode())
 
@@ -192,24 +198,12 @@ def hear(pipe: Connection) -> Any:
 LOADING = list[str]()  # files of code of the user's own that are being imported
 
 
-def load(source: str) -> Callable[..., Any]:
-    """The function that `file.py:function` or `module:function` names."""
+def load(source: str) -> object:
+    """Returns what `file.py:name` or `module:name` names."""
     place, _, name = source.rpartition(":")
     if place.endswith(".py"):
         path = Path(place).resolve()
-        sys.path.insert(0, str(path.parent))
-        # Data classes look their module up by its name, which must not hide another module.
-        given = path.stem if path.stem not in sys.modules else f"_user_{path.stem}"
-        spec = importlib.util.spec_from_file_location(given, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{place} cannot be read")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[given] = module
-        LOADING.append(place)
-        try:
-            spec.loader.exec_module(module)
-        finally:
-            LOADING.pop()
+        module = _import(path, path.read_bytes())
     else:
         module = importlib.import_module(place)
     members = vars(module)
@@ -220,10 +214,27 @@ def load(source: str) -> Callable[..., Any]:
             if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
         raise ImportError(f"{place} holds no {name!r}, but {', '.join(found) or 'no function'}")
-    if not callable(members[name]):
-        raise ImportError(f"{name} in {place} is not a function")
-    function: Callable[..., Any] = members[name]
-    return function
+    return members[name]
+
+
+@functools.cache
+def _import(path: Path, content: bytes) -> types.ModuleType:
+    """Imports a file of the user's own, once for each content that it has."""
+    del content
+    sys.path.insert(0, str(path.parent))
+    # Data classes look their module up by its name, which must not hide another module.
+    given = path.stem if path.stem not in sys.modules else f"_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(given, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be read")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[given] = module
+    LOADING.append(str(path))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        LOADING.pop()
+    return module
 
 
 def describe(error: BaseException) -> str:

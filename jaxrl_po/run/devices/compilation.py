@@ -64,7 +64,7 @@ def compiled(
     return program
 
 
-def _is_shape(x: Any) -> bool:
+def _is_shape(x: object) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct)
 
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxlib import xla_client
 
 from jaxrl_po import backend
@@ -287,8 +288,8 @@ def on_devices(
 
 
 def spread(
-    function: Callable[..., Any], placement: Placement, in_specs: Any = SEEDS
-) -> Callable[..., Any]:
+    function: Callable[..., PyTree], placement: Placement, in_specs: Any = SEEDS
+) -> Callable[..., PyTree]:
     """Runs a function of stacked seeds on the devices of each seed, without communication.
 
     Args:
@@ -302,7 +303,7 @@ def spread(
     return on_devices(function, placement, in_specs)
 
 
-def specs_of(axes: Any) -> Any:
+def specs_of(axes: PyTree) -> PyTree:
     """Partition of arguments by their prefix tree: 0 over the seeds, None replicated."""
     return jax.tree.map(
         lambda axis: P() if axis is None else SEEDS, axes, is_leaf=lambda x: x is None
@@ -310,11 +311,11 @@ def specs_of(axes: Any) -> Any:
 
 
 def each_seed(
-    function: Callable[..., Any],
+    function: Callable[..., PyTree],
     placement: Placement,
-    in_axes: Sequence[Any],
+    in_axes: Sequence[PyTree],
     axes: LogicalAxes | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., PyTree]:
     """A function of one seed over stacked seeds, on the devices of each seed.
 
     Args:
@@ -338,7 +339,7 @@ def each_seed(
     return on_devices(stacked, placement, specs_of(tuple(in_axes)))
 
 
-def state_spec() -> Any:
+def state_spec() -> PyTree:
     """Partition of a stacked state: seeds over `seed`, `collector.sharded` also over `data`.
 
     All else is replicated over `data`; frozen parameters are replicated over all devices.
@@ -349,12 +350,12 @@ def state_spec() -> Any:
     )
 
 
-def whole_state_spec() -> Any:
+def whole_state_spec() -> PyTree:
     """Partition of a stacked state whose rows are not sharded: only seeds, over `seed`."""
     return state_spec()._replace(collector=SEEDS)
 
 
-def batch_spec() -> Any:
+def batch_spec() -> PyTree:
     """Partition of a stacked batch: seeds over `seed`, rows over `data`, metrics replicated."""
     rows: Any = P("seed", "data")
     return Batch(*[rows] * len(Batch._fields))._replace(metrics=SEEDS)
@@ -377,8 +378,8 @@ def over_devices(
     placement: Placement,
     *,
     axes: LogicalAxes | None = None,
-    dtype: Any = None,
-    start: Any = 0,
+    dtype: DTypeLike | None = None,
+    start: PyTree = 0,
 ) -> Learner:
     """The learner over stacked seeds and devices.
 

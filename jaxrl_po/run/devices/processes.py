@@ -9,7 +9,7 @@ returns at once.
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.experimental import multihost_utils
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.run.errors import UsageError, shown
 
 Value = TypeVar("Value")
@@ -150,7 +150,7 @@ def decide(function: Callable[[], Value], error: type[Exception] = UsageError) -
 
 
 @contextlib.contextmanager
-def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def together() -> Iterator[Callable[[Values], None]]:
     """A block that all processes leave together: a usage error in one is raised in all.
 
     Yields:
@@ -179,7 +179,7 @@ def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
         raise raised
 
 
-def _compare(settings: list[dict[str, Any]]) -> None:
+def _compare(settings: list[Json]) -> None:
     for i, other in enumerate(settings[1:], 1):
         for name in settings[0] | other:
             first, its = settings[0].get(name, ABSENT), other.get(name, ABSENT)
@@ -191,7 +191,7 @@ def _compare(settings: list[dict[str, Any]]) -> None:
                 )
 
 
-def whole(array: Any) -> npt.NDArray[Any]:
+def whole(array: npt.ArrayLike) -> npt.NDArray[Any]:
     """A host copy of an array; if it is sharded over processes, all of them must call this."""
     if isinstance(array, jax.Array) and not (
         array.is_fully_addressable or array.is_fully_replicated
@@ -200,7 +200,7 @@ def whole(array: Any) -> npt.NDArray[Any]:
     return np.array(array)
 
 
-def place(array: npt.NDArray[Any], sharding: Any) -> jax.Array:
+def place(array: npt.NDArray[Any], sharding: jax.sharding.Sharding | None) -> jax.Array:
     """Puts a host array on devices; each process puts the shards of its own.
 
     Args:

@@ -24,13 +24,13 @@ STATE_AXES: Any = TrainState(*[0] * len(TrainState._fields))._replace(  # type: 
 
 
 def stack(
-    function: Callable[..., Any],
+    function: Callable[..., PyTree],
     num_seeds: int,
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: PyTree,
+    out_axes: PyTree,
     *,
     spmd_axis_name: str | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., PyTree]:
     """The function over a leading seed axis, `[S]`.
 
     A single seed is not vmapped but only given the axis, since batched sorts and gathers are slower
@@ -59,7 +59,7 @@ def over_seeds(
     learner: Learner,
     num_seeds: int,
     *,
-    start: Any = 0,
+    start: PyTree = 0,
     spmd_axis_name: str | None = None,
     target: Target | None = None,
 ) -> Learner:
@@ -127,7 +127,7 @@ def in_groups(
     return grouped
 
 
-def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: Any = 0) -> None:
+def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: PyTree = 0) -> None:
     """Raises if frozen parameters depend on the key, since all seeds share one copy.
 
     Args:

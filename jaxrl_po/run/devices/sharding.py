@@ -5,11 +5,12 @@ optimizer state are looked up in one table, by the ends of their paths.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import KeyPath
+from jax.typing import DTypeLike
 
 from jaxrl_po.optimizers import FLAT_UP_TO
 from jaxrl_po.run.devices.seeds import over_seeds
@@ -24,7 +25,9 @@ FULLY_SHARDED: Rules = {"embed": "data"}
 TENSOR_PARALLEL: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocab": "model"}
 
 
-def partition(path: Any, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, rules: Rules) -> P:
+def partition(
+    path: KeyPath, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, rules: Rules
+) -> P:
     """The partition of one array of a state.
 
     A dimension that its mesh axis does not divide is replicated, as is an array whose path ends
@@ -55,7 +58,7 @@ def partition(path: Any, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, 
     return P(*(name if name and size % mesh.shape[name] == 0 else None for name, size in pairs))
 
 
-def logical_of(path: Any, axes: LogicalAxes) -> tuple[str, ...]:
+def logical_of(path: KeyPath, axes: LogicalAxes) -> tuple[str, ...]:
     """The logical axes of the array at a path; empty if it is not in the table."""
     return axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
 
@@ -84,10 +87,10 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
     return placed.with_frozen(frozen)._replace(collector=placed.collector._replace(sharded=rows))
 
 
-def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> Any:
+def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> PyTree:
     """The sharding of every leaf `[S, …]` of a tree: seeds over `seed`, and by its logical axes."""
 
-    def of(path: Any, leaf: Any) -> NamedSharding:
+    def of(path: KeyPath, leaf: jax.Array) -> NamedSharding:
         return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
 
     return jax.tree_util.tree_map_with_path(of, tree)
@@ -114,7 +117,7 @@ def rows_over_data(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
     return constrain
 
 
-def over_rows(mesh: Mesh) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def over_rows(mesh: Mesh) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:
     """Runs a function of parameters and rows where the rows are, for `Transformer.over_rows`.
 
     A loop over parts of the rows then gathers neither rows nor parameters, and sums no gradient
@@ -125,7 +128,7 @@ def over_rows(mesh: Mesh) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
       mesh: see `parallel.make_mesh`.
     """
 
-    def over(function: Callable[..., Any]) -> Callable[..., Any]:
+    def over(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         local = jax.shard_map(
             function,
             mesh=mesh,
@@ -135,7 +138,7 @@ def over_rows(mesh: Mesh) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             check_vma=False,
         )
 
-        def call(params: PyTree, rows: PyTree) -> Any:
+        def call(params: PyTree, rows: PyTree) -> PyTree:
             whole = jax.tree.leaves(rows)[0].shape[0] % mesh.shape["data"]
             return (function if whole else local)(params, rows)
 
@@ -151,8 +154,8 @@ def over_mesh(
     rules: Rules,
     *,
     num_seeds: int,
-    dtype: Any = None,
-    start: Any = 0,
+    dtype: DTypeLike | None = None,
+    start: PyTree = 0,
     flat_up_to: int = FLAT_UP_TO,
 ) -> Learner:
     """The learner over stacked seeds, with its parameters sharded over the mesh.
@@ -195,7 +198,7 @@ def over_mesh(
         sampled, batch = stacked.sample(state._replace(params=held))
         return place(sampled._replace(params=state.params)), batch
 
-    def rounded(path: Any, leaf: jax.Array) -> jax.Array:
+    def rounded(path: KeyPath, leaf: jax.Array) -> jax.Array:
         of_block = "layers" in logical_of(path, axes)
         return leaf.astype(dtype) if of_block else leaf
 

@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import config
-from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.config import Json, Values
+from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
 from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.experiment.options import NEW_MODEL, InitialModel, Options, RunConfig
+from jaxrl_po.run.experiment.registry import MethodConfig
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.supervised import Warm
@@ -66,7 +68,7 @@ class Setup(NamedTuple):
     axes: LogicalAxes | None = None
     dtype: Any = None
     host: programs.Host | None = None
-    rewarded: HostScore | None = None
+    rewarded: Scorer | None = None
     warm: Warm | None = None
     given: PyTree = None
     base: str = ""
@@ -77,15 +79,16 @@ class Setup(NamedTuple):
     iterate: programs.Iterate | None = None
     curves: tuple[plotting.Series, ...] = ()
     y_label: str = ""
-    learner_of: Callable[[Any], Learner] | None = None
+    learner_of: Callable[[MethodConfig], Learner] | None = None
     learned: tuple[int, int] | None = None
 
 
+OptionsOf = TypeVar("OptionsOf", bound=Options)
 Config = TypeVar("Config", bound=RunConfig)
 World = TypeVar("World")
 
 
-class Script(NamedTuple, Generic[Config, World]):
+class Script(NamedTuple, Generic[OptionsOf, Config, World]):
     """What distinguishes one training command from another.
 
     Attributes:
@@ -117,26 +120,26 @@ class Script(NamedTuple, Generic[Config, World]):
 
     name: str
     summary: str
-    options: type[Options]
+    options: type[OptionsOf]
     config: type[Config]
-    require_known: Callable[[Any, Mapping[str, Any], InitialModel], None]
-    presets: Callable[[Any, Mapping[str, Any], InitialModel], Mapping[str, Any]]
-    tuned: Callable[[Any, Mapping[str, Any], InitialModel], Mapping[str, Any]]
-    sections: Callable[[Any, InitialModel], Mapping[str, type]]
+    require_known: Callable[[OptionsOf, Mapping[str, Any], InitialModel], None]
+    presets: Callable[[OptionsOf, Mapping[str, Any], InitialModel], Mapping[str, Any]]
+    tuned: Callable[[OptionsOf, Mapping[str, Any], InitialModel], Mapping[str, Any]]
+    sections: Callable[[OptionsOf, InitialModel], Mapping[str, type]]
     open_world: Callable[[Config], World]
     rows: Callable[[Config], int]
     steps: Callable[[Config, World], int]
-    shards_params: Callable[[Any], bool]
+    shards_params: Callable[[OptionsOf], bool]
     build: Callable[[Config, Placement, World], Setup]
     title: Callable[[Config], str]
     unit: str
     curves: tuple[plotting.Series, ...]
     y_label: str
-    initial: Callable[[Any], InitialModel] = lambda options: NEW_MODEL
+    initial: Callable[[OptionsOf], InitialModel] = lambda options: NEW_MODEL
     continued: Callable[[Config], Config] = lambda config: config
 
 
-AnyScript = Script[Any, Any]
+Command = Script[Any, Any, Any]
 
 
 def make_job(
@@ -148,8 +151,8 @@ def make_job(
     steps_per_iteration: int = 1,
     log_every: int = 1,
     cheap_init: bool = False,
-    method: Any = None,
-    settings: Sequence[Any] = (),
+    method: MethodConfig | None = None,
+    settings: Sequence[MethodConfig] = (),
 ) -> programs.Job:
     """The setup over all seeds and devices.
 
@@ -175,7 +178,7 @@ def make_job(
         values = parallel.spread(each, placement, (parallel.whole_state_spec(),))(state)
         return values if setup.judge is not None else of_seeds(values)
 
-    def of_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
+    def of_seeds(values: Values) -> Json:
         return {name: value.reshape(runs, -1).mean(axis=1) for name, value in values.items()}
 
     of_each = list(range(options.seeds)) * max(1, len(settings))
@@ -216,7 +219,7 @@ def make_job(
     )
 
 
-def smaller_steps(method: Any) -> str:
+def smaller_steps(method: object) -> str:
     """Returns what makes the updates of a method smaller, by the fields of its Config; or ""."""
     if getattr(method, "early_stop", None) is False:
         return "set --config.early_stop, which ends an update at a KL of --config.target_kl"
@@ -224,7 +227,7 @@ def smaller_steps(method: Any) -> str:
     return next((f"lower --config.{name}" for name in bounds), "")
 
 
-def with_settings(learner_of: Callable[[Any], Learner], *, alone: bool) -> Learner:
+def with_settings(learner_of: Callable[[MethodConfig], Learner], *, alone: bool) -> Learner:
     """The learner of one seed whose settings are data of its state, so that they can be vmapped.
 
     Its `init` takes `(key, settings)`, and with `alone` false also what all seeds begin with, see
@@ -238,8 +241,8 @@ def with_settings(learner_of: Callable[[Any], Learner], *, alone: bool) -> Learn
         state = learner_of(settings).init(of_key)
         return state._replace(opt_state=(settings, state.opt_state))
 
-    def inside(function: str) -> Callable[..., Any]:
-        def call(state: TrainState, *batch: Any) -> tuple[TrainState, Any]:
+    def inside(function: str) -> Callable[..., PyTree]:
+        def call(state: TrainState, *batch: Any) -> tuple[TrainState, PyTree]:
             settings, own = state.opt_state
             of_state = getattr(learner_of(settings), function)
             after, out = of_state(state._replace(opt_state=own), *batch)
@@ -271,7 +274,7 @@ def over_all(setup: Setup, placement: Placement) -> tuple[Learner, Warm | None]:
 def of_first_seed(examples: Examples, key: jax.Array) -> Examples:
     """Examples of the first seed of a stacked state; `key` is the same at every evaluation."""
 
-    def describe(state: TrainState) -> Any:
+    def describe(state: TrainState) -> PyTree:
         first = of_seed(state)
         return examples.describe(first.params, first.collector, key)
 

@@ -7,23 +7,25 @@ from typing import Any, NamedTuple
 from jaxrl_po import language
 from jaxrl_po.algorithms import reference
 from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
+from jaxrl_po.config import Json
 from jaxrl_po.language import demonstrations, lora, unembedding
-from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import flags, methods, models, rewarding
+from jaxrl_po.run.experiment import flags, models, rewarding
 from jaxrl_po.run.experiment.language_config import LanguageConfig, ProblemSettings
+from jaxrl_po.run.experiment.registry import MethodConfig
 from jaxrl_po.types import ActorCritic, FastPaths, Learner, Problem, PyTree
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
 
 def problem_settings(
-    config: LanguageConfig, task: AnyTask, base: models.Base | None = None
+    config: LanguageConfig, task: TaskLike, base: models.Base | None = None
 ) -> ProblemSettings:
     """`--problem.*`, with a token budget for the longest answer.
 
@@ -36,7 +38,7 @@ def problem_settings(
     if base is not None:
         room = base.text.context - task.prompt_length if base.text.context else SENTENCE
         budget = max(budget, min(SENTENCE, room))
-    if methods.facts(config.run.algorithm).needs_room(config.method):
+    if config.run.entry.needs_room(config.method):
         budget = language.rewards.budget_with_room(budget)
     return dataclasses.replace(settings, max_new_tokens=budget)
 
@@ -94,13 +96,12 @@ class Composition(NamedTuple):
     def learned(self) -> tuple[int, int]:
         """See `Setup.learned`; rows that are shuffled, or lack some members, share no prompt."""
         method, group = self.config.method, self.settings.group_size
-        learned = methods.facts(self.config.run.algorithm).learned
-        prompts, members = learned(method, self.settings.num_prompts, group)
+        prompts, members = self.config.run.entry.learned(method, self.settings.num_prompts, group)
         parts = method.num_parts // method.num_microbatches
         together = members if parts == 1 and members == group else 1
         return prompts * members // (self.placement.data_devices * parts), together
 
-    def learner(self, warm_start: language.WarmStart | None, method: Any = None) -> Learner:
+    def learner(self, warm_start: object, method: MethodConfig | None = None) -> Learner:
         """The learner with a warm start and the settings of its method, by default those given.
 
         Where there is something `given`, its `init` takes `(key, given)`.
@@ -114,7 +115,7 @@ class Composition(NamedTuple):
             init=lambda pair: self._compose(method, warm_start, pair[1]).init(pair[0])
         )
 
-    def _compose(self, method: Any, warm_start: Any, given: PyTree) -> Learner:
+    def _compose(self, method: MethodConfig, warm_start: object, given: PyTree) -> Learner:
         problem = self._problem(warm_start, given)
         if self.teacher is not None:
             kind: Any = language.dialogues if isinstance(self.start.task, Dialogue) else language
@@ -136,11 +137,11 @@ class Composition(NamedTuple):
             )
         return learner
 
-    def _problem(self, warm_start: Any, given: PyTree) -> Problem:
+    def _problem(self, warm_start: object, given: PyTree) -> Problem:
         config, task, policy, settings = self.config, self.start.task, self.policy, self.settings
         initial = {lora.BASE: given[lora.BASE]} if self.start.params else None
-        shared: dict[str, Any] = {"initial": initial, "target": self.placement.target}
-        own = {"critic": self.critic, "warm": warm_start, "sampler": config.sampler}
+        shared: Json = {"initial": initial, "target": self.placement.target}
+        own: Json = {"critic": self.critic, "warm": warm_start, "sampler": config.sampler}
         own |= shared | vars(settings)
         if self.columns is not None:
             assert isinstance(task, language.Task)
@@ -156,12 +157,12 @@ class Composition(NamedTuple):
         if isinstance(task, Dialogue):
             return language.dialogues.make_problem(task, policy, **own)
         source = reading(task, given)
-        if config.run.algorithm in methods.SUPERVISED:
+        if config.run.entry.supervised:
             return demonstrations.make_problem(
                 source, policy, num_prompts=settings.num_prompts, **shared
             )
         problem = language.make_problem(source, policy, **own, verify=self.verify)
-        if config.run.reward == rewarding.MODEL:
+        if rewarding.is_model(config.run):
             settled = dataclasses.replace(config, problem=settings)
             problem = rewarding.with_reward_model(problem, settled, source, policy)
         return problem
@@ -172,7 +173,7 @@ def sharded(
 ) -> tuple[Transformer, Transformer | None]:
     """The policy and, for the methods that have one, the critic; raises ConfigError."""
     policy, critic = start.policy, None
-    if config.run.algorithm in methods.WITH_CRITIC:
+    if config.run.entry.has_critic:
         section, sizes = ("critic", config.critic) if start.base else ("model", config.model)
         assert isinstance(sizes, language.ModelSettings)
         with flags.locating({section: type(sizes)}):

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jaxrl_po import config as config_lib
 from jaxrl_po import control, losses
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Values
 from jaxrl_po.control.evaluation import Evaluate
-from jaxrl_po.control.memory import MEMORIES
+from jaxrl_po.control.memory import MEMORIES, kind_of
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, earlier, methods, suites, user_code
+from jaxrl_po.run.experiment import assembly, earlier, suites, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.control_config import (
     GROUPS,
@@ -31,6 +31,7 @@ from jaxrl_po.run.experiment.control_config import (
     ControlOptions,
 )
 from jaxrl_po.run.experiment.options import AUTO
+from jaxrl_po.run.experiment.registry import METHODS, MethodConfig
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.host.rollouts import HostProblem
@@ -38,8 +39,6 @@ from jaxrl_po.run.store import sources
 from jaxrl_po.types import Distribution, Learner, Problem, Samples
 
 CONFIGS = Path(__file__).parent / "configs"
-# Method to flags. An episode that lasts to its time limit is not too long.
-PRESETS = {"dapo": {"config.overlong_filtering": False, "config.soft_overlong": False}}
 
 
 class Sampling(NamedTuple):
@@ -90,7 +89,7 @@ VINE_DOES_WITHOUT = {
 
 def default_sampling(options: ControlOptions) -> str:
     """Returns the name of the way in which the method collects rollouts by default."""
-    return GROUPS if options.algorithm in methods.IN_GROUPS else TRAJECTORIES
+    return GROUPS if options.entry.compares_groups else TRAJECTORIES
 
 
 def sampling(options: ControlOptions) -> Sampling:
@@ -100,18 +99,16 @@ def sampling(options: ControlOptions) -> Sampling:
         if vars(options)[name]:
             raise ConfigError(name, f"must be left out: sampling = {chosen} has no critic")
     if vector_envs.is_host(options.env) and chosen != TRAJECTORIES:
+        critics = ", ".join(name for name, entry in METHODS.items() if entry.has_critic)
         raise ConfigError(
             "env",
             f"{options.env} cannot return to a state, as sampling = {chosen} does: choose "
-            f"sampling = {TRAJECTORIES} and one of {', '.join(methods.WITH_CRITIC)}, or an "
-            "environment of gymnax",
+            f"sampling = {TRAJECTORIES} and one of {critics}, or an environment of gymnax",
         )
     return SAMPLINGS[chosen]
 
 
-def tuned(
-    options: ControlOptions, values: Mapping[str, Any] = MappingProxyType({})
-) -> Mapping[str, Any]:
+def tuned(options: ControlOptions, values: Values = MappingProxyType({})) -> Values:
     """Returns flag name to value: settings by a sweep, and those that suit the given memory.
 
     With a memory that needs it, a method that can stop early does. The stop bounds no single step
@@ -124,14 +121,16 @@ def tuned(
     """
     if not options.tuned:
         return {}
-    fields = methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
-    unstable = [name for name, kind in MEMORIES.items() if kind and kind.needs_early_stop]
-    stops = values.get("network.memory") in unstable and "early_stop" in fields
+    memory = user_code.held("network.memory", values.get("network.memory", "none"))
+    kind = kind_of(memory) if memory in MEMORIES or sources.is_source(memory) else None
+    fields = options.entry.Config.__dataclass_fields__
+    stops = kind is not None and kind.needs_early_stop and "early_stop" in fields
     found: dict[str, Any] = {"config.early_stop": True} if stops else {}
     path = tuned_file(options)
     # What was found for one way to sample does not apply to another.
     if (
         sources.is_source(options.env)
+        or sources.is_source(options.algorithm)
         or options.sampling not in (AUTO, default_sampling(options))
         or not os.path.exists(path)  # `Path.exists` raises where a name is too long
     ):
@@ -140,7 +139,7 @@ def tuned(
     # What was found for other networks does not apply.
     if any(vars(options)[name] for name in NETWORKS) or values.get("network.shared_torso"):
         found = {k: v for k, v in found.items() if not k.startswith("network.")}
-    return user_code.without_replaced(options, found)
+    return user_code.without_replaced(vars(options), found)
 
 
 def tuned_file(options: ControlOptions) -> Path:
@@ -199,7 +198,10 @@ def build_problem(
     if world.source is not None:
         assert isinstance(settings, control.Settings)
         return control.recorded_from_settings(world.spaces, settings, config.network, **of_run)
-    problem = sampling(options).build(world.env, **vars(settings), network=config.network, **of_run)
+    # A config that was pickled holds the text of the user's memory alone.
+    memory = user_code.held("network.memory", config.network.memory)
+    network = dataclasses.replace(config.network, memory=memory)
+    problem = sampling(options).build(world.env, **vars(settings), network=network, **of_run)
     if not options.demonstrations:
         return problem
     steps = recordings.read(options.demonstrations, world.spaces)
@@ -229,7 +231,7 @@ def build(config: ControlConfig, placement: Placement, world: World) -> assembly
     for name in ("overlong_filtering", "soft_overlong"):
         if vars(method).get(name):
             raise ConfigError(f"config.{name}", "must be false in control: no episode is too long")
-    make = methods.ALGORITHMS[options.algorithm].make
+    make = options.entry.make
     if isinstance(settings, control.VineSettings):
         for name in sorted(VINE_DOES_WITHOUT & vars(method).keys()):
             if config_lib.changed(method, name):
@@ -238,18 +240,16 @@ def build(config: ControlConfig, placement: Placement, world: World) -> assembly
                     "has no effect with sampling = vine, which has no critic and discounts by "
                     "problem.discount",
                 )
-        if options.algorithm in ("npg", "trpo") and settings.num_branches:
+        if options.entry.in_branches and settings.num_branches:
             surrogate = functools.partial(self_normalized, settings.num_branches)
             make = functools.partial(make, surrogate=surrogate)
-    make = user_code.with_loss(make, options)
+    make = user_code.with_loss(make, vars(options))
     problem = build_problem(config, world, placement.axis_name, placement.target)
     if options.init_from:
         problem = earlier.begun(SCRIPT, problem, options.init_from)
 
-    def learner_of(method: Any) -> Learner:
-        placed = dataclasses.replace(method, axis_name=placement.axis_name)
-        learner: Learner = make(placed, problem)
-        return learner
+    def learner_of(method: MethodConfig) -> Learner:
+        return make(dataclasses.replace(method, axis_name=placement.axis_name), problem)
 
     learner = learner_of(method)
     if world.source is not None:
@@ -282,7 +282,7 @@ SCRIPT = Script(
     options=ControlOptions,
     config=ControlConfig,
     require_known=lambda *_: None,
-    presets=lambda options, *_: PRESETS.get(options.algorithm, {}),
+    presets=lambda options, *_: options.entry.control,
     tuned=lambda options, values, _: tuned(options, values),
     sections=lambda options, _: {
         "problem": sampling(options).settings,
@@ -293,7 +293,7 @@ SCRIPT = Script(
     steps=steps,
     shards_params=lambda options: False,
     build=build,
-    title=lambda config: f"{config.run.algorithm} on {sources.short(config.run.env)}",
+    title=lambda config: " on ".join(map(sources.short, (config.run.algorithm, config.run.env))),
     unit="environment steps",
     curves=(Series("episode_return", "training"), Series("greedy_return", "greedy")),
     y_label="return (reward units)",

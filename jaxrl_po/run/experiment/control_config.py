@@ -4,8 +4,8 @@ import dataclasses
 
 from jaxrl_po import config, control
 from jaxrl_po.config import COUNT, ConfigError
-from jaxrl_po.run.experiment import methods, suites
 from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
+from jaxrl_po.run.experiment.registry import METHODS, SUITES
 from jaxrl_po.run.host import vector_envs
 
 TRAJECTORIES, GROUPS, VINE = SAMPLINGS = ("trajectories", "groups", "vine")
@@ -18,8 +18,8 @@ class ControlOptions(Options):
     env: str = common_option(
         "CartPole-v1",
         "a registered gymnax environment, a class of your own as file.py:Name, one of another "
-        f"suite in JAX ({', '.join(f'{suite}:Name' for suite in suites.SUITES)}), or one that runs "
-        "on the host: envpool:Name, gymnasium:Name",
+        f"suite in JAX ({', '.join(f'{suite}:Name' for suite in SUITES)}, or of a suite of your "
+        "own as file.py:suite:Name), or one that runs on the host: envpool:Name, gymnasium:Name",
     )
     env_params: str = option(
         "",
@@ -30,7 +30,9 @@ class ControlOptions(Options):
     policy: str = common_option(
         "", "a Flax module of your own as file.py:Name, in place of the policy of --network"
     )
-    critic: str = option("", "likewise, in place of the critic")
+    critic: str = option(
+        "", "Flax module of your own as file.py:Name, in place of the critic of --network"
+    )
     actor_critic: str = option(
         "", "Flax module as file.py:Name that replaces both: observation to (distribution, value)"
     )
@@ -65,11 +67,12 @@ class ControlOptions(Options):
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        if bool(self.demonstrations) != (self.algorithm in methods.SUPERVISED):
+        if bool(self.demonstrations) != self.entry.supervised:
+            supervised = " or ".join(name for name, entry in METHODS.items() if entry.supervised)
             raise ConfigError(
                 "demonstrations",
-                "must name an .npz file with algorithm = sft and be left out with any other, got "
-                f"{self.demonstrations!r}",
+                f"must name an .npz file with algorithm = {supervised} and be left out with any "
+                f"other, got {self.demonstrations!r}",
             )
         if self.demonstrations and vector_envs.is_host(self.env):
             raise ConfigError(

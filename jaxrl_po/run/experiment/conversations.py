@@ -1,20 +1,19 @@
 """`--tools`: from flags to dialogues on the host, checked before anything compiles."""
 
 import itertools
-from typing import Any
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.language.pretrained import ChatTemplate
 from jaxrl_po.language.pretrained import tools as tools_lib
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
-from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.data.scoring import HostScore, Scorer
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import methods, models, rewarding
+from jaxrl_po.run.experiment import models, rewarding
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.host.dialogues.engine import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_env import UNKNOWN, Environments, ToolEnv
@@ -22,7 +21,7 @@ from jaxrl_po.run.store import sources
 
 
 def make(
-    config: LanguageConfig, start: models.Start, rewarded: HostScore | None, placement: Placement
+    config: LanguageConfig, start: models.Start, rewarded: Scorer | None, placement: Placement
 ) -> HostDialogues:
     """The dialogues of a run; its environments are started.
 
@@ -40,6 +39,8 @@ def make(
     assert isinstance(sizes, Sampling)
     assert settings is not None
     template, text = require_fit(config, start, placement)
+    if not isinstance(rewarded, HostScore | None):
+        raise ConfigError("reward", "must name functions with tools, got an object that scores")
     assert isinstance(start.task, language.Task)
     rows = read_rows(config)
     environments = Environments(options.tools, float(settings.timeout))
@@ -49,6 +50,7 @@ def make(
             raise ConfigError(
                 "tools", "must have a method get_reward, or reward must name functions"
             )
+        assert isinstance(config.task, tables.File)
         written = config.task.template_arguments
         arguments = errors.json_object("task.template_arguments", written)
         try:
@@ -97,11 +99,11 @@ def require_fit(
         )
     if placement.cuts_params:
         raise ConfigError("tools", "must be left out with sharded parameters (shard_params, mesh)")
-    if options.reward == rewarding.MODEL:
+    if rewarding.is_model(options):
         raise ConfigError("reward", f"must be left out with tools, got {options.reward}")
     if config.warm_start is not None and config.warm_start.steps:
         raise ConfigError("warm_start.steps", "must be 0 with tools")
-    if methods.facts(options.algorithm).refills(config.method):
+    if options.entry.refills(config.method):
         raise ConfigError(
             "config.dynamic_sampling",
             f"must be {dapo.REWEIGHT} or off with tools: a refill needs JAX",
@@ -113,13 +115,14 @@ def require_fit(
     return start.base.text.template, start.base.text
 
 
-def read_rows(config: LanguageConfig) -> list[dict[str, Any]]:
+def read_rows(config: LanguageConfig) -> list[Json]:
     """The columns of each prompt of the task, in its order; the messages are `prompt`, as in TRL.
 
     Raises:
       ConfigError: messages without one of the user, to which a reset could add, or that end with
         the assistant's.
     """
+    assert isinstance(config.task, tables.File)
     parts = tables.read_rows(config.task, answers=False, whole=True)
     found = []
     for row in itertools.chain(*parts):

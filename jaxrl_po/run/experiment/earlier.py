@@ -4,12 +4,12 @@ import dataclasses
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import jax
 
 from jaxrl_po import variables
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.control import statistics
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
@@ -17,7 +17,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import assembly, flags, settings, user_code
-from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
+from jaxrl_po.run.experiment.assembly import Command, Config, OptionsOf, Script, World
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.experiment.options import Options, RunConfig
 from jaxrl_po.run.loop import programs
@@ -37,7 +37,7 @@ class NoCheckpoint(ConfigError):
     """The folder of a run holds no checkpoint of a kind."""
 
 
-def read(script: Script[Config, World], flag: str, run: str) -> Config:
+def read(script: Script[OptionsOf, Config, World], flag: str, run: str) -> Config:
     """Returns the config of an earlier run of a command.
 
     Args:
@@ -49,13 +49,12 @@ def read(script: Script[Config, World], flag: str, run: str) -> Config:
       ConfigError: not a run of that script, or one of another version of the library; names the
         flag.
     """
-    config: Config = read_any([script], flag, run)[1]
-    return config
+    return cast(Config, read_any([script], flag, run)[1])
 
 
 def read_any(
-    scripts: Collection[AnyScript], flag: str, run: str, own: Mapping[str, Any] = {}
-) -> tuple[AnyScript, Any]:
+    scripts: Collection[Command], flag: str, run: str, own: Mapping[str, object] = {}
+) -> tuple[Command, RunConfig]:
     """Returns the command among several that made an earlier run, and its config; see `read`.
 
     `own` are objects of Python that are given again, and new paths of files and folders, by flag.
@@ -74,7 +73,7 @@ def read_any(
         raise unsuitable(flag, run, error) from None
 
 
-def maker(scripts: Collection[AnyScript], flag: str, run: str) -> tuple[AnyScript, dict[str, Any]]:
+def maker(scripts: Collection[Command], flag: str, run: str) -> tuple[Command, Json]:
     """Returns the script among several that made an earlier run, and its settings as stored."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
@@ -94,7 +93,7 @@ def maker(scripts: Collection[AnyScript], flag: str, run: str) -> tuple[AnyScrip
 
 
 def state(
-    script: AnyScript, config: RunConfig, flag: str, run: str, kind: str
+    script: Command, config: RunConfig, flag: str, run: str, kind: str
 ) -> tuple[assembly.Setup, int, TrainState]:
     """The experiment of a run and its newest intact checkpoint of a kind, on one device.
 
@@ -114,7 +113,7 @@ def state(
       ConfigError: no such checkpoint, one of another version of the library, a file of the user
         that is gone, or another base or, at a new path, other prompts than the run had.
     """
-    no_loss: dict[str, Any] = dict.fromkeys(user_code.LOSS, "")  # only training needs it
+    no_loss: Json = dict.fromkeys(user_code.LOSS, "")  # only training needs it
     options = dataclasses.replace(config.run, **no_loss)
     config = dataclasses.replace(config, run=options)
     values = flags.flatten(config.sections())
@@ -202,7 +201,7 @@ def unsuitable(flag: str, run: str, error: Exception) -> ConfigError:
     return ConfigError(flag, f"{run}{why}: {error}")
 
 
-def begun(script: AnyScript, problem: Problem, run: str) -> Problem:
+def begun(script: Command, problem: Problem, run: str) -> Problem:
     """The problem whose parameters, and statistics of observations, are those a run ended with.
 
     A critic of other shapes, or where that run has none, begins afresh.

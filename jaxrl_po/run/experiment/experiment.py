@@ -7,17 +7,17 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from jaxrl_po import config
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, earlier, language, settings
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.language_config import LanguageOptions
 from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.store import sources
 
 UNSET: Any = object()  # of a keyword that is left out
-SCRIPTS: dict[str, AnyScript] = {x.name: x for x in (control.SCRIPT, language.SCRIPT)}
+SCRIPTS: dict[str, Command] = {x.name: x for x in (control.SCRIPT, language.SCRIPT)}
 CONTROL, LANGUAGE = (
     {field.name for field in dataclasses.fields(record)}
     for record in (ControlOptions, LanguageOptions)
@@ -52,8 +52,8 @@ class Experiment:
     def __init__(
         self,
         *,
-        over: Mapping[str, Any] = MappingProxyType({}),
-        algorithm: str = UNSET,
+        over: Values = MappingProxyType({}),
+        algorithm: Any = UNSET,
         surrogate: Any = UNSET,
         advantage: Any = UNSET,
         optimizer: Any = UNSET,
@@ -111,18 +111,18 @@ class Experiment:
         self._read(script, with_names({**given, **unknown, **over}))
 
     @classmethod
-    def parse(cls, script: AnyScript, argv: Sequence[str]) -> Self:
+    def parse(cls, script: Command, argv: Sequence[str]) -> Self:
         """Returns the experiment of a command's arguments."""
         return cls.of(script, settings.tokenize(script, argv))
 
     @classmethod
-    def of(cls, script: AnyScript, given: Mapping[str, Any]) -> Self:
+    def of(cls, script: Command, given: Values) -> Self:
         """Returns the experiment of a command's flags, name to text or value."""
         made = object.__new__(cls)
         made._read(script, given)
         return made
 
-    def _read(self, script: AnyScript, given: Mapping[str, Any]) -> None:
+    def _read(self, script: Command, given: Values) -> None:
         read = settings.read(script, given)
         object.__setattr__(self, "script", script.name)
         object.__setattr__(self, "settings", MappingProxyType(read.given))
@@ -134,10 +134,10 @@ class Experiment:
     def __hash__(self) -> int:
         return hash((self.script, *sorted(self.settings.items())))
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self) -> tuple[str, Json]:
         return self.script, dict(self.settings)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: tuple[str, Json]) -> None:
         object.__setattr__(self, "script", state[0])
         object.__setattr__(self, "settings", MappingProxyType(state[1]))
 
@@ -146,7 +146,7 @@ class Experiment:
         return f"Experiment({', '.join([repr(self.script), *given])})"
 
 
-def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_names(values: Values) -> Json:
     """Values of flags, with names for objects; raises ConfigError for one that no flag takes."""
     named = {name: config.static_value(name, value) for name, value in values.items()}
     weights = named.get("reward_weights")

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from absl import flags as absl_flags
-
 from jaxrl_po import config
-from jaxrl_po.config import ConfigError, NoEffectError
+from jaxrl_po.config import ConfigError, Json, NoEffectError, Values
 from jaxrl_po.run.errors import RunError, UsageError, UserCodeError, format_error, shown, wrapped
+from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.loop import signals
-from jaxrl_po.run.store.sources import DIGESTS
+from jaxrl_po.run.store.sources import DIGESTS, READ
 
-Values = dict[str, Any]
+Field = dataclasses.Field[Any]
 EVERYTHING = "--help=all"
 HELP = ("--help", "-help", "-h", EVERYTHING)
 FORMER_SECTIONS = {"tools": "environment"}  # in folders of former versions
+FLAG = re.compile(r"--?[a-zA-Z]")
 ORIGINS = ("given", "stored", "tuned", "preset", "default")  # the first that has a value wins
 
 
@@ -34,34 +34,35 @@ class Text(str):
     """Value of a flag as written on a command line, before it is converted."""
 
 
-class _Integer(absl_flags.IntegerParser):
-    """An integer, also as a number that is one: `1e5`."""
+class Switch(Text):
+    """Text of a flag that was written without a value."""
 
-    def convert(self, argument: Any) -> int:
-        try:
-            return super().convert(argument)
-        except ValueError:
-            if not (number := float(argument)).is_integer():
-                raise
-            return int(number)
+
+def _integer(text: str) -> int:
+    """Returns an integer, also one that is written as `1e5`; raises ValueError for others."""
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError
+    return int(text) if text.lstrip("+-").isdecimal() else int(number)
 
 
 def _integers(text: str) -> tuple[int, ...]:
     """Returns integers separated by commas, e.g. `64,64`."""
-    return tuple(_Integer().convert(item) for item in text.split(",") if item)
+    return tuple(_integer(item) for item in text.split(",") if item)
 
 
+SWITCHES = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 # Type of a value to its parser, and its description in words.
 _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
-    bool: (absl_flags.BooleanParser().parse, "true or false"),
-    int: (_Integer().parse, "an integer"),
+    bool: (lambda text: SWITCHES[text.lower()], "true or false"),
+    int: (_integer, "an integer"),
     tuple: (_integers, "integers such as 64,64"),
-    float: (absl_flags.FloatParser().parse, "a number"),
+    float: (float, "a number"),
     str: (str, "text"),
 }
 
 
-def parse(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Any]:
+def parse(argv: Sequence[str], sections: Mapping[str, type]) -> Json:
     """Reads records from command-line arguments.
 
     Args:
@@ -86,61 +87,57 @@ def parse(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Any]:
       Traceback (most recent call last):
       jaxrl_po...ConfigError: problem.env: is not a setting; did you mean problem.envs?
     """
-    given = convert(tokenize(argv, sections.items()), sections)
+    given = convert(tokenize(argv, sections), sections)
     return merge(sections, {"given": given})[0]
 
 
-def tokenize(argv: Sequence[str], sections: Iterable[tuple[str, type]]) -> dict[str, Text]:
-    """Returns the texts of the flags among arguments, by name; unknown flags have no text.
+def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Text]:
+    """Returns the texts of the flags among arguments, by name.
 
     Args:
       argv: Arguments, without the program's name.
-      sections: Prefix and record class of every possible flag; they tell switches from flags with a
-        value.
+      sections: Prefix and record class of the flags that are known; of other flags, each takes the
+        next argument as its value if that is not a flag.
 
     Raises:
-      UsageError: An argument that is not UTF-8 or not a flag, or a flag without a value.
+      UsageError: An argument that is not UTF-8, not a flag, and not the value of one.
 
     Example:
       >>> @config.record
       ... class Settings:
-      ...     num_envs: int = config.static(8, "environments side by side")
-      >>> tokenize(["--problem.num_envs", "3", "--seed=1"], [("problem", Settings)])
-      {'problem.num_envs': '3', 'seed': ''}
+      ...     resume: bool = config.static(False, "continue")
+      >>> tokenize(["--problem.num_envs", "3", "--noresume", "--seed=1"], {"": Settings})
+      {'problem.num_envs': '3', 'resume': 'false', 'seed': '1'}
     """
-    values, fields = absl_flags.FlagValues(), named(sections)
-    for name, field in fields.items():
-        parser: Any = absl_flags.ArgumentParser()
-        text = absl_flags.Flag(parser, None, name, None, "", boolean=_type(field) is bool)
-        absl_flags.DEFINE_flag(text, flag_values=values)
-    values.set_gnu_getopt(True)
-    try:
-        for word in argv:
+    found, fields, last = dict[str, Text](), named(sections.items()), ""
+    for word in argv:
+        try:
             word.encode()  # text that is not UTF-8 could not be stored
-        rest = values(["program", *argv], known_only=True)[1:]
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{error.object!a} must be UTF-8") from None
-    except (absl_flags.Error, ValueError) as error:
-        raise UsageError(" ".join(str(error).split())) from None
-    words = [word.lstrip("-").partition("=")[0] for word in argv]
-    unknown = [word.lstrip("-").partition("=")[0] for word in rest if word.startswith("-")]
-    if rest and not all(unknown[:1] or [""]):
-        raise UsageError(f"{rest[0]!r} is not a flag; write --name=value")
-    found = {name: Text(values[name].value) for name in fields if values[name].present}
-    found |= {name: Text() for name in unknown}
-    order = {name.removeprefix("no"): i for i, name in reversed([*enumerate(words)])}
-    order |= {name: i for i, name in reversed([*enumerate(words)])}
-    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(words))))
+        except UnicodeEncodeError:
+            raise UsageError(f"{word!a} must be UTF-8") from None
+        if FLAG.match(word):
+            name, equals, text = word.lstrip("-").partition("=")
+            known = name[2:] in fields or ("." in name and name not in fields)
+            negated = not equals and name.startswith("no") and known
+            name = name.removeprefix("no") if negated else name
+            found[name] = Text(text) if equals else Switch("false" if negated else "true")
+            is_switch = name in fields and _type(fields[name]) is bool
+            last = "" if equals or negated or is_switch else name
+        elif last:
+            found[last], last = Text(word), ""
+        else:
+            raise UsageError(f"{word!r} is not a flag; write --name=value")
+    return found
 
 
-def named(sections: Iterable[tuple[str, type]]) -> dict[str, dataclasses.Field[Any]]:
+def named(sections: Iterable[tuple[str, type]]) -> dict[str, Field]:
     """Returns the field of each flag by name."""
     return {
         join(prefix, field.name): field for prefix, record in sections for field in settable(record)
     }
 
 
-def convert(given: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
+def convert(given: Values, sections: Mapping[str, type]) -> Json:
     """Returns the values of flags in the types of their fields; ranges are not checked.
 
     Args:
@@ -167,13 +164,15 @@ def convert(given: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
     return {name: _converted(name, fields[name], value) for name, value in given.items()}
 
 
-def _converted(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
+def _converted(name: str, field: Field, value: object) -> object:
     kind = _type(field)
     former = dict(config.setting_of(field).were)
     if isinstance(value, str) and value in former:
         raise ConfigError(name, f"must be {shown(former[value])}, which was called {value}")
     parser, words = _TYPES[kind]
     try:
+        if isinstance(value, Switch) and kind is not bool:
+            raise UsageError(f"--{name} lacks a value; write --{name}=value")
         if isinstance(value, Text):
             return parser(value)
         value = config.static_value(name, value)
@@ -186,11 +185,11 @@ def _converted(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
         if isinstance(value, str | tuple | list) or isinstance(value, bool) != (kind is bool):
             raise TypeError
         return value if kind is bool else parser(shown(value))
-    except (TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(name, f"must be {words}, got {value!r}") from None
 
 
-def current(stored: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
+def current(stored: Values, sections: Mapping[str, type]) -> Json:
     """Returns stored settings under the present names of their fields and values, in their order.
 
     Args:
@@ -214,7 +213,7 @@ def current(stored: Mapping[str, Any], sections: Mapping[str, type]) -> Values:
     return {names.get(name, name): value for name, value in found.items()}
 
 
-def _present(value: Any, old: str, new: Any) -> Any:
+def _present(value: object, old: str, new: object) -> object:
     """Returns a stored value, or a list or distribution of values, with the present of a former."""
     if isinstance(value, list):
         return [shown(new) if each == old else each for each in value]
@@ -223,7 +222,7 @@ def _present(value: Any, old: str, new: Any) -> Any:
     return new if value == old else value
 
 
-def former_names(prefix: str, field: dataclasses.Field[Any]) -> list[str]:
+def former_names(prefix: str, field: Field) -> list[str]:
     """Returns the flags that a field had in former versions."""
     prefixes = [prefix, *([FORMER_SECTIONS[prefix]] if prefix in FORMER_SECTIONS else [])]
     names = [field.name, *config.setting_of(field).was]
@@ -231,8 +230,8 @@ def former_names(prefix: str, field: dataclasses.Field[Any]) -> list[str]:
 
 
 def merge(
-    sections: Mapping[str, type], layers: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[str, Any], dict[str, str]]:
+    sections: Mapping[str, type], layers: Mapping[str, Values]
+) -> tuple[Json, dict[str, str]]:
     """Merges values by their origin, and checks the records that they make.
 
     Drops a tuned or preset value that a given or stored value makes ineffective.
@@ -270,14 +269,17 @@ def merge(
 
 
 def _checked(
-    prefix: str, record: type, origins: dict[str, str], layers: Mapping[str, Mapping[str, Any]]
-) -> Any:
+    prefix: str, record: type, origins: dict[str, str], layers: Mapping[str, Values]
+) -> object:
     """Returns the checked record; dropped values have the origin `default` afterwards."""
+    names = {field: join(prefix, field) for field in origins}
     values = {
-        field: layers[origin][join(prefix, field)]
+        field: layers[origin][names[field]]
         for field, origin in origins.items()
         if origin != "default"
     }
+    for field in values.keys() & {x for x, name in names.items() if name in READ}:
+        values[field] = user_code.held(names[field], values[field])
     # JSON has lists in place of tuples.
     made = record(**{x: tuple(y) if isinstance(y, list) else y for x, y in values.items()})
     try:
@@ -293,12 +295,12 @@ def _checked(
     return made
 
 
-def _type(field: dataclasses.Field[Any]) -> type:
+def _type(field: Field) -> type:
     """The type of a flag's value; float if the field is not static, whatever its default."""
     return type(field.default) if config.setting_of(field).static else float
 
 
-def settable(record: type) -> list[dataclasses.Field[Any]]:
+def settable(record: type) -> list[Field]:
     """The fields of a record that have a flag."""
     return [field for field in dataclasses.fields(record) if field.default is not None]
 
@@ -445,7 +447,7 @@ def help_of(argv: Sequence[str]) -> tuple[bool, list[str]]:
     return len(others) < len(argv), others
 
 
-def written(values: Mapping[str, Any]) -> list[str]:
+def written(values: Values) -> list[str]:
     """Flags as arguments.
 
     Example:
@@ -455,7 +457,7 @@ def written(values: Mapping[str, Any]) -> list[str]:
     return [f"--{name}={shown(value)}" for name, value in values.items()]
 
 
-def flatten(records: Mapping[str, Any]) -> Values:
+def flatten(records: Values) -> Json:
     """Flag name to value, of all records.
 
     Example:

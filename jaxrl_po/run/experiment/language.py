@@ -1,20 +1,20 @@
 """Trains a transformer on a task: `jaxrl-po language --task=addition --out=runs/addition`."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import language
 from jaxrl_po.algorithms import reference
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.language import Transformer, demonstrations
-from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.table import Rows
 from jaxrl_po.language.tasks.types import selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.data.scoring import HostScore, Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
@@ -22,7 +22,6 @@ from jaxrl_po.run.experiment import (
     composition,
     conversations,
     flags,
-    methods,
     models,
     presets,
     rewarding,
@@ -30,10 +29,10 @@ from jaxrl_po.run.experiment import (
 )
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.language_config import (
-    MODEL,
     Adapters,
     LanguageConfig,
     LanguageOptions,
+    ProblemSettings,
     RewardSettings,
     ToolSettings,
     is_dialogue,
@@ -44,13 +43,14 @@ from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import supervised
 from jaxrl_po.run.store import sources
+from jaxrl_po.types import PyTree
 
 
 def build(config: LanguageConfig, placement: Placement, world: None = None) -> assembly.Setup:
     """Builds the method on the task, with a policy and, if it needs one, a critic."""
     del world
     options = config.run
-    make = user_code.with_loss(methods.ALGORITHMS[options.algorithm].make, options)
+    make = user_code.with_loss(options.entry.make, vars(options))
     start = models.start(SCRIPT, config, answers=rewarding.needs_answers(options))
     task, settings = start.task, composition.problem_settings(config, start.task, start.base)
     rewarded = rewarding.host_score(config, task, placement)
@@ -80,7 +80,7 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
     )
     if hosted is not None:
         return whole(composed.learner(None), evaluate=None, host=hosted, notes=filtered)
-    if options.algorithm in methods.SUPERVISED:
+    if options.entry.supervised:
         shown = demonstrated(options, task)
         measure = functools.partial(
             demonstrations.make_evaluate, model=policy, num_prompts=options.eval_prompts or None
@@ -111,11 +111,11 @@ def build(config: LanguageConfig, placement: Placement, world: None = None) -> a
 
 
 def examples(
-    task: AnyTask,
+    task: TaskLike,
     policy: Transformer,
-    settings: Any,
+    settings: ProblemSettings,
     show: int,
-    judged: Callable[[Any], Any] = lambda x: x,
+    judged: Callable[[PyTree], PyTree] = lambda x: x,
 ) -> Examples | None:
     """Completions of held-out prompts, to be shown; None for 0 prompts."""
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
@@ -127,23 +127,23 @@ def examples(
     )
 
 
-def plain(data: Any) -> Any:
+def plain(data: PyTree) -> PyTree:
     """Returns the data of a task without what follows from it and the tokenizer, for a digest."""
     return data._replace(texts=None) if isinstance(data, Rows) else data
 
 
-def seen(task: AnyTask) -> AnyTask:
+def seen(task: TaskLike) -> TaskLike:
     """The task without the rows that must not select a checkpoint."""
     return task if isinstance(task, Dialogue) else selecting(task)
 
 
-def evaluations(composed: composition.Composition, rewarded: HostScore | None) -> dict[str, Any]:
+def evaluations(composed: composition.Composition, rewarded: Scorer | None) -> Json:
     """The fields of `Setup` on evaluations: by the verifier, or by functions on the host."""
     options, task, settings = composed.config.run, composed.start.task, composed.settings
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
     measure, judge, judged = kind.make_evaluate, None, lambda answers: answers
-    pretrained = composed.start.base is not None
-    if rewarded is not None and rewarding.judges(options, task, pretrained=pretrained):
+    judges = rewarding.judges(options, task, pretrained=composed.start.base is not None)
+    if isinstance(rewarded, HostScore) and judges:
         measure, judge = kind.make_describe, functools.partial(rewarding.measure, rewarded)
         judged = functools.partial(rewarding.judged, rewarded)
     measure = functools.partial(
@@ -161,7 +161,7 @@ def evaluations(composed: composition.Composition, rewarded: HostScore | None) -
     }
 
 
-def demonstrated(options: LanguageOptions, task: AnyTask) -> language.Task:
+def demonstrated(options: LanguageOptions, task: TaskLike) -> language.Task:
     """The task of supervised training; raises ConfigError for a dialogue, and unused options."""
     if isinstance(task, Dialogue):
         raise ConfigError(
@@ -185,7 +185,7 @@ def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
     )
 
 
-def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, ...]:
+def notes(task: TaskLike, settings: ProblemSettings, base: models.Base | None) -> tuple[str, ...]:
     """The lines shown about the task before the run."""
     if isinstance(task, Dialogue):
         return ()
@@ -222,9 +222,7 @@ def require_room(config: LanguageConfig, start: models.Start) -> None:
         )
 
 
-def require_known(
-    options: LanguageOptions, given: Mapping[str, Any], initial: InitialModel
-) -> None:
+def require_known(options: LanguageOptions, given: Values, initial: InitialModel) -> None:
     """Raises ConfigError for flags of another task, rank 0, and sizes beside a pretrained model."""
     require_task_flags(options.task, given)
     rank = {name: value for name, value in given.items() if name == "lora.rank"}
@@ -245,15 +243,15 @@ def require_known(
 def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]:
     """Prefix to record class, besides the algorithm's."""
     hosted, pretrained = bool(options.tools), bool(initial.pretrained)
-    samples = options.algorithm not in methods.SUPERVISED
-    critic, judge = options.algorithm in methods.WITH_CRITIC, options.reward == MODEL
+    samples, critic = not options.entry.supervised, options.entry.has_critic
+    judge = rewarding.is_model(options)
     problem: type = language.Settings
     if not samples:
         problem = demonstrations.Settings
     elif hosted or is_dialogue(options.task):
         problem = Sampling
     each = {
-        "task": (True, task_entry(options.task)[0]),
+        "task": (True, task_entry(options.task).settings),
         "problem": (True, problem),
         "tools": (hosted, ToolSettings),
         "model": (True, Computation if pretrained else language.ModelSettings),
@@ -272,7 +270,7 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
 def title(config: LanguageConfig) -> str:
     """The method, and its tools or task."""
     options = config.run
-    return f"{options.algorithm} on {sources.short(options.tools or options.task)}"
+    return f"{sources.short(options.algorithm)} on {sources.short(options.tools or options.task)}"
 
 
 SCRIPT = Script(

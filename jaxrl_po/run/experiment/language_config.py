@@ -1,57 +1,44 @@
 """Settings of a run of a language model."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from jaxrl_po import config, language
 from jaxrl_po.algorithms.reference import Settings as ReferenceSettings
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, number, static
 from jaxrl_po.language import demonstrations, lora
-from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.settings import Computation, Sampling
-from jaxrl_po.language.tasks.random_prompts import RandomPromptsSettings
 from jaxrl_po.language.tasks.types import DRAWN
-from jaxrl_po.run import errors
 from jaxrl_po.run.data import tables
-from jaxrl_po.run.experiment import flags, methods, user_code
+from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
+from jaxrl_po.run.experiment.registry import METHODS, TASKS, VERIFIER, Record, TaskEntry
 from jaxrl_po.run.store import sources
 
-VERIFIER, MODEL = "verifier", "model"
-RANDOM = "random"
+TAUGHT = [name for name, entry in METHODS.items() if entry.has_teacher]
 ProblemSettings = language.Settings | Sampling | demonstrations.Settings
-TaskEntry = tuple[type, Callable[..., AnyTask]]
-TASKS: dict[str, TaskEntry] = {
-    **language.tasks.TASKS,
-    **language.dialogues.DIALOGUES,
-    RANDOM: (RandomPromptsSettings, language.tasks.random_prompts),  # and the model's vocabulary
-    **tables.TASKS,
-}
-"""Name of a task to the record of its flags and the function that makes it."""
 
 
 def task_entry(name: str) -> TaskEntry:
-    """Returns the entry of a task of `TASKS`, or of a user-defined one, `file.py:name`.
+    """Returns the entry of a task by its name, or of a user-defined one, `file.py:name`.
 
     Raises:
-      ConfigError: The name is unknown.
+      ConfigError: The name is unknown, or the file cannot be used.
     """
-    if sources.is_source(name):
-        return tables.NoSettings, functools.partial(own_task, name)
-    found: TaskEntry = errors.lookup("task", name, TASKS)
-    return found
+    if not sources.is_source(name) or isinstance(user_code.load("task", name), TaskEntry):
+        return user_code.find("task", name, TASKS)
+    return TaskEntry(tables.NoSettings, lambda *_: own_task(name), any_vocabulary=True)
 
 
-def own_task(source: str) -> AnyTask:
+def own_task(source: str) -> TaskLike:
     """Makes a user-defined task; half of its test rows select the checkpoint if no others do.
 
     Raises:
       ConfigError: The file cannot be used, or the object is not a task.
     """
     task = user_code.make("task", source)
-    if not isinstance(task, AnyTask):
+    if not isinstance(task, TaskLike):
         raise ConfigError(
             "task", f"must be a jaxrl_po.language.Task or Dialogue, got {type(task).__name__}"
         )
@@ -62,9 +49,10 @@ def own_task(source: str) -> AnyTask:
 
 def is_dialogue(name: str) -> bool:
     """Returns whether a task is a dialogue."""
-    if sources.is_source(name):
+    entry = task_entry(name)
+    if entry.settings is tables.NoSettings:
         return isinstance(own_task(name), language.Dialogue)
-    return name in language.dialogues.DIALOGUES
+    return entry.is_dialogue
 
 
 def require_task_flags(name: str, given: Iterable[str]) -> None:
@@ -75,8 +63,8 @@ def require_task_flags(name: str, given: Iterable[str]) -> None:
       Traceback (most recent call last):
       jaxrl_po...ConfigError: task.train: is not a setting of task = addition, but of task = file
     """
-    own = flags.named([("task", task_entry(name)[0])])
-    of_tasks = {task: flags.named([("task", record)]) for task, (record, _) in TASKS.items()}
+    own = flags.named([("task", task_entry(name).settings)])
+    of_tasks = {task: flags.named([("task", each.settings)]) for task, each in TASKS.items()}
     for flag in given:
         others = [task for task, fields in of_tasks.items() if flag in fields]
         if others and flag not in own:
@@ -90,7 +78,8 @@ class LanguageOptions(Options):
     """The run as a whole."""
 
     task: str = common_option(
-        "addition", f"one of {', '.join(TASKS)}, or a function of your own as file.py:name"
+        "addition",
+        f"one of {', '.join(TASKS)}, or a function or entry of your own as file.py:name",
     )
     init_from: str = common_option(
         "",
@@ -100,7 +89,7 @@ class LanguageOptions(Options):
     teacher: str = option(
         "",
         "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
-        f"the teacher of --algorithm={'|'.join(methods.WITH_TEACHER)}; empty for none",
+        f"the teacher of --algorithm={'|'.join(TAUGHT)}; empty for none",
     )
     tools: str = common_option(
         "",
@@ -111,7 +100,7 @@ class LanguageOptions(Options):
     )
     reward: str = common_option(
         VERIFIER,
-        f"reward to optimise: `{VERIFIER}`, of the task; `{MODEL}`, a reward model fitted to "
+        f"reward to optimise: `{VERIFIER}`, of the task; `model`, a reward model fitted to "
         "comparisons by the verifier (--reward_model.*, --preferences.*); "
         "`math`, whether a completion has, in \\boxed{} or after ####, what equals the answer as "
         "mathematics; `last_number` or `contains`, whether its last number is the answer, or the "
@@ -162,13 +151,14 @@ class LanguageOptions(Options):
         super().validate()
         if not self.tools:
             return
-        if self.algorithm in methods.SUPERVISED:
+        if self.entry.supervised:
             raise ConfigError("tools", f"must be left out with algorithm = {self.algorithm}")
         beside = f"with tools = {self.tools}"
         if self.distributed:
             raise ConfigError("distributed", f"must be false {beside}: there is one process")
-        if self.task != "file":
-            raise ConfigError("task", f"must be file {beside}, got {self.task}")
+        if not task_entry(self.task).reads_file:
+            reads = " or ".join(name for name, entry in TASKS.items() if entry.reads_file)
+            raise ConfigError("task", f"must be {reads} {beside}, got {self.task}")
 
 
 @config.record
@@ -236,7 +226,7 @@ class LanguageConfig(RunConfig):
 
     Attributes:
       run: Settings of the run as a whole.
-      task: Settings of the task; `TASKS` has its record.
+      task: Settings of the task; its entry has the record.
       problem: Sizes of an iteration, and the sampler's filters.
       tools: Settings of dialogues with tools in Python.
       model: Computation of the model and, for a new one, its sizes.
@@ -251,7 +241,7 @@ class LanguageConfig(RunConfig):
     """
 
     run: LanguageOptions
-    task: Any
+    task: Record
     problem: ProblemSettings
     tools: ToolSettings | None = None
     model: Computation | language.ModelSettings
@@ -263,8 +253,3 @@ class LanguageConfig(RunConfig):
     reward_model: language.ModelSettings | None = None
     preferences: language.Preferences | None = None
     reference: ReferenceSettings | None = None
-
-    @classmethod
-    def every_section(cls) -> list[tuple[str, type]]:
-        """Returns prefix and record of all sections, with those of every task."""
-        return [*super().every_section(), *(("task", record) for record, _ in TASKS.values())]

@@ -13,31 +13,30 @@ import numpy as np
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, lora
-from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.pretrained import architectures, files, read_files, text, weights
-from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.settings import Computation
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.experiment import earlier, methods
+from jaxrl_po.run.experiment import earlier
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.language_config import (
-    RANDOM,
+    TAUGHT,
     LanguageConfig,
     LanguageOptions,
     task_entry,
 )
 from jaxrl_po.run.experiment.options import InitialModel
-from jaxrl_po.run.store import checkpoint, folder, sources
+from jaxrl_po.run.store import checkpoint, folder
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
 
 DIGESTED = files.CONFIG, files.TOKENIZER, files.SETTINGS, files.TEMPLATE, files.GENERATION
 
-Command = Script[LanguageConfig, None]
+LanguageCommand = Script[LanguageOptions, LanguageConfig, None]
 
 
 def root(init_from: str, *seen: str) -> str:
@@ -128,14 +127,14 @@ class Start(NamedTuple):
       digest: of `params` under adapters; empty without.
     """
 
-    task: AnyTask
+    task: TaskLike
     policy: Transformer
     params: PyTree
     base: Base | None
     digest: str
 
 
-def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True) -> AnyTask:
+def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True) -> TaskLike:
     """Makes the task of a run.
 
     Args:
@@ -146,29 +145,25 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
     Raises:
       ConfigError: Settings that cannot be used, or a task whose vocabulary is not the model's.
     """
-    options, name = config.run, config.run.task
-    make = task_entry(name)[1]
-    if name in tables.TASKS:
-        supervised, hosted = options.algorithm in methods.SUPERVISED, bool(options.tools)
-        answers = answers and not hosted and not supervised
-        # A class of tools reads all columns of a row.
-        reading = tables.Reading(base and base.text, answers, hosted, supervised)
-        return make(config.task, reading)
-    if name == RANDOM:
-        shape = config.model.shape if isinstance(config.model, language.ModelSettings) else ""
-        if shape not in SHAPES:
-            raise ConfigError("task", "random needs a model.shape, which gives its vocabulary")
-        return make(SHAPES[shape]["vocab_size"], **vars(config.task))
-    if base is not None and not sources.is_source(name):
+    options, entry = config.run, task_entry(config.run.task)
+    if base is not None and not entry.any_vocabulary:
         raise ConfigError(
             "task",
-            f"{name} has its own vocabulary: choose file, reasoning_gym or a task of your own for "
-            "a pretrained model",
+            f"{options.task} has its own vocabulary: choose file, reasoning_gym or a task of your "
+            "own for a pretrained model",
         )
-    return make(**vars(config.task))
+    supervised, hosted = options.entry.supervised, bool(options.tools)
+    reading = tables.Reading(
+        base and base.text,
+        answers and not hosted and not supervised,
+        hosted,  # a class of tools reads all columns of a row
+        supervised,
+        config.model.shape if isinstance(config.model, language.ModelSettings) else "",
+    )
+    return entry.make(config.task, reading)
 
 
-def start(script: Command, config: LanguageConfig, *, answers: bool = True) -> Start:
+def start(script: LanguageCommand, config: LanguageConfig, *, answers: bool = True) -> Start:
     """What a run trains.
 
     Args:
@@ -218,7 +213,7 @@ def start(script: Command, config: LanguageConfig, *, answers: bool = True) -> S
     return Start(task, policy, params, base, digest(params, base) if adapters.rank else "")
 
 
-def bare(config: LanguageConfig, base: Base | None, task: AnyTask) -> Transformer:
+def bare(config: LanguageConfig, base: Base | None, task: TaskLike) -> Transformer:
     """Returns the transformer of a run without adapters: of its sizes, or pretrained."""
     if base is not None:
         return base.model
@@ -226,7 +221,7 @@ def bare(config: LanguageConfig, base: Base | None, task: AnyTask) -> Transforme
     return config.model.build(task.tokenizer.size)
 
 
-def on_host(path: tuple[str, ...], array: Any) -> Any:
+def on_host(path: tuple[str, ...], array: PyTree) -> PyTree:
     """Returns a parameter of a pretrained model as it is, beside the state on the device."""
     del path
     return array
@@ -263,7 +258,7 @@ class Teacher(NamedTuple):
     params: PyTree
 
 
-def teacher(script: Command, config: LanguageConfig, task: AnyTask) -> Teacher | None:
+def teacher(script: LanguageCommand, config: LanguageConfig, task: TaskLike) -> Teacher | None:
     """The policy of `--teacher`, the latest of the first seed of a run; None where none is asked.
 
     Raises:
@@ -271,10 +266,9 @@ def teacher(script: Command, config: LanguageConfig, task: AnyTask) -> Teacher |
         with a model of ours and the vocabulary of this task, or has no intact checkpoint.
     """
     options = config.run
-    taught = options.algorithm in methods.WITH_TEACHER
+    taught = options.entry.has_teacher
     if options.teacher and not taught:
-        needs = " or ".join(methods.WITH_TEACHER)
-        raise ConfigError("teacher", f"has no effect unless algorithm = {needs}")
+        raise ConfigError("teacher", f"has no effect unless algorithm = {' or '.join(TAUGHT)}")
     if not taught:
         return None
     if not options.teacher:
@@ -290,7 +284,7 @@ def teacher(script: Command, config: LanguageConfig, task: AnyTask) -> Teacher |
 
 
 def _latest(
-    script: Command, flag: str, run: str, settings: LanguageConfig, model: Transformer
+    script: LanguageCommand, flag: str, run: str, settings: LanguageConfig, model: Transformer
 ) -> PyTree:
     """The newest policy of the first seed of a run with these settings.
 
@@ -319,7 +313,7 @@ def _latest(
     return jax.device_get(_merged(over.policy, over.params, found[1]))
 
 
-def require_alike(config: LanguageConfig, settings: LanguageConfig, task: AnyTask) -> None:
+def require_alike(config: LanguageConfig, settings: LanguageConfig, task: TaskLike) -> None:
     """Raises ConfigError unless the run of `settings` has the vocabulary and model of `config`."""
     run = config.run.init_from
     require_vocabulary("init_from", run, config, settings, task)
@@ -333,7 +327,7 @@ def require_alike(config: LanguageConfig, settings: LanguageConfig, task: AnyTas
 
 
 def require_vocabulary(
-    flag: str, run: str, config: LanguageConfig, settings: LanguageConfig, task: AnyTask
+    flag: str, run: str, config: LanguageConfig, settings: LanguageConfig, task: TaskLike
 ) -> None:
     """Raises ConfigError unless the run of `settings`, given as a flag, has the task's tokens."""
     tokenizer = make_task(settings, None, answers=False).tokenizer

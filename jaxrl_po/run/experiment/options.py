@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self, get_args, get_type_hints
+from typing import Any, NamedTuple, Self
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
-from jaxrl_po.run.experiment.methods import ALGORITHMS
+from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.experiment.registry import METHODS, MethodConfig, MethodEntry, Record
 
 AUTO = "auto"
 # Options have one value in a sweep; options of a start are not stored.
@@ -22,7 +23,9 @@ LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 class Options:
     """The run as a whole."""
 
-    algorithm: str = common_option("ppo", f"one of {', '.join(ALGORITHMS)}")
+    algorithm: str = common_option(
+        "ppo", f"one of {', '.join(METHODS)}, or an entry of your own as file.py:name"
+    )
     out: str = common_option(
         "",
         "folder for the results; new or empty, or see --resume and --overwrite",
@@ -154,6 +157,11 @@ class Options:
                 "must be left out with compile_for, which names all devices",
             )
 
+    @property
+    def entry(self) -> MethodEntry[Any]:
+        """Entry of the method."""
+        return user_code.find("algorithm", self.algorithm, METHODS)
+
 
 PREFIXES = {
     "run": "",
@@ -188,29 +196,17 @@ class RunConfig:
     """
 
     run: Options
-    method: Any
+    method: MethodConfig
     initial: InitialModel = NEW_MODEL
 
     @classmethod
-    def of_sections(cls, sections: Mapping[str, Any], initial: InitialModel = NEW_MODEL) -> Self:
+    def of_sections(cls, sections: Mapping[str, Record], initial: InitialModel = NEW_MODEL) -> Self:
         """Makes the config of records by the prefix of their flags."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        found = {x: sections[y] for x in names if (y := PREFIXES.get(x, x)) in sections}
+        names = {x.name: PREFIXES.get(x.name, x.name) for x in dataclasses.fields(cls)}
+        found: dict[str, Any] = {x: sections[y] for x, y in names.items() if y in sections}
         return cls(**found, initial=initial)
 
-    @classmethod
-    def every_section(cls) -> list[tuple[str, type]]:
-        """Returns prefix and record class of each section that this config may have."""
-        methods = [("config", module.Config) for module in ALGORITHMS.values()]
-        others = [
-            (PREFIXES.get(name, name), record)
-            for name, kind in get_type_hints(cls).items()
-            for record in get_args(kind) or (kind,)
-            if isinstance(record, type) and dataclasses.is_dataclass(record)
-        ]
-        return [*others[:1], *methods, *others[1:]]
-
-    def sections(self) -> dict[str, Any]:
+    def sections(self) -> dict[str, Record]:
         """Returns the records by the prefix of their flags."""
-        found = {PREFIXES.get(name, name): record for name, record in vars(self).items()}
-        return {prefix: x for prefix, x in found.items() if dataclasses.is_dataclass(x)}
+        found: dict[str, Any] = {PREFIXES.get(name, name): x for name, x in vars(self).items()}
+        return {prefix: x for prefix, x in found.items() if isinstance(x, Record)}

@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_po.config import ConfigError, Setting
+import jax
+
+from jaxrl_po.config import ConfigError, Json, Setting, Values
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags, user_code
-from jaxrl_po.run.experiment.assembly import AnyScript, Setup
+from jaxrl_po.run.experiment.assembly import Command, Setup
 from jaxrl_po.run.experiment.options import LINES, Options, RunConfig
+from jaxrl_po.run.experiment.registry import MethodConfig
 from jaxrl_po.run.experiment.settings import Settings, fields_of, settle, stored_settings
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.microbatches import FLAG
@@ -61,10 +64,10 @@ class Plan(NamedTuple):
 
 
 def prepare(
-    script: AnyScript,
+    script: Command,
     settings: Settings[Any],
-    require_same: Callable[[Mapping[str, Any]], None] = lambda settings: None,
-    described: tuple[Any, ...] = (),
+    require_same: Callable[[Values], None] = lambda settings: None,
+    described: tuple[jax.Device, ...] = (),
 ) -> Plan:
     """Checks all settings, chooses the placement and builds the job.
 
@@ -169,7 +172,7 @@ def new_origins(settings: Settings[Any], fields: Mapping[str, Setting]) -> dict[
 
 
 def _rebuild(
-    method: Any, setup: Setup, make_job: Callable[[Setup], programs.Job], number: int
+    method: MethodConfig, setup: Setup, make_job: Callable[[Setup], programs.Job], number: int
 ) -> programs.Job | None:
     """Builds the job with a number of microbatches; None if that does not divide its rows.
 
@@ -191,7 +194,7 @@ def _rebuild(
     return job
 
 
-def _place(script: AnyScript, config: RunConfig, described: tuple[Any, ...]) -> Placement:
+def _place(script: Command, config: RunConfig, described: tuple[jax.Device, ...]) -> Placement:
     """Returns the placement of the run."""
     options = config.run
     return parallel.choose(
@@ -210,9 +213,9 @@ def _resolve(
     job: programs.Job,
     placement: Placement,
     options: Options,
-    settings: Mapping[str, Any],
-    earlier: Mapping[str, Any],
-) -> tuple[dict[str, Any], list[str]]:
+    settings: Values,
+    earlier: Values,
+) -> tuple[Json, list[str]]:
     """Values that the flags left open, and what changed since the last start of a resumed run."""
     origin = provenance.describe(placement.describe(), sources.digests(settings))
     resolved: dict[str, Any] = {
@@ -233,7 +236,7 @@ def _notes(
     setup: Setup,
     job: programs.Job,
     options: Options,
-    tuned: Mapping[str, Any],
+    tuned: Values,
     changes: Sequence[str],
 ) -> list[str]:
     """What is said before the run."""

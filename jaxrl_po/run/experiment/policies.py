@@ -13,7 +13,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
 from jaxrl_po.language import lora, sampling
-from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
@@ -26,7 +26,7 @@ from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.folder import read_settings
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState, short_repr
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, PyTree, TrainState, short_repr
 
 
 class ControlPolicy(NamedTuple):
@@ -161,10 +161,11 @@ def load(
     earlier.require_seed("seed_index", seed_index, config.run.seeds, "folder", str(folder))
     _, iteration, stacked = earlier.state(script, config, "folder", str(folder), checkpoint)
     state, settings = of_seed(stacked, seed_index), flags.flatten(config.sections())
-    if script.name == control.SCRIPT.name:
+    if isinstance(config, ControlConfig):
         collector = state.collector._replace(sharded={})  # environments, which take no part
         actor = _Acting(config, state.params, collector)
         return ControlPolicy(settings, iteration, state.params, actor.act, actor.start, actor.step)
+    assert isinstance(config, LanguageConfig)
     generate = _Generating(config, state.params).generate
     return LanguagePolicy(settings, iteration, state.params, generate)
 
@@ -190,7 +191,7 @@ class _Rebuilt:
 
     _arguments: tuple[Any, ...]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), self._arguments
 
 
@@ -220,13 +221,13 @@ class _Acting(_Rebuilt):
         self._choose, self._spaces, self._env = choose, spaces, config.run.env
         self.start = jax.tree.map(lambda x: x[0], actor.start(1))
 
-    def _shapes_of(self, observation: Any) -> Any:
+    def _shapes_of(self, observation: PyTree) -> PyTree:
         # A discrete observation is a number, which the policy reads as a one-hot vector.
         return environment.shapes(jax.eval_shape(self._spaces.observe, observation))
 
     def step(
-        self, memory: Any, observation: Any, key: jax.Array | None = None
-    ) -> tuple[Any, jax.Array]:
+        self, memory: PyTree, observation: PyTree, key: jax.Array | None = None
+    ) -> tuple[PyTree, jax.Array]:
         seen = self._shapes_of(observation)
         expected = environment.shapes(self._spaces.observation)
         if seen != expected:
@@ -240,7 +241,7 @@ class _Acting(_Rebuilt):
             )
         return self._choose(memory, observation, key)
 
-    def _is_batch(self, observation: Any) -> bool:
+    def _is_batch(self, observation: PyTree) -> bool:
         if self._shapes_of(observation) == environment.shapes(self._spaces.observation):
             return False
         if not all(map(np.ndim, jax.tree.leaves(observation))):
@@ -248,7 +249,7 @@ class _Acting(_Rebuilt):
         first = jax.eval_shape(lambda each: jax.tree.map(lambda x: x[0], each), observation)
         return self._shapes_of(first) == environment.shapes(self._spaces.observation)
 
-    def act(self, observation: Any, key: jax.Array | None = None) -> jax.Array:
+    def act(self, observation: PyTree, key: jax.Array | None = None) -> jax.Array:
         if jax.tree.leaves(self.start):
             raise ConfigError(
                 "act",
@@ -311,7 +312,7 @@ def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:
 
 
 def _left_padded(
-    prompts: Sequence[str], task: AnyTask
+    prompts: Sequence[str], task: TaskLike
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Tokens `[P, L]` and the padding tokens on the left `[P]`."""
     if isinstance(prompts, str):

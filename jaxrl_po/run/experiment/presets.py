@@ -1,25 +1,25 @@
 """Default flags of `jaxrl-po language` that suit its models, by start, reward and method."""
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
-from jaxrl_po.algorithms import dapo
 from jaxrl_po.algorithms.actor_critic import GAE, Epochs
-from jaxrl_po.run.experiment import methods, rewarding, user_code
-from jaxrl_po.run.experiment.language_config import MODEL, RANDOM, LanguageOptions
+from jaxrl_po.config import Json, Values
+from jaxrl_po.run.experiment import rewarding, user_code
+from jaxrl_po.run.experiment.language_config import LanguageOptions, task_entry
 from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.experiment.settings import DECAY, WARM_UP
 
 # Kinds of start. Adapters of a pretrained model are of the last two.
 ANY, NEW, PRETRAINED, ADAPTERS = "", "new", "pretrained", "adapters"
-FUNCTIONS = "functions"  # kind of reward, computed on the host
+MODEL = "model"  # kind of reward
 # Kinds of methods, and of critics.
 WITH_CRITIC, IN_GROUPS, SUPERVISED = "with a critic", "in groups", "supervised"
-BY_GAE, IN_EPOCHS = "estimates by GAE", "in epochs"
+BY_GAE, IN_EPOCHS, UNCLIPPED = "estimates by GAE", "in epochs", "in groups, without a clip"
 
-# (Kind of start, kind of reward, method or kind of method) to flags, of which the last row wins.
-# A flag that a run lacks has no effect.
+# (Kind of start, kind of reward, kind of method) to flags, of which the last row wins; defaults of
+# the method's entry follow. A flag that a run lacks has no effect.
 PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
     (ANY, ANY, ANY): {"total_steps": 131_072, "seeds": 4, "model.mlp_width": 128},
     (NEW, ANY, ANY): {"warm_start.steps": 10_000, "warm_start.accuracy": 0.5},
@@ -47,8 +47,6 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
         "config.num_minibatches": 2,
     },
     (ANY, ANY, BY_GAE): {"config.lambda_": 1.0},
-    (ANY, ANY, "a2c"): {"config.estimator": "monte_carlo"},
-    (ANY, ANY, "trpo"): {"config.max_kl": 0.02},
     # Four small steps per batch of 512: with 128 completions and an entropy bonus, most seeds
     # forgot what the warm start had taught them.
     (ANY, ANY, IN_GROUPS): {
@@ -62,9 +60,7 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
         "problem.num_prompts": 64,
         "problem.group_size": 8,
     },
-    **{(ANY, ANY, name): {"config.num_epochs": 1} for name in methods.UNCLIPPED},
-    # A refill needs the scores inside the program.
-    (ANY, FUNCTIONS, "dapo"): {"config.dynamic_sampling": dapo.REWEIGHT},
+    (ANY, ANY, UNCLIPPED): {"config.num_epochs": 1},
     (ANY, ANY, SUPERVISED): {"seeds": 1, WARM_UP: 100, DECAY: 400},
     # A pretrained model forgets at the step sizes of a new one.
     (PRETRAINED, ANY, ANY): {"config.learning_rate": 1e-5, "seeds": 1, "config.num_epochs": 1},
@@ -75,35 +71,39 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
 
 def of_language(
     options: LanguageOptions,
-    values: Mapping[str, Any],
+    values: Values,
     initial: InitialModel,
     starts: Collection[str] = (ANY, NEW, PRETRAINED, ADAPTERS),
-) -> dict[str, Any]:
-    """Returns flag name to preset of a run, from the rows whose kind of start is among `starts`."""
+) -> Json:
+    """Returns flag name to preset of a run, from the rows whose kind of start is among `starts`.
+
+    Those of the method's entry belong to any start.
+    """
     pretrained = bool(initial.pretrained) or values.get("model.shape", "none") != "none"
-    scored_on_host = bool(options.tools or rewarding.functions(options))
-    name, config = options.algorithm, methods.ALGORITHMS[options.algorithm].Config
+    entry = options.entry
     start = {
-        # Random prompts have no answers to warm up on.
-        NEW: not options.init_from and options.task != RANDOM,
+        NEW: not options.init_from and task_entry(options.task).has_answers,
         PRETRAINED: pretrained,
         ADAPTERS: pretrained and bool(values.get("lora.rank")),
     }
-    reward = {MODEL: options.reward == MODEL, FUNCTIONS: scored_on_host}
+    reward = {MODEL: rewarding.is_model(options)}
     method = {
-        name: True,
-        WITH_CRITIC: name in methods.WITH_CRITIC,
-        IN_GROUPS: name in methods.IN_GROUPS,
-        SUPERVISED: name in methods.SUPERVISED,
-        BY_GAE: getattr(config, "estimator", "") == GAE,
-        IN_EPOCHS: issubclass(config, Epochs),
+        WITH_CRITIC: entry.has_critic,
+        IN_GROUPS: entry.compares_groups,
+        SUPERVISED: entry.supervised,
+        BY_GAE: getattr(entry.Config, "estimator", "") == GAE,
+        IN_EPOCHS: issubclass(entry.Config, Epochs),
+        UNCLIPPED: entry.compares_groups and not entry.clips,
     }
     found: dict[str, Any] = {}
     for key, row in PRESETS.items():
         pairs = zip(key, (start, reward, method), strict=True)
         if key[0] in starts and all(kind == ANY or kinds.get(kind) for kind, kinds in pairs):
             found |= row
-    return user_code.without_replaced(options, found)
+    if ANY in starts:
+        on_host = options.tools or rewarding.scores_on_host(options)
+        found |= {**entry.language, **(entry.functions if on_host else {})}
+    return user_code.without_replaced(vars(options), found)
 
 
 of_pretrained = functools.partial(of_language, starts=(PRETRAINED, ADAPTERS))

@@ -10,52 +10,65 @@ import numpy as np
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import language
-from jaxrl_po.config import ConfigError
-from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.config import ConfigError, Json, PythonObject, Values
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run import errors
-from jaxrl_po.run.data import answers, prompts, scoring, tables
+from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.language_config import MODEL, VERIFIER, LanguageConfig, LanguageOptions
+from jaxrl_po.run.experiment.language_config import LanguageConfig, LanguageOptions, task_entry
+from jaxrl_po.run.experiment.registry import REGEX, REWARDS, RewardEntry
 from jaxrl_po.run.store import sources
-from jaxrl_po.run.store.sources import Given
-from jaxrl_po.types import Problem
+from jaxrl_po.types import Problem, PyTree
 
-REGEX, BY_PATTERN = "regex:", "jaxrl_po.run.data.answers:regex"
-# What finds an answer in a text.
-FINDERS = {
-    "math": "jaxrl_po.run.data.mathematics:correct",
-    "last_number": "jaxrl_po.run.data.answers:last_number",
-    "contains": "jaxrl_po.run.data.answers:contains",
-}
-NAMED = (VERIFIER, MODEL, *FINDERS)
+NAMED = [name for name, entry in REWARDS.items() if not entry.takes_pattern]
 
 
-def parts(options: LanguageOptions) -> list[str]:
-    """Returns the names in `--reward`; a pattern stands alone, and may hold a comma."""
+def entries(options: LanguageOptions) -> list[RewardEntry]:
+    """Returns the entry of each name in `--reward`; the user's own have only a function.
+
+    A pattern stands alone, and may hold a comma. What the program computes stands alone too.
+    """
     reward = options.reward
-    return [reward] if reward.startswith(REGEX) else sources.parts(reward)
+    if reward.startswith(REGEX):
+        return [REWARDS[REGEX]]
+    named, known = sources.parts(reward), REWARDS
+    if len(named) > 1:
+        known = {name: entry for name, entry in REWARDS.items() if entry.function}
+    return [known.get(name, RewardEntry(name)) for name in named if name]
 
 
 def functions(options: LanguageOptions) -> list[str]:
     """Returns the sources of the reward functions on the host: from `--reward`, or the task's."""
-    named = parts(options)
-    alone = {VERIFIER: tables.REWARDS.get(options.task, ""), MODEL: ""} if len(named) == 1 else {}
-    found = list[str]()
-    for name in named:
-        if isinstance(name, Given):
-            found.append(name)
-        elif name.startswith(REGEX):
-            found.append(BY_PATTERN)
-        else:
-            found += [source for source in (alone | FINDERS).get(name, name).split(",") if source]
-    return found
+    if own_scorer(options) is not None:
+        return []
+    found = [
+        task_entry(options.task).reward if entry.of_task else entry.function
+        for entry in entries(options)
+    ]
+    return list(filter(None, found))
+
+
+def own_scorer(options: LanguageOptions) -> scoring.Scorer | None:
+    """Returns the object of Python that scores whole batches; None for any other reward."""
+    value = options.reward.value if isinstance(options.reward, PythonObject) else None
+    return value if isinstance(value, scoring.Scorer) else None
+
+
+def scores_on_host(options: LanguageOptions) -> bool:
+    """Returns whether the reward is computed outside the program."""
+    return bool(own_scorer(options) or functions(options))
+
+
+def is_model(options: LanguageOptions) -> bool:
+    """Returns whether the reward is a model fitted to comparisons."""
+    return any(entry.is_model for entry in entries(options))
 
 
 def finds_answers(options: LanguageOptions) -> bool:
     """Returns whether a function of the reward finds the answer of a row in a text."""
-    return any(name in FINDERS or name.startswith(REGEX) for name in parts(options))
+    return any(entry.finds_answers for entry in entries(options))
 
 
 def needs_answers(options: LanguageOptions) -> bool:
@@ -64,11 +77,10 @@ def needs_answers(options: LanguageOptions) -> bool:
 
 
 def pattern(options: LanguageOptions) -> dict[str, str]:
-    """The pattern of `--reward=regex:…`, as an argument; raises ConfigError where it is none."""
-    found = [name.removeprefix(REGEX) for name in parts(options) if name.startswith(REGEX)]
-    if not found:
+    """Returns the pattern of `--reward=regex:…` as an argument; raises ConfigError."""
+    if not any(entry.takes_pattern for entry in entries(options)):
         return {}
-    written = found[0]
+    written = options.reward.removeprefix(REGEX)
     try:
         if not written:
             raise re.error("it is empty")
@@ -81,29 +93,31 @@ def pattern(options: LanguageOptions) -> dict[str, str]:
 
 
 def host_score(
-    config: LanguageConfig, task: AnyTask, placement: Placement
-) -> scoring.HostScore | None:
-    """The scorer that calls `functions`; None if the reward is computed in the program.
+    config: LanguageConfig, task: TaskLike, placement: Placement
+) -> scoring.Scorer | None:
+    """Returns the scorer of `--reward`; None if the reward is computed in the program.
 
     Raises:
       ConfigError: invalid or unsuitable functions; none is loaded yet.
     """
-    options = config.run
+    options, own = config.run, own_scorer(config.run)
     sources, arguments = functions(options), pattern(options)
+    of_task = any(entry.of_task for entry in entries(options))
     for name in ("reward_weights", "reward_timeout"):
         config_lib.require_effect(options, name, bool(sources), "reward names functions")
     if isinstance(task, Dialogue):
-        if options.reward == VERIFIER:
+        if of_task:
             return None
         raise ConfigError(
             "reward",
             f"must be left out with task = {options.task}, which has its own, got {options.reward}",
         )
-    if options.reward == MODEL and options.task in tables.REWARDS:
+    if is_model(options) and task_entry(options.task).reward:
         raise ConfigError(
-            "reward", f"{MODEL} must be fitted to a verifier: task = {options.task} has none"
+            "reward",
+            f"{options.reward} must be fitted to a verifier: task = {options.task} has none",
         )
-    if not sources:
+    if not (own or sources):
         return None
     if not all(":" in source for source in sources):
         near = errors.suggest(options.reward, NAMED)
@@ -112,18 +126,21 @@ def host_score(
             f"must be {', '.join(NAMED)}, {REGEX}PATTERN, or functions such as rewards.py:nearly, "
             f"got {options.reward}{near}",
         )
-    if FINDERS["math"] in sources:
-        errors.require("reward", "math_verify", "math")
+    for entry in entries(options):
+        if entry.needs:
+            errors.require("reward", *entry.needs)
     if options.distributed:
         raise ConfigError(
             "reward", "must be left out with distributed: one process scores completions"
         )
     if placement.cuts_params:
         raise ConfigError("reward", "must be left out with sharded parameters (shard_params, mesh)")
+    if own is not None:
+        return own
     weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)
     try:
         rewards = [
-            scoring.Reward(source, float(weight), arguments if source == BY_PATTERN else {})
+            scoring.Reward(source, float(weight), arguments)
             for source, weight in zip(sources, weights, strict=True)
         ]
     except ValueError:
@@ -139,7 +156,7 @@ def host_score(
     )
 
 
-def explain_zero(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+def explain_zero(examples: Sequence[Values]) -> list[str]:
     """What to say of examples that all score 0: answers beside them, and a reward that finds them.
 
     Args:
@@ -171,7 +188,7 @@ def explain_zero(examples: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def judges(options: LanguageOptions, task: AnyTask, *, pretrained: bool) -> bool:
+def judges(options: LanguageOptions, task: TaskLike, *, pretrained: bool) -> bool:
     """Whether the functions of `--reward` score the evaluation too, in place of the verifier.
 
     They do where the equality of a completion with `answer` says little: a pretrained model writes
@@ -187,7 +204,7 @@ def judges(options: LanguageOptions, task: AnyTask, *, pretrained: bool) -> bool
     )
 
 
-def unanswered(options: LanguageOptions, task: AnyTask) -> bool:
+def unanswered(options: LanguageOptions, task: TaskLike) -> bool:
     """Returns whether a prompt of a file has no answer."""
     columns = None if isinstance(task, Dialogue) else task.columns
     return isinstance(columns, prompts.Columns) and not columns.answered()
@@ -202,7 +219,7 @@ def judged(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[
         return {name: each._replace(score=unknown[name]) for name, each in answers.items()}
 
 
-def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Any]:
+def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> Json:
     """The metrics of an evaluation, `[S, P]`, from answers with the leading axis `[S]`.
 
     A prompt whose answers no function judges, or on which one fails, has the mean of the others;
@@ -216,7 +233,7 @@ def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict
     failed = np.any([pair[1].any(axis=-1) for pair in pairs.values()], axis=0)
     absent = np.any([np.isnan(each.score).any(axis=-1) for each in stacked.values()], axis=0)
 
-    def filled(value: Any) -> Any:
+    def filled(value: PyTree) -> PyTree:
         judged = np.ma.array(value, mask=absent).mean(axis=1, keepdims=True)
         return np.where(absent, np.ma.filled(judged, np.nan), value)
 
@@ -239,7 +256,9 @@ def with_reward_model(
     assert sizes is not None
     assert config.preferences is not None
     if settings.process_reward:
-        raise ConfigError("problem.process_reward", f"has no effect with reward = {MODEL}")
+        raise ConfigError(
+            "problem.process_reward", f"has no effect with reward = {config.run.reward}"
+        )
     with flags.locating({"reward_model": type(sizes)}):
         model = sizes.build(task.tokenizer.size, outputs=1).clone(constrain=policy.constrain)
     fit = functools.partial(

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple
 
-from jaxrl_po.config import ConfigError, Setting, setting_of
+from jaxrl_po.config import ConfigError, Json, Setting, Values, setting_of
 from jaxrl_po.optimizers import AUTO, COSINE, LINEAR, Optimization
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
-from jaxrl_po.run.experiment.methods import ALGORITHMS
+from jaxrl_po.run.experiment.assembly import Command, Config, OptionsOf, Script, World
 from jaxrl_po.run.experiment.options import NEW_MODEL, InitialModel, Options
 from jaxrl_po.run.store import folder, sources
 
@@ -37,10 +36,10 @@ class Settings(NamedTuple, Generic[Config]):
 
 
 def read(
-    script: Script[Config, World],
-    given: Mapping[str, Any],
+    script: Script[OptionsOf, Config, World],
+    given: Values,
     *,
-    stored: Mapping[str, Any] | None = None,
+    stored: Values | None = None,
 ) -> Settings[Config]:
     """Merges given, stored, tuned, preset and default values into the config of a run.
 
@@ -77,27 +76,30 @@ def read(
     return Settings(script.config.of_sections(records, initial), typed, suited, origins, stored)
 
 
-def parse(script: Script[Config, World], argv: Sequence[str]) -> Settings[Config]:
+def parse(script: Script[OptionsOf, Config, World], argv: Sequence[str]) -> Settings[Config]:
     """Returns the settings of a new run from arguments; no folder is read."""
     return read(script, tokenize(script, argv), stored={})
 
 
-def tokenize(script: AnyScript, argv: Sequence[str]) -> dict[str, flags.Text]:
+def tokenize(script: Command, argv: Sequence[str]) -> dict[str, flags.Text]:
     """Returns the texts of a command's flags by name; see `flags.tokenize`."""
-    return flags.tokenize(argv, [*script.config.every_section(), ("", script.options)])
+    return flags.tokenize(argv, {"": script.options})
 
 
 def options_of(
-    script: AnyScript, given: Mapping[str, Any], stored: Mapping[str, Any] = MappingProxyType({})
-) -> Any:
+    script: Script[OptionsOf, Config, World],
+    given: Values,
+    stored: Values = MappingProxyType({}),
+) -> OptionsOf:
     """Returns the settings of the run as a whole, of given and stored values."""
     top: dict[str, type] = {"": script.options}
     fields = flags.named(top.items())
     asked = flags.convert({name: x for name, x in given.items() if name in fields}, top)
-    return flags.merge(top, {"given": asked, "stored": stored})[0][""]
+    options: OptionsOf = flags.merge(top, {"given": asked, "stored": stored})[0][""]
+    return options
 
 
-def usage(script: AnyScript, given: Mapping[str, Any], *, everything: bool) -> str:
+def usage(script: Command, given: Values, *, everything: bool) -> str:
     """Returns the text of `--help` for the sections that the given flags select.
 
     Args:
@@ -127,7 +129,7 @@ def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
     return {name: setting_of(field) for name, field in flags.named(sections.items()).items()}
 
 
-def stored_settings(script: AnyScript, options: Options) -> dict[str, Any]:
+def stored_settings(script: Command, options: Options) -> Json:
     """Returns the settings of the run that is resumed; empty for a new one.
 
     Raises:
@@ -139,7 +141,7 @@ def stored_settings(script: AnyScript, options: Options) -> dict[str, Any]:
 
 
 def settle(
-    script: Script[Config, World], settings: Settings[Config], world: World
+    script: Script[OptionsOf, Config, World], settings: Settings[Config], world: World
 ) -> tuple[Config, int]:
     """Returns the config with a decay that ends with the run, and the number of iterations.
 
@@ -167,34 +169,33 @@ def settle(
             "total_steps", f"must make fewer than {2**31:,} iterations of {of_one}, got {total}"
         )
     method, chosen = config.method, ("tuned", "preset")
-    schedule = method.schedule if isinstance(method, Optimization) else AUTO
-    follows = iterations and origins.get(DECAY) in chosen and schedule == AUTO
-    follows = follows or schedule in (LINEAR, COSINE)
+    if not isinstance(method, Optimization):
+        return config, iterations
+    follows = iterations and origins.get(DECAY) in chosen and method.schedule == AUTO
+    follows = follows or method.schedule in (LINEAR, COSINE)
     if follows and not resumed and origins.get(DECAY) not in ("given", "stored"):
         method = dataclasses.replace(method, decay_iterations=max(iterations, 1))
     if not resumed and origins.get(WARM_UP) in chosen:
         warm_up = min(method.warm_up_iterations, iterations // 10)
         method = dataclasses.replace(method, warm_up_iterations=warm_up)
-    decay_iterations = method.decay_iterations if isinstance(method, Optimization) else 0
-    if 0 < decay_iterations < iterations:
+    if 0 < method.decay_iterations < iterations:
         if resumed:
             raise ConfigError(
                 "total_steps",
                 f"must stay as it was, got {total}: the learning rate of this run reaches 0 after "
-                f"its {decay_iterations} iterations; start another run with more steps or "
+                f"its {method.decay_iterations} iterations; start another run with more steps or "
                 "config.decay_iterations = 0",
             )
         raise ConfigError(
             DECAY,
             f"must be 0 or at least {iterations}, the iterations of total_steps, got "
-            f"{decay_iterations}: the learning rate is 0 afterwards",
+            f"{method.decay_iterations}: the learning rate is 0 afterwards",
         )
     return dataclasses.replace(config, method=method), iterations
 
 
 def sections_of(
-    script: AnyScript, options: Options, initial: InitialModel = NEW_MODEL
+    script: Command, options: Options, initial: InitialModel = NEW_MODEL
 ) -> dict[str, type]:
     """Returns the record class of each section by its prefix, including the method's."""
-    algorithm = errors.lookup("algorithm", options.algorithm, ALGORITHMS)
-    return {"": script.options, "config": algorithm.Config, **script.sections(options, initial)}
+    return {"": script.options, "config": options.entry.Config, **script.sections(options, initial)}

@@ -8,7 +8,8 @@ import io
 import sys
 import types
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,32 +19,36 @@ from jaxrl_po.config import ConfigError, static_value
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.experiment.registry import SUITES
 from jaxrl_po.run.store import sources
 
-# Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
-SUITES = {
-    "brax": "brax",
-    "playground": "mujoco_playground",
-    "craftax": "craftax",
-    "jumanji": "jumanji",
-    "xminigrid": "xminigrid",
-}
+
+class Suite(Protocol):
+    """Environments by name, as a module, a class or an object."""
+
+    def names(self) -> Sequence[str]:
+        """Returns the names of all environments."""
+
+    def make(self, name: str, **arguments: Any) -> Environment:
+        """Makes an environment; `arguments` are those of `--env_params`."""
 
 
-def is_suite(name: str) -> bool:
-    """Whether a name is that of an environment of such a suite.
+def split(name: str) -> tuple[str, str]:
+    """Returns the suite and the environment in it; an empty suite for any other environment.
 
     Example:
-      >>> is_suite("brax:hopper"), is_suite("envpool:Hopper-v4"), is_suite("CartPole-v1")
-      (True, False, False)
+      >>> split("brax:hopper"), split("envpool:Hopper-v4"), split("mine.py:suite:Corridor")
+      (('brax', 'hopper'), ('', 'envpool:Hopper-v4'), ('mine.py:suite', 'Corridor'))
     """
-    return name.partition(":")[0] in SUITES
+    suite, _, inner = name.rpartition(":")
+    is_suite = suite in SUITES or sources.in_file(suite)
+    return (suite, inner) if is_suite else ("", name)
 
 
 class Later(types.ModuleType):
     """A module that is imported when something of it is used."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(importlib.import_module(self.__name__), name)
 
 
@@ -63,7 +68,7 @@ def import_gymnax() -> types.ModuleType:
 
 @functools.cache
 def make(name: str, env_params: str = "") -> Environment:
-    """The environment of `suite:Name`, made once: a suite may take seconds to make one.
+    """Makes the environment of `suite:Name`, once: a suite may take seconds to make one.
 
     Args:
       name: see above.
@@ -74,27 +79,35 @@ def make(name: str, env_params: str = "") -> Environment:
         accept the arguments.
       ConfigError: its spaces cannot be handled.
     """
-    suite, _, inner = name.partition(":")
+    suite, inner = split(name)
     arguments = errors.json_object("env_params", env_params or "{}")
-    errors.require("env", SUITES[suite], suite)
-    # Imported here, and by its name: the module imports the suite. What suites print and warn of
-    # when they are imported and made (optional packages, versions) is not for the user.
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
-        adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
+    adapter = user_code.load("env", suite) if sources.is_source(suite) else _import_adapter(suite)
     errors.lookup("env", inner, dict.fromkeys(adapter.names()))
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
-            made: Environment = adapter.make(inner, **arguments)
+            return adapter.make(inner, **arguments)
     except ConfigError:
         raise
     except (TypeError, ValueError, IndexError, AssertionError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError("env_params", f"{name} does not accept them: {why}") from None
-    return made
+
+
+def _import_adapter(suite: str) -> Suite:
+    """Imports the adapter of a suite by its name, which imports the suite.
+
+    What suites print and warn of when they are imported (optional packages, versions) is not for
+    the user.
+    """
+    errors.require("env", SUITES[suite], suite)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+        adapter: Any = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
+    found: Suite = adapter
+    return found
 
 
 def make_env(name: str, env_params: str = "") -> Any:
-    """Makes a registered environment, or that of `file.py:Name` or `suite:Name`.
+    """Makes a registered environment, or that of `file.py:Name`, `suite:Name` or both.
 
     Args:
       name: value of `--env`.
@@ -104,8 +117,8 @@ def make_env(name: str, env_params: str = "") -> Any:
     Raises:
       ConfigError: the name is unknown, or the file or the arguments cannot be used.
     """
-    if is_suite(name):
-        return make(name, env_params)
+    if split(name)[0]:  # a file may change
+        return (make.__wrapped__ if sources.in_file(name) else make)(name, env_params)
     if sources.is_source(name):
         env = user_code.make("env", name)
     else:
@@ -118,7 +131,7 @@ def make_env(name: str, env_params: str = "") -> Any:
     return with_params(name, env, env_params) if env_params else env
 
 
-def with_params(name: str, env: Any, env_params: str) -> Environment:
+def with_params(name: str, env: object, env_params: str) -> Environment:
     """Returns the environment with other values in fields of its `default_params`.
 
     Args:
@@ -146,7 +159,7 @@ def with_params(name: str, env: Any, env_params: str) -> Environment:
     )
 
 
-def _converted(field: str, default: Any, value: Any) -> Any:
+def _converted(field: str, default: object, value: object) -> object:
     """Returns a value of JSON as the type of a default; raises ConfigError if it would change."""
     default = static_value(field, default)
     if isinstance(default, jax.Array | np.ndarray):

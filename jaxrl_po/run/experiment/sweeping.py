@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Setting, setting_of
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Json, Setting, Values, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.experiment import control, flags, language, settings, user_code, vmapped
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
 from jaxrl_po.run.experiment.language_config import LanguageOptions
@@ -74,7 +74,7 @@ Sweep = ControlSweep | LanguageSweep
 SUMMARY = (
     "Searches hyperparameters: give a flag several values, separated by commas, or a distribution."
 )
-SCRIPTS: dict[str, AnyScript] = {
+SCRIPTS: dict[str, Command] = {
     script.name: script._replace(name="sweep", summary=SUMMARY, options=options)
     for script, options in ((control.SCRIPT, ControlSweep), (language.SCRIPT, LanguageSweep))
 }
@@ -91,12 +91,12 @@ class Asked(NamedTuple):
       tuned: Defaults of `jaxrl-po control` when the sweep began.
     """
 
-    flags: dict[str, Any]
+    flags: Json
     swept: dict[str, list[str]]
     drawn: dict[str, str]
-    tuned: Mapping[str, Any]
+    tuned: Values
 
-    def settings(self, script: AnyScript, combination: Combination) -> Settings[RunConfig]:
+    def settings(self, script: Command, combination: Combination) -> Settings[RunConfig]:
         """Returns the settings of one combination."""
         options = settings.options_of(script, self.flags)
         initial = script.initial(options)
@@ -125,15 +125,15 @@ class Swept(NamedTuple):
         finished `table.txt` and `sweep.png`.
     """
 
-    rows: list[dict[str, Any]]
-    best: dict[str, Any]
+    rows: list[Json]
+    best: Json
     folder: Path
 
     def __repr__(self) -> str:
         return f"Swept(rows=<{len(self.rows)} items>, best={self.best!r}, folder={self.folder!r})"
 
 
-def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) -> Swept:
+def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
     """Searches hyperparameters of an experiment.
 
     A language model's warm start is part of each run; runs with `init_from` share an earlier one.
@@ -170,12 +170,12 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
     return carry_out(script, given)
 
 
-def sections_of(script: AnyScript, options: Options) -> dict[str, type]:
+def sections_of(script: Command, options: Options) -> dict[str, type]:
     """Returns the record class of each section of a sweep by its prefix."""
     return settings.sections_of(script, options, script.initial(options))
 
 
-def carry_out(script: AnyScript, given: Mapping[str, Any], *, leave_early: bool = False) -> Swept:
+def carry_out(script: Command, given: Values, *, leave_early: bool = False) -> Swept:
     """Carries out a sweep, or continues it.
 
     Args:
@@ -252,7 +252,7 @@ def carry_out(script: AnyScript, given: Mapping[str, Any], *, leave_early: bool 
 
 
 def group(
-    script: AnyScript, asked: Asked, options: Sweep, *, rounded: bool
+    script: Command, asked: Asked, options: Sweep, *, rounded: bool
 ) -> list[list[tuple[Combination, Settings[RunConfig]]]]:
     """Groups the combinations, with their settings, by the program that they share.
 
@@ -273,9 +273,7 @@ def group(
     return list(groups.values())
 
 
-def best(
-    script: AnyScript, asked: Asked, rows: list[dict[str, Any]], sections: Mapping[str, type]
-) -> dict[str, Any]:
+def best(script: Command, asked: Asked, rows: list[Json], sections: Mapping[str, type]) -> Json:
     """Returns the flags of the first row that were set or tuned; empty without a row."""
     if not rows:
         return {}
@@ -287,7 +285,7 @@ def best(
     return {name: settled[name] for name in varying}
 
 
-def read(script: AnyScript, given: Mapping[str, Any], options: Options) -> Asked:
+def read(script: Command, given: Values, options: Options) -> Asked:
     """Returns the sweep that flags ask for."""
     initial = script.initial(options)
     sections = settings.sections_of(script, options, initial)
@@ -299,9 +297,7 @@ def read(script: AnyScript, given: Mapping[str, Any], options: Options) -> Asked
     return Asked(fixed | sources.absolute(fixed), swept, drawn, tuned)
 
 
-def resumed(
-    script: AnyScript, given: Mapping[str, Any], stored: Mapping[str, Any], out: str
-) -> Asked:
+def resumed(script: Command, given: Values, stored: Values, out: str) -> Asked:
     """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
 
     Args:
@@ -355,7 +351,7 @@ def refuse(options: Sweep, asked: Asked) -> None:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
-def check(script: AnyScript, groups: Sequence[Group], options: Options) -> str:
+def check(script: Command, groups: Sequence[Group], options: Options) -> str:
     """Returns the name of the score; raises the error of the first combination that is wrong."""
     for group in groups:
         placement = parallel.choose(
@@ -372,8 +368,8 @@ def check(script: AnyScript, groups: Sequence[Group], options: Options) -> str:
 
 
 def run(
-    group: Group, options: Sweep, place: Path, title: str, script: AnyScript
-) -> tuple[dict[str, Any], bool]:
+    group: Group, options: Sweep, place: Path, title: str, script: Command
+) -> tuple[Json, bool]:
     """Trains the combinations that share one program, each over all seeds.
 
     Returns:
@@ -404,12 +400,10 @@ def run(
     return result, interrupted
 
 
-def done(path: Path, sections: Mapping[str, type]) -> list[dict[str, Any]]:
+def done(path: Path, sections: Mapping[str, type]) -> list[Json]:
     """Returns the combinations that are finished; raises ConfigError for a damaged file."""
     try:
-        rows: list[dict[str, Any]] = (
-            json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        )
+        rows: list[Json] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         present = [flags.current(row["flags"], sections) for row in rows]
         written = [{name: errors.shown(x) for name, x in each.items()} for each in present]
         return [row | {"flags": each} for row, each in zip(rows, written, strict=True)]
@@ -418,8 +412,8 @@ def done(path: Path, sections: Mapping[str, type]) -> list[dict[str, Any]]:
 
 
 def split(
-    given: Mapping[str, Any], fields: Mapping[str, Setting]
-) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, str]]:
+    given: Values, fields: Mapping[str, Setting]
+) -> tuple[Json, dict[str, list[str]], dict[str, str]]:
     """Splits flags into those with one value, the values of a grid, and distributions.
 
     Args:
@@ -435,7 +429,7 @@ def split(
     Raises:
       ConfigError: An unknown distribution; the message suggests the nearest.
     """
-    kept, swept, drawn = dict[str, Any](), dict[str, list[str]](), dict[str, str]()
+    kept, swept, drawn = Json(), dict[str, list[str]](), dict[str, str]()
     for name, value in given.items():
         text = value if isinstance(value, flags.Text) else ""
         found = DRAW.fullmatch(text.strip())

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, overload
 import jax
 
 from jaxrl_po import config
-from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, Values, check_size
+from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.errors import format_error
 from jaxrl_po.run.experiment import assembly, settings, user_code
-from jaxrl_po.run.experiment.assembly import AnyScript
+from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.earlier import TRAIN
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.options import LINES, Options
@@ -334,7 +335,7 @@ def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[
     return list(dict.fromkeys([*filter(None, [score]), *chosen]))
 
 
-def plan_experiment(script: AnyScript, given: Mapping[str, Any], options: Options) -> Plan:
+def plan_experiment(script: Command, given: Values, options: Options) -> Plan:
     """Joins the processes of a distributed run, before anything is computed; returns its plan.
 
     Args:
@@ -369,8 +370,7 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
     """
     with contextlib.ExitStack() as hearing, contextlib.ExitStack() as stack:
         with processes.together():
-            if plan.setup.rewarded is not None:
-                stack.enter_context(plan.setup.rewarded)
+            stack.enter_context(opened(plan.setup.rewarded))
             if plan.job.rollouts is not None:
                 stack.enter_context(contextlib.closing(plan.job.rollouts))
             out = stack.enter_context(_place(plan))

@@ -1,58 +1,104 @@
-"""Loads code of the user, as an environment or a loss: `file.py:name`, or an object of Python."""
+"""Loads objects of the user, such as an environment: `file.py:name`, or an object of Python."""
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import optax
 
 from jaxrl_po import variables
 from jaxrl_po.algorithms.actor_critic import Estimation
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json, PythonObject, Values
 from jaxrl_po.optimizers import Optimization
+from jaxrl_po.run import errors
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.errors import UsageError, UserCodeError
-from jaxrl_po.run.experiment.options import Options
-from jaxrl_po.run.store.sources import OWN, Given, in_file, missing
+from jaxrl_po.run.store.sources import OWN, in_file, is_source, missing, split
 from jaxrl_po.types import Learner
+from jaxrl_po.variables import describe
 
+Entry = TypeVar("Entry")
 # Option that is an argument of `make` of a method, to the type of the argument.
 LOSS: dict[str, Any] = dict.fromkeys(("surrogate", "advantage"), Callable)
 LOSS |= {"optimizer": optax.GradientTransformation}
 REPLACED = {"advantage": Estimation, "optimizer": Optimization}  # fields of the method, by option
 
 
-def make(flag: str, source: str, advice: str = "", *, called: bool = True) -> Any:
-    """Returns the result of a class or function without arguments, or an object given in Python.
+def load(flag: str, source: str) -> Any:
+    """Returns the object that `file.py:name` names, or that was given in Python.
 
     Args:
       flag: name of the flag.
       source: value of the flag.
-      advice: remedy for a call that raises a TypeError; empty for no advice.
-      called: whether to call a function or class; if not, it is returned.
 
     Raises:
       UserCodeError: names the flag, the file and, for an error in that file, its line.
     """
-    given = source.value if isinstance(source, Given) else None
-    is_function = inspect.isclass(given) or inspect.isroutine(given)
-    if given is not None and not (called and is_function):
-        return given
-    if given is None and source.startswith(OWN):
-        raise UserCodeError(flag, missing(flag, source))
-    if given is None and not in_file(source):
-        raise UserCodeError(flag, f"must be a file and a name, file.py:name, got {source!r}")
-    place = source.rpartition(":")[0]
-    # Where a name is too long, `Path.is_file` raises.
-    if given is None and not os.path.isfile(place):
+    if isinstance(source, PythonObject):
+        return source.value
+    if not in_file(source):
+        wrong = f"must be a file and a name, file.py:name, got {source!r}"
+        raise UserCodeError(flag, missing(flag, source) if source.startswith(OWN) else wrong)
+    place = split(source)[0]
+    if not os.path.isfile(place):  # `Path.is_file` raises where a name is too long
         raise UserCodeError(flag, f"{source}: there is no file {place}")
+    with _naming(flag, source):
+        return workers.load(source)
+
+
+def make(flag: str, source: str, advice: str = "") -> Any:
+    """Returns the result of a class or function without arguments, or any other object itself.
+
+    Args:
+      flag: name of the flag.
+      source: value of the flag; see `load`.
+      advice: remedy for a call that raises a TypeError; empty for no advice.
+
+    Raises:
+      UserCodeError: see `load`.
+    """
+    found = load(flag, source)
+    if not (inspect.isclass(found) or inspect.isroutine(found)):
+        return found
+    with _naming(flag, source, advice):
+        return found()
+
+
+@contextlib.contextmanager
+def _naming(flag: str, source: str, advice: str = "") -> Iterator[None]:
+    """Context in which an error of the user's code is raised as one that names the flag."""
     try:
-        return (given or workers.load(source))() if called else workers.load(source)
+        yield
     except (Exception, SystemExit) as error:
         more = f"; {advice}" if advice and isinstance(error, TypeError) else ""
         raise UserCodeError(flag, f"{source}: {workers.describe(error)}{more}") from error
+
+
+def held(flag: str, name: str) -> str:
+    """Returns a name, that of a file as the `PythonObject` that it holds."""
+    return PythonObject.of(name, load(flag, name)) if is_source(name) else name
+
+
+def find(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
+    """Returns the entry of a name in a table, or the user's own of the same class.
+
+    Args:
+      flag: name of the flag.
+      name: value of the flag: a name of the table, `file.py:name`, or an object of Python.
+      table: Name to entry; one at least.
+
+    Raises:
+      ConfigError: an unknown name, or an object of another class.
+    """
+    if not is_source(name):
+        return errors.lookup(flag, name, table)
+    kind, own = type(next(iter(table.values()))), load(flag, name)
+    if not isinstance(own, kind):
+        raise UserCodeError(flag, f"{name} must be a run.{kind.__name__}, got {describe(own)}")
+    return own
 
 
 def require_not_imported() -> None:
@@ -79,7 +125,7 @@ def network(flag: str, source: str) -> Any:
     return made
 
 
-def with_loss(make_learner: Callable[..., Learner], options: Options) -> Callable[..., Learner]:
+def with_loss(make_learner: Callable[..., Learner], options: Values) -> Callable[..., Learner]:
     """Returns `make` of a method with the user's surrogate, advantage and optimizer.
 
     Raises:
@@ -87,20 +133,20 @@ def with_loss(make_learner: Callable[..., Learner], options: Options) -> Callabl
     """
     given, parameters = dict[str, Any](), inspect.signature(make_learner).parameters
     for name, kind in LOSS.items():
-        source = vars(options)[name]
+        source = options[name]
         if source and name not in parameters:
             raise UserCodeError(
-                name, f"must be left out with algorithm = {options.algorithm}, which takes none"
+                name, f"must be left out with algorithm = {options['algorithm']}, which takes none"
             )
         if source:
-            given[name] = made = make(name, source, called=kind is not Callable)
+            given[name] = made = load(name, source) if kind is Callable else make(name, source)
             if not isinstance(made, kind):
                 raise UserCodeError(name, f"must be of type {kind.__name__}, got {made!r}")
     return functools.partial(make_learner, **given)
 
 
-def without_replaced(options: Options, values: Mapping[str, Any]) -> dict[str, Any]:
+def without_replaced(options: Values, values: Values) -> Json:
     """Returns values of flags without those of the fields that the user's code replaces."""
-    records = [record for name, record in REPLACED.items() if vars(options)[name]]
+    records = [record for name, record in REPLACED.items() if options[name]]
     fields = {f"config.{name}" for record in records for name in vars(record())}
     return {name: value for name, value in values.items() if name not in fields}

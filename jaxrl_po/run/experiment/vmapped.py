@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.experiment import assembly
 from jaxrl_po.run.experiment.assembly import Setup
 from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.registry import MethodConfig
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import metrics
@@ -24,7 +24,7 @@ Curves = Mapping[str, npt.NDArray[np.float64]]
 
 def train(
     setup: Setup,
-    settings: Sequence[Any],
+    settings: Sequence[MethodConfig],
     options: Options,
     place: Path,
     title: str,

@@ -15,7 +15,7 @@ from jaxrl_po.control.recorded import Recording
 from jaxrl_po.control.statistics import ROLLING_RETURN
 from jaxrl_po.run.devices.seeds import STATE_AXES, shape_of
 from jaxrl_po.run.host.vector_envs import Array, Pool, Source
-from jaxrl_po.types import Metrics, Problem, TrainState
+from jaxrl_po.types import Metrics, Problem, PyTree, TrainState
 
 # In place of a seed's index: the episodes of the run's own evaluations, and of later ones.
 EVALUATION, LATER = 2**31, 2**31 + 1
@@ -234,7 +234,7 @@ class Rollouts:
             sharded[name] = jax.tree.map(jnp.zeros_like, sharded[name])
         return state._replace(collector=state.collector._replace(sharded=sharded))
 
-    def _start(self, rows: int) -> Any:
+    def _start(self, rows: int) -> PyTree:
         """The policy's memory at an episode's start, leaves `[S, rows, …]`."""
         seeds = len(self._seeds)
         memory = actor_of(self._host.problem).start(rows)
@@ -257,7 +257,7 @@ class Rollouts:
         return moved
 
 
-def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., Any]:
+def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., PyTree]:
     of_seed = functools.partial(recorded.act, host.problem, host.source.spaces, greedy=greedy)
     return jax.jit(jax.vmap(of_seed, in_axes=(STATE_AXES, 0, 0, 0, None)))
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po import backend
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.control.spaces import Spaces, is_discrete, is_image, read_spaces
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import RunError
@@ -89,17 +89,8 @@ def is_host(name: str) -> bool:
 
 
 MUJOCO = (
-    "Ant",
-    "HalfCheetah",
-    "Hopper",
-    "Humanoid",
-    "HumanoidStandup",
-    "InvertedDoublePendulum",
-    "InvertedPendulum",
-    "Pusher",
-    "Reacher",
-    "Swimmer",
-    "Walker2d",
+    *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum"),
+    *("InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d"),
 )
 
 
@@ -131,7 +122,7 @@ def find(name: str, env_params: str = "") -> Source:
     return {"envpool": _envpool, "gymnasium": _gymnasium}[suite](name, inner, arguments)
 
 
-def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
+def _envpool(name: str, inner: str, arguments: Json) -> Source:
     import envpool
 
     errors.lookup("env", inner, dict.fromkeys(envpool.list_all_envs()))
@@ -188,7 +179,7 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
 
 
-def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
+def _gymnasium(name: str, inner: str, arguments: Json) -> Source:
     import gymnasium
     from gymnasium.vector import AutoresetMode
 
@@ -271,7 +262,7 @@ def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[...
     return open_named
 
 
-def _spaces(name: str, seen: Any, acts: Any) -> Spaces:
+def _spaces(name: str, seen: object, acts: object) -> Spaces:
     spaces = read_spaces(name, seen, acts)
     if not isinstance(spaces.observation, jax.ShapeDtypeStruct):
         raise ConfigError(
@@ -287,7 +278,7 @@ def _limit(steps: int | None) -> int | None:
     return steps if steps is not None and 0 < steps < 2**31 - 1 else None
 
 
-def _dtype(space: Any) -> npt.DTypeLike:
+def _dtype(space: object) -> npt.DTypeLike:
     """Images stay bytes and classes integers; all else is float32."""
     if is_discrete(space):
         return np.int32

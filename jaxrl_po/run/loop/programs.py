@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_po.config import Json
+from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import Program, compiled, is_light, side_by_side
@@ -24,21 +26,6 @@ from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
 
 Tree = TypeVar("Tree")
 SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
-
-
-class Score(Protocol):
-    """Gives a batch its reward on the host, between `sample` and `update`."""
-
-    def __call__(
-        self, batch: Batch, *, first: bool, report: Callable[[str], None]
-    ) -> tuple[Batch, Metrics]:
-        """The batch with `score` and `reward` filled in, and metrics `[S]`.
-
-        Args:
-          batch: stacked over seeds, its reward None.
-          first: whether it is the first batch of the run, where a failure should end the run.
-          report: called with lines for the user.
-        """
 
 
 class Rollouts(Protocol):
@@ -59,7 +46,7 @@ class Rollouts(Protocol):
     def metrics(self, seconds: float) -> Metrics:
         """Metrics `[S]` of the iteration that was recorded last and took that long."""
 
-    def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Any]:
+    def evaluate(self, state: TrainState, later_seed: int | None = None) -> Json:
         """Name to `[S, n]`; `later_seed` is that of a later evaluation."""
 
     @property
@@ -130,7 +117,7 @@ class Job:
     patience: int = 10
     idle_patience: int = 100
     rollouts: Rollouts | None = None
-    rewarded: Score | None = None
+    rewarded: Scorer | None = None
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
     examples: Examples | None = None
@@ -317,7 +304,7 @@ def with_shardings(shapes: Tree, shardings: PyTree) -> Tree:
     return placed
 
 
-def chunk_of(job: Job) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
+def chunk_of(job: Job) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
     """A chunk as one function, `(state, n) -> (state, metrics)`; only n rows of these are valid."""
 
     def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
@@ -390,7 +377,7 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
     ) -> tuple[TrainState, Metrics]:
         first = not np.max(state.step)
         state, batch = sample(state)
-        batch, of_score = give(batch, first=first, report=report)
+        batch, of_score = give.score_batch(batch, first=first, report=report)
         # Two programs with collectives on CPU devices can deadlock if they run at once.
         state, row = update(state, batch)
         jax.block_until_ready((state, row))

@@ -33,7 +33,7 @@ from jaxrl_po.run.loop.signals import hear_signals, result_of
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.exporters import Reporter
-from jaxrl_po.types import Metrics, Row, TrainState
+from jaxrl_po.types import Metrics, PyTree, Row, TrainState
 
 SKIPPED, NO_ACTION = "skipped", "frac_no_action"
 METRICS, EXAMPLES, ASIDE = "metrics.jsonl", "samples.jsonl", ".chunk.json"
@@ -120,7 +120,7 @@ def run(
         worker = ThreadPoolExecutor(max_workers=1)
         stack.callback(worker.shutdown, wait=False)  # an interrupt does not wait for the compiler
 
-        def wait_for(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+        def wait_for(function: Callable[..., PyTree], *args: Any) -> tuple[PyTree, float]:
             """The result of a call and its seconds, run in a thread: this one handles signals."""
             begun = time.perf_counter()
             result = result_of(worker.submit(lambda: jax.block_until_ready(function(*args))))
@@ -190,7 +190,7 @@ class _Run:
         folder: Path,
         reporter: Reporter,
         programs: programs_lib.Programs,
-        wait_for: Callable[..., tuple[Any, float]],
+        wait_for: Callable[..., tuple[PyTree, float]],
         latest: Store,
         best: Store,
     ):

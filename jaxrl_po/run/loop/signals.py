@@ -45,7 +45,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def _handled(handler: Callable[[int, types.FrameType | None], None]) -> Iterator[None]:
     """Context with a handler for `SIGNALS`; restores the earlier handlers.
 
     Only the main thread may set handlers. A handler of C code could not be restored, and stays.

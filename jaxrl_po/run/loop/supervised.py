@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl_po.language import Transformer, lora, warm_start
-from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.tasks.types import reading
 from jaxrl_po.language.warm_start import BETWEEN, Fit, WarmStart
 from jaxrl_po.run.devices import processes
@@ -34,7 +34,7 @@ class Warm(NamedTuple):
 
 
 def in_parts(
-    make: Callable[[Any], Learner], settings: WarmStart, task: AnyTask, policy: Transformer
+    make: Callable[[PyTree], Learner], settings: WarmStart, task: TaskLike, policy: Transformer
 ) -> Warm | None:
     """The warm start in the `init` of a learner, of one seed; None without one.
 
@@ -47,7 +47,7 @@ def in_parts(
     if not settings.steps:
         return None
 
-    def begin(start: Any) -> Fit:
+    def begin(start: PyTree) -> Fit:
         fits = []
 
         def hold(params: PyTree, key: jax.Array) -> PyTree:
@@ -58,7 +58,7 @@ def in_parts(
         make(hold).init(start)
         return fits[0]
 
-    def init(pair: tuple[Any, PyTree]) -> TrainState:
+    def init(pair: tuple[PyTree, PyTree]) -> TrainState:
         start, params = pair
         return make(lambda *_: params).init(start)
 
@@ -72,8 +72,8 @@ def in_parts(
 
 def run(
     warm: Warm,
-    start: Any,
-    wait_for: Callable[..., tuple[Any, float]],
+    start: PyTree,
+    wait_for: Callable[..., tuple[PyTree, float]],
     show: Callable[[str, str, str], None],
     leave_if_interrupted: Callable[[], None],
     *,

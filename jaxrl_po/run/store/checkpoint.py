@@ -218,7 +218,7 @@ def _silence_orbax() -> None:
         warnings.filterwarnings("ignore", r"coroutine '(\w+Handler|run_sync)\..*never awaited")
 
 
-def _unless_of_a_loop(tell: Any, what: Any) -> None:
+def _unless_of_a_loop(tell: Callable[[Any], object], what: Any) -> None:
     closed = "Event loop is closed" in str(what.exc_value)
     if not closed and what.object is not asyncio.BaseEventLoop.__del__:
         tell(what)

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from jaxrl_po.config import ConfigError, Setting
+from jaxrl_po.config import ConfigError, Json, Setting, Values
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import UserCodeError, format_error, shown, unread_format
 from jaxrl_po.run.store import provenance, sources
@@ -35,7 +35,7 @@ ARTEFACTS = (
 )
 
 
-def inspect(out: str, *, resume: bool, overwrite: bool, script: str = "") -> dict[str, Any]:
+def inspect(out: str, *, resume: bool, overwrite: bool, script: str = "") -> Json:
     """Checks that a run may use the folder `out`; changes nothing.
 
     Args:
@@ -108,7 +108,7 @@ def require_name(out: str, flag: str = "out") -> None:
         raise ConfigError(flag, f"{out} cannot be used: {error.strerror}") from None
 
 
-def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> dict[str, Any]:
+def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> Json:
     """Reads the settings of a run, its `config.json`, with the paths of `sources.located`.
 
     Args:
@@ -122,7 +122,7 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
     """
     damaged = UserCodeError(flag, f"{folder} holds a damaged {CONFIG}")
     try:
-        stored: dict[str, Any] = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8-sig")))
+        stored: Json = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8-sig")))
     except OSError:
         wanted = f"must be the folder of a run of {makers}, got {folder}"
         raise UserCodeError(flag, f"{wanted}; it holds no {CONFIG}") from None
@@ -142,9 +142,7 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
     return stored | sources.located(stored, code, stored.get("out", ""), folder)
 
 
-def require_same(
-    given: Mapping[str, Any], stored: Mapping[str, Any], fields: Mapping[str, Setting], out: str
-) -> None:
+def require_same(given: Values, stored: Values, fields: Mapping[str, Setting], out: str) -> None:
     """Raises ConfigError for a given setting that differs from the stored run and may not change.
 
     A path may change if its content has the stored digest; digests of code are compared here, of
@@ -290,7 +288,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
 
 
-def removed(stored: Mapping[str, Any]) -> list[str]:
+def removed(stored: Values) -> list[str]:
     """Returns a line for each removed setting of a stored run that is not at its default.
 
     Example:
@@ -305,12 +303,12 @@ def removed(stored: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+def write_settings(folder: Path, settings: Values) -> None:
     """Writes `config.json`: the settings of a run, its absolute path and the format's number."""
     write_json(folder / CONFIG, {"format": FORMATS[-1], **settings, "out": os.path.abspath(folder)})
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     """Replaces a JSON file atomically; NaN and infinity become null."""
     text = json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False)
     write_atomically(path, text + "\n")

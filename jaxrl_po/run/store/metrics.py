@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Values
 from jaxrl_po.run.store import statistics
 from jaxrl_po.types import Metrics, Row
 
@@ -91,7 +91,7 @@ def by_seed(values: Mapping[str, npt.ArrayLike]) -> Row:
     return row
 
 
-def strict(value: Any) -> Any:
+def strict(value: object) -> object:
     """The same value with NaN and infinity, which JSON lacks, replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -174,7 +174,7 @@ def curve(
 
 
 def summary(
-    rows: Sequence[Row], options: Any, resolved: Mapping[str, Any], *, score: str, initial: str = ""
+    rows: Sequence[Row], options: Any, resolved: Values, *, score: str, initial: str = ""
 ) -> Row:
     """The content of `summary.json`; `steps` counts one seed, `steps_per_second` all of them.
 

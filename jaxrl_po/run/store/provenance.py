@@ -12,14 +12,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr_consts
 
 from jaxrl_po import backend
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.metrics import strict
 from jaxrl_po.types import Learner
@@ -49,7 +48,7 @@ DATA = {
 PACKAGE = Path(__file__).parent.parent.parent
 
 
-def describe(placement: str, code: Mapping[str, str] = {}) -> dict[str, Any]:
+def describe(placement: str, code: Mapping[str, str] = {}) -> Json:
     """Layout, devices, machine, versions and code of this process, as JSON values by name.
 
     Args:
@@ -112,7 +111,7 @@ def program(learner: Learner) -> str:
     return digest.hexdigest()[:16]
 
 
-def another_program(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+def another_program(now: Values, before: Values) -> bool:
     """Whether `program` changed though nothing did from which the same learner is lowered.
 
     Example:
@@ -127,7 +126,7 @@ def another_program(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     return now["program"] != before.get("program", now["program"])
 
 
-def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
+def revision(package: Path = PACKAGE) -> Json | None:
     """`{"commit": …, "dirty": …}` of the package's git checkout, or None without one."""
     # Inside a git hook, GIT_DIR and the like name another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -146,7 +145,7 @@ def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
         return None
 
 
-def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+def differences(now: Values, before: Values) -> list[str]:
     """Returns the entries of `describe` that changed, as `name: before → now`, without new ones.
 
     Code whose source could not be read, then or now, is among them.
@@ -176,7 +175,7 @@ def note(changes: Sequence[str]) -> list[str]:
     return [line] if changes else []
 
 
-def go_on(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+def go_on(now: Values, before: Values) -> Json:
     """The result of `describe`, with those of earlier starts of the run, if different, in `before`.
 
     Args:
@@ -223,7 +222,7 @@ def _backend_runs() -> bool:
     return False
 
 
-def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) -> None:
+def require_same(now: Values, before: Values, out: str) -> None:
     """Refuses to resume a deterministic run where its bits could change.
 
     Another commit with the same source digest is allowed.
@@ -247,7 +246,7 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) ->
         )
 
 
-def require_data(entry: str, digest: str, resolved: Mapping[str, Any], flag: str, run: str) -> None:
+def require_data(entry: str, digest: str, resolved: Values, flag: str, run: str) -> None:
     """Refuses adapters over another base, or to resume on other prompts and answers.
 
     Args:

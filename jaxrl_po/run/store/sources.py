@@ -15,14 +15,15 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, PythonObject, Values
 
 # `environment` is the former name of `tools`, in runs of 0.4.
+READ = ("network.memory",)  # flags whose record reads the object
 FLAGS = (
     *("env", "task", "reward", "policy", "critic", "actor_critic", "tools"),
-    *("surrogate", "advantage", "optimizer"),
+    *("surrogate", "advantage", "optimizer", "algorithm", *READ),
 )
 EXPORTER = "exporter"  # flag of code that no number depends on: without a digest, read at a start
 # Flags of code in folders, those of former versions included.
@@ -44,24 +45,11 @@ DATA = ("task.train", "task.test", "demonstrations")
 PATHS = ("init_from", "teacher", *DATA)
 
 
-class Given(str):
-    """Text of a flag whose object was given in Python; `value` is the object."""
-
-    value: Any
-
-    def __reduce__(self) -> Any:
-        # Another process imports the file, whose module may have another name there.
-        in_files = all(map(in_file, self.split(",")))
-        return (str, (str(self),)) if in_files else super().__reduce__()
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
-
-
 def named(flag: str, value: Any) -> str:
     """Returns the text of a flag for an object of Python: `file.py:name` or `python:name`.
 
-    The text of a reward that its own process can import is a plain `str`; any other is a `Given`.
+    The text of a reward that its own process can import is a plain `str`; any other is a
+    `PythonObject`.
 
     Raises:
       ConfigError: The object must be importable, and is not.
@@ -75,7 +63,8 @@ def named(flag: str, value: Any) -> str:
             raise ConfigError(flag, f"regex:PATTERN must stand alone, got it in {value!r}")
         each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
         text = ",".join(each)
-        return given(text, each) if any(isinstance(x, Given) for x in each) else text
+        held = any(isinstance(x, PythonObject) for x in each)
+        return PythonObject.of(text, each) if held else text
     name = getattr(value, "__name__", type(value).__name__)
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     file = getattr(module, "__file__", None) or ""
@@ -85,21 +74,15 @@ def named(flag: str, value: Any) -> str:
     if importable and module is not sys.modules["__main__"] and flag in ("reward", "tools"):
         inside = getattr(module, "__package__", "")
         return f"{value.__module__}:{name}" if inside and flag == "reward" else text
-    if flag == "tools" or (flag == "reward" and not callable(value)):
+    scores = callable(value) or hasattr(value, "score_batch")
+    if flag == "tools" or (flag == "reward" and not scores):
         raise ConfigError(flag, f"must be a function or class that can be imported, got {value!r}")
-    return given(text, value)
-
-
-def given(text: str, value: Any) -> Given:
-    """Makes the text of a flag that carries an object, or the list of names and objects."""
-    held = Given(text)
-    held.value = value
-    return held
+    return PythonObject.of(text, value)
 
 
 def parts(source: str) -> list[str]:
-    """Returns the names, and objects as `Given`, of a flag that takes several."""
-    if isinstance(source, Given):
+    """Returns the names, and objects as `PythonObject`, of a flag that takes several."""
+    if isinstance(source, PythonObject):
         listed = type(source.value) is list and all(isinstance(x, str) for x in source.value)
         return source.value if listed else [source]
     return source.split(",")
@@ -128,7 +111,18 @@ def in_file(name: str) -> bool:
     return ".py:" in name
 
 
-def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
+def split(source: str) -> tuple[str, str]:
+    """Returns the file or module of code, and the name in it.
+
+    Example:
+      >>> split("my_envs.py:suite:Corridor"), split("package.module:score")
+      (('my_envs.py', 'suite:Corridor'), ('package.module', 'score'))
+    """
+    place, _, name = source.rpartition(".py:" if in_file(source) else ":")
+    return place + ".py" * in_file(source), name
+
+
+def absolute(settings: Values) -> dict[str, str]:
     """Returns the flags among `settings` that name files or folders to read, as absolute paths.
 
     A run stores them so, because it may be resumed or evaluated from another folder.
@@ -141,14 +135,14 @@ def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
     return paths | {
         name: ",".join(map(_absolute, settings[name].split(",")))
         for name in (*FLAGS, EXPORTER)
-        if in_file(settings.get(name, "")) and not isinstance(settings[name], Given)
+        if in_file(settings.get(name, "")) and not isinstance(settings[name], PythonObject)
     }
 
 
 def _absolute(source: str) -> str:
     if not in_file(source):
         return source
-    place, _, name = source.rpartition(":")
+    place, name = split(source)
     return f"{os.path.abspath(place)}:{name}"
 
 
@@ -162,7 +156,7 @@ def short(name: str) -> str:
     return Path(name).name if in_file(name) else name
 
 
-def files(settings: Mapping[str, Any]) -> list[str]:
+def files(settings: Values) -> list[str]:
     """Returns the files of code and of data that the flags among `settings` name.
 
     Example:
@@ -170,11 +164,11 @@ def files(settings: Mapping[str, Any]) -> list[str]:
       ['mine.py', 'rows.jsonl']
     """
     named = [source for name in FLAGS for source in settings.get(name, "").split(",")]
-    code = [source.rpartition(":")[0] for source in named if in_file(source)]
+    code = [split(source)[0] for source in named if in_file(source)]
     return code + [settings[name] for name in DATA if settings.get(name)]
 
 
-def digests(settings: Mapping[str, Any]) -> dict[str, str]:
+def digests(settings: Values) -> dict[str, str]:
     """Returns by flag `digest:name` of the code that it names, wherever the file lies.
 
     An object of Python whose source cannot be read keeps the name `python:name`.
@@ -188,8 +182,8 @@ def digests(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _digest(source: str) -> str:
-    place, _, name = source.rpartition(":")
-    if isinstance(source, Given) and not in_file(source):
+    place, name = split(source)
+    if isinstance(source, PythonObject) and not in_file(source):
         try:
             texts = repr(sorted(_texts(source.value)))
         except Exception:  # of code that cannot be read, or that raises when its attributes are
@@ -203,7 +197,7 @@ def _digest(source: str) -> str:
     return f"{digest(place)}:{name}" if os.path.isfile(place) else source
 
 
-def _texts(value: Any) -> set[str]:
+def _texts(value: object) -> set[str]:
     """Returns the source of the functions that an object consists of, without `LIBRARIES`.
 
     They are the methods of its class and bases, its attributes, and the functions, classes,
@@ -247,7 +241,7 @@ def _is_library(module: str) -> bool:
     return package in LIBRARIES or "site-packages" in file or "dist-packages" in file
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def _inside(value: object) -> Iterable[object]:
     """Returns the parts of a container, method, property, partial or wrapped function."""
     if isinstance(value, Mapping):
         return value.values()
@@ -286,9 +280,7 @@ def digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
-def located(
-    settings: Mapping[str, Any], code: Mapping[str, str], before: str, run: Path
-) -> dict[str, str]:
+def located(settings: Values, code: Mapping[str, str], before: str, run: Path) -> dict[str, str]:
     """Returns the flags of a stored run that name files or folders, with the paths they have now.
 
     A path is resolved as it was relative to the folder of the run, then as the absolute path that
@@ -314,9 +306,9 @@ def located(
         return next(chain(filter(fits, places), filter(os.path.exists, places), places))
 
     def of_code(source: str, digest: str) -> str:
-        place, _, name = source.rpartition(":")
         if not in_file(source):
             return source
+        place, name = split(source)
         return f"{now(place, lambda path: _digest(f'{path}:{name}') == digest)}:{name}"
 
     found = {name: now(settings[name]) for name in PATHS if settings.get(name)}

@@ -146,8 +146,8 @@ class DialogueEngine:
 
         def program(
             step: Callable[..., Any], arrays: int, donated: Any = (), **options: Any
-        ) -> Callable[..., Any]:
-            def call(params: ActorCritic, *given: Any) -> Any:
+        ) -> Callable[..., PyTree]:
+            def call(params: ActorCritic, *given: Any) -> PyTree:
                 read = params.variables("policy")
                 return step(lora.over(model, params.frozen), read, *given, **options)
 
@@ -237,7 +237,7 @@ class DialogueEngine:
         begun, inside = time.perf_counter(), 0.0
         host, environment, shape = self._host, self._host.environment, self._shape
 
-        def compute(program: Callable[..., Any], *arguments: Any) -> Any:
+        def compute(program: Callable[..., PyTree], *arguments: Any) -> PyTree:
             nonlocal inside
             called = time.perf_counter()
             result = jax.block_until_ready(program(*arguments))
@@ -402,7 +402,7 @@ class DialogueEngine:
         )
         return shaped
 
-    def _episode(self, row: Any, member: int, *entropy: int) -> Episode:
+    def _episode(self, row: np.int32, member: int, *entropy: int) -> Episode:
         """A dialogue of a group, whose resets follow from `entropy` alone."""
         seeds = seed_of(self._base, *entropy), seed_of(self._base, *entropy, 1 + member)
         return Episode(int(row), seeds)

@@ -14,12 +14,13 @@ import resource
 import signal
 import sys
 import time
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import Any
 
 from jaxrl_po.run.data import workers
+from jaxrl_po.run.data.workers import Json
 from jaxrl_po.run.host.dialogues import schemas
 
 RESET, REWARD = "reset", "get_reward"
@@ -33,7 +34,7 @@ class OutOfTime(BaseException):
     """A method took too long; not an `Exception`, which a method may catch."""
 
 
-def serve(pipe: Connection, make: Callable[[], Any], start: Mapping[str, Any]) -> None:
+def serve(pipe: Connection, make: Callable[[], object], start: Json) -> None:
     """Answers requests of `Environments` until the pipe is closed.
 
     Args:
@@ -62,11 +63,11 @@ class Children:
       pipe: of the worker itself.
     """
 
-    def __init__(self, make: Callable[[], Any], limit: float, pipe: Connection):
+    def __init__(self, make: Callable[[], object], limit: float, pipe: Connection):
         self._make, self._limit, self._pipe = make, limit, pipe
         self._held: dict[int, workers.Process] = {}
 
-    def offer(self, columns: list[str]) -> Any:
+    def offer(self, columns: list[str]) -> object:
         """`describe` in a child, for an instance may open what must not be shared; or an error."""
         child = self._fork()
         child.send({"offer": columns}, START_LIMIT, f"took more than {START_LIMIT:g} s")
@@ -77,7 +78,7 @@ class Children:
         finally:
             child.close()
 
-    def run(self, jobs: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+    def run(self, jobs: list[tuple[int, Json]]) -> list[Json]:
         """The results of jobs of different instances, `AT_ONCE` of them at a time."""
         results: dict[int, dict[str, Any]] = {}
         late = f"did not stop {GRACE:g} s after its limit of {self._limit:g} s"
@@ -114,12 +115,12 @@ class Children:
             child.close()
 
 
-def limit_of(job: dict[str, Any], limit: float) -> float:
+def limit_of(job: Json, limit: float) -> float:
     """Seconds after which a job is past all of its limits."""
     return limit * max(len(job.get("calls", ())), 2 if "reset" in job else 1) + GRACE
 
 
-def answer_jobs(pipe: Connection, make: Callable[[], Any], limit: float) -> None:
+def answer_jobs(pipe: Connection, make: Callable[[], object], limit: float) -> None:
     """Answers jobs until the pipe is closed, in a child; see `serve`."""
     signal.signal(signal.SIGALRM, _interrupt)
     held: list[Any] = []
@@ -128,13 +129,11 @@ def answer_jobs(pipe: Connection, make: Callable[[], Any], limit: float) -> None
             workers.say(pipe, _answer(workers.hear(pipe), held, make, limit))
 
 
-def _interrupt(number: int, frame: types.FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     raise OutOfTime
 
 
-def _answer(
-    job: dict[str, Any], held: list[Any], make: Callable[[], Any], limit: float
-) -> dict[str, Any]:
+def _answer(job: Json, held: list[object], make: Callable[[], object], limit: float) -> Json:
     try:
         if "offer" in job:
             return describe(make, job["offer"])
@@ -159,7 +158,7 @@ def _answer(
         return {"error": workers.describe(error) if "offer" in job else raised}
 
 
-def describe(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
+def describe(make: Callable[[], object], columns: list[str]) -> Json:
     """Returns the schemas of an environment's tools, and the columns that its reset takes.
 
     Raises:
@@ -189,7 +188,7 @@ def describe(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
     return {"tools": tools, "reward": REWARD in names, "takes": sorted(takes)}
 
 
-def _call(environment: Any, call: dict[str, Any], limit: float) -> dict[str, Any]:
+def _call(environment: object, call: Json, limit: float) -> Json:
     try:
         result = timed(limit, getattr(environment, call["name"]), **call["arguments"])
         return {"content": content(result), "failed": False}

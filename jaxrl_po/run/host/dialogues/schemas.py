@@ -12,6 +12,8 @@ import types
 from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from jaxrl_po.run.data.workers import Json
+
 SECTIONS = ("Args:", "Returns:", "Raises:")
 PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 GROUPS = {list: "array", tuple: "array", dict: "object"}
@@ -23,7 +25,7 @@ class ToolError(Exception):
     """A tool lacks what its schema needs; the message names the method and what it lacks."""
 
 
-def schema_of(tool: Callable[..., Any], name: str) -> dict[str, Any]:
+def schema_of(tool: Callable[..., Any], name: str) -> Json:
     """The schema of one tool.
 
     Args:
@@ -107,7 +109,7 @@ def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:
     return ("\n".join(parts[""]).strip(), described, "\n".join(parts.get("Returns:", [])).strip())
 
 
-def type_of(hint: Any, where: str) -> dict[str, Any]:
+def type_of(hint: Any, where: str) -> Json:
     """The JSON type of a type hint.
 
     Example:
@@ -142,7 +144,7 @@ def type_of(hint: Any, where: str) -> dict[str, Any]:
     )
 
 
-def _any_of(hints: list[Any], arguments: tuple[Any, ...], where: str) -> dict[str, Any]:
+def _any_of(hints: list[object], arguments: tuple[object, ...], where: str) -> Json:
     each = [type_of(hint, where) for hint in hints]
     if len(each) == 1:
         found = each[0]
@@ -154,14 +156,14 @@ def _any_of(hints: list[Any], arguments: tuple[Any, ...], where: str) -> dict[st
     return found | ({"nullable": True} if type(None) in arguments else {})
 
 
-def _one_of(values: list[Any], where: str) -> dict[str, Any]:
+def _one_of(values: list[object], where: str) -> Json:
     if not values or any(type(value) not in PLAIN for value in values):
         raise ToolError(f"{where} must list values that JSON has, got {values}")
     names = list(dict.fromkeys(PLAIN[type(value)] for value in values))
     return {"type": names[0] if len(names) == 1 else names, "enum": values}
 
 
-def _described(found: dict[str, Any], text: str, where: str) -> dict[str, Any]:
+def _described(found: Json, text: str, where: str) -> Json:
     """A type with its description, which may end with `(choices: ["a", "b"])`."""
     choices = CHOICES.search(text)
     if choices is None:

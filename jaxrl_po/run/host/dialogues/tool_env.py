@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from jaxrl_po.config import Json, Values
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Call, Message, Tools
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import workers
-from jaxrl_po.run.data.scoring import HostScore, RewardError
+from jaxrl_po.run.data.scoring import Floats, HostScore, RewardError
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.host.dialogues import instances
 from jaxrl_po.run.host.dialogues.engine import Episode, Outcome, Reporter
@@ -22,9 +24,6 @@ CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (
     "killed",
     "environment_failures",
 )
-
-
-Json = Mapping[str, Any]
 
 
 class ToolSpec(NamedTuple):
@@ -70,7 +69,7 @@ class Environments:
             raise UserCodeError("tools", f"{self.source}: {error}") from None
         return ToolSpec(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
-    def run(self, jobs: Mapping[int, Json]) -> dict[int, Json]:
+    def run(self, jobs: Mapping[int, Values]) -> dict[int, Values]:
         """The results of one job for each of some environments.
 
         A job is `{"reset": columns, "seeds": [before, after]}`, to `{"said": text or None}`;
@@ -125,7 +124,7 @@ class ToolEnv:
         environments: Environments,
         spec: ToolSpec,
         tools: Tools,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Values],
         *,
         reply_length: int,
         rewarded: HostScore | None = None,
@@ -201,7 +200,7 @@ class ToolEnv:
         ]
 
     def _reply(
-        self, talk: Transcript, message: Sequence[int], calls: Sequence[Call], result: Json
+        self, talk: Transcript, message: Sequence[int], calls: Sequence[Call], result: Values
     ) -> list[int] | None:
         talk.calls += len(calls)
         if why := result.get("killed") or result.get("error"):
@@ -211,7 +210,7 @@ class ToolEnv:
         said = []
         for call in calls:
             name = call.name if call.name in self._tools.names else UNKNOWN
-            unread: Json = {"content": str({"error": call.error}), "failed": True}
+            unread: Values = {"content": str({"error": call.error}), "failed": True}
             answer = unread if call.error else next(answers)
             talk.failed += answer["failed"]
             said.append({"role": TOOL, "name": name, "content": answer["content"]})
@@ -281,7 +280,7 @@ class ToolEnv:
 
     def _scored(
         self, rewarded: HostScore, first: bool, report: Reporter
-    ) -> tuple[Any, Any, dict[str, Any]]:
+    ) -> tuple[Floats, Floats, Json]:
         """What the functions make of the last message of each dialogue."""
         by_seed = np.array_split(np.arange(len(self._transcripts)), self._num_seeds)
         # A row without a dialogue is given one that there is, and its score is not read.
@@ -361,6 +360,6 @@ def fit(
     return ids, cut
 
 
-def _mean(total: Any, count: Any) -> Mean:
+def _mean(total: npt.ArrayLike, count: npt.ArrayLike) -> Mean:
     mean: Any = Mean
     return mean(np.asarray(total, np.float32), np.asarray(count, np.float32))
