@@ -74,9 +74,13 @@ Sweep = ControlSweep | LanguageSweep
 SUMMARY = (
     "Searches hyperparameters: give a flag several values, separated by commas, or a distribution."
 )
+SEARCHED: list[tuple[Command, type[Sweep]]] = [
+    (control.SCRIPT, ControlSweep),
+    (language.SCRIPT, LanguageSweep),
+]
 SCRIPTS: dict[str, Command] = {
     script.name: script._replace(name="sweep", summary=SUMMARY, options=options)
-    for script, options in ((control.SCRIPT, ControlSweep), (language.SCRIPT, LanguageSweep))
+    for script, options in SEARCHED
 }
 SCRIPT = SCRIPTS["control"]  # of the command
 
