@@ -26,6 +26,7 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import (
     control,
     flags,
+    language,
     registry,
     settings,
     sweeping,
@@ -126,7 +127,8 @@ def fields_of(record):
 def flags_of():
     """What a command line may begin with, and the flags that may follow."""
     found = {
-        f"jaxrl-po {name}": training_flags(globals()[name]) for name in ("control", "language")
+        f"jaxrl-po {name}": training_flags(script)
+        for name, script in (("control", control), ("language", language))
     }
     found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweeping.ControlSweep)
     for command in (evaluate, export, plot, render, report):

@@ -122,13 +122,15 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
     """
     damaged = UserCodeError(flag, f"{folder} holds a damaged {CONFIG}")
     try:
-        stored: Json = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8-sig")))
+        stored = json.loads((folder / CONFIG).read_text(encoding="utf-8-sig"))
     except OSError:
         wanted = f"must be the folder of a run of {makers}, got {folder}"
         raise UserCodeError(flag, f"{wanted}; it holds no {CONFIG}") from None
-    except (TypeError, ValueError):
+    except ValueError:
         raise damaged from None
-    if not {"format", "script"} & stored.keys():
+    if not isinstance(stored, dict):
+        raise damaged
+    if {"model_type", "architectures"} & stored.keys():
         return stored  # of a pretrained model
     if why := unread_format(stored.get("format")):
         raise ConfigError(flag, f"{folder / CONFIG} {why}")
