@@ -132,7 +132,8 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
         raise damaged
     if {"model_type", "architectures"} & stored.keys():
         return stored  # of a pretrained model
-    if why := unread_format(stored.get("format")):
+    ours = "format" in stored or "script" in stored
+    if ours and (why := unread_format(stored.get("format"))):
         raise ConfigError(flag, f"{folder / CONFIG} {why}")
     resolved = stored.get("resolved", {})
     code = resolved.get(sources.DIGESTS, {}) if isinstance(resolved, dict) else None
