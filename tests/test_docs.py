@@ -127,8 +127,8 @@ def fields_of(record):
 def flags_of():
     """What a command line may begin with, and the flags that may follow."""
     found = {
-        f"jaxrl-po {name}": training_flags(script)
-        for name, script in (("control", control), ("language", language))
+        "jaxrl-po control": training_flags(control),
+        "jaxrl-po language": training_flags(language),
     }
     found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweeping.ControlSweep)
     for command in (evaluate, export, plot, render, report):

@@ -7,7 +7,6 @@ import tiny
 from scripts import finish, start
 
 from jaxrl_po import language as language_lib
-from jaxrl_po.algorithms import dapo
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, setting_of
 from jaxrl_po.run import errors
@@ -442,10 +441,13 @@ def test_overlong_shaping_does_not_punish_the_longest_right_answer(
 
 
 def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch, written_down):
-    asked, make = [], dapo.make
-    monkeypatch.setattr(
-        dapo, "make", lambda config, problem: asked.append(config) or make(config, problem)
-    )
+    asked, entry = [], registry.METHODS["dapo"]
+
+    def make(config, problem):
+        asked.append(config)
+        return entry.make(config, problem)
+
+    monkeypatch.setitem(registry.METHODS, "dapo", entry._replace(make=make))
     flags_of_run = ["--algorithm=dapo", "--devices=1", "--total_steps=100000"]
     written_down(launch.control, [*flags_of_run, f"--out={tmp_path / 'run'}"])
     assert (asked[0].soft_overlong, asked[0].overlong_filtering) == (False, False)
