@@ -183,6 +183,7 @@ def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
         columns=columns,
         policy=model,
         critic=None,
+        make=None,
     )
     assert composed._problem(None, {}).target == placement.target
 
