@@ -11,7 +11,7 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.assembly import AnyScript, Config, Script, World
 from jaxrl_po.run.experiment.methods import ALGORITHMS
-from jaxrl_po.run.experiment.options import NEW_MODEL, InitialModel, Options
+from jaxrl_po.run.experiment.options import InitialModel, Options
 from jaxrl_po.run.store import folder, sources
 
 DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
@@ -198,8 +198,15 @@ def settle(
 
 
 def sections_of(
-    script: AnyScript, options: Options, initial: InitialModel = NEW_MODEL
+    script: AnyScript, options: Options, initial: InitialModel | None = None
 ) -> dict[str, type]:
-    """Returns the record class of each section by its prefix, including the method's."""
+    """Returns the record class of each section by its prefix, including the method's.
+
+    Args:
+      script: Command of the run.
+      options: Settings of the run as a whole.
+      initial: Model that the run starts from; None to read it from the files of `init_from`.
+    """
+    initial = script.initial(options) if initial is None else initial
     algorithm = errors.lookup("algorithm", options.algorithm, ALGORITHMS)
     return {"": script.options, "config": algorithm.Config, **script.sections(options, initial)}
