@@ -238,7 +238,9 @@ def prepare(out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if not (resume or overwrite):
         remedy = "give resume to continue, overwrite to replace the study, or choose another"
         raise ConfigError("out", f"{out} already holds files; {remedy}")
-    stored = json.loads((out / CONFIG).read_text("utf-8")) if (out / CONFIG).exists() else {}
+    stored = (
+        json.loads((out / CONFIG).read_text(encoding="utf-8")) if (out / CONFIG).exists() else {}
+    )
     if stored.get("script") != "study":
         raise ConfigError("out", f"{out} must hold a study; choose another")
     return stored if resume else {}
