@@ -81,11 +81,4 @@ WRONG = [
         "if True:",
         (f"{HERE}test_an_initial_policy_is_made_once",),
     ),
-    Wrong(
-        "the values of a sweep are read in another order",
-        "experiments.studies.claims.trial",
-        "key=lambda x: int(x.parent.name)",
-        "key=lambda x: -int(x.parent.name)",
-        (f"{HERE}test_curves_of_several_programs_stand_in_their_order",),
-    ),
 ]

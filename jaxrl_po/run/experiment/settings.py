@@ -10,7 +10,7 @@ from jaxrl_po.optimizers import AUTO, COSINE, LINEAR, Optimization
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.assembly import Command, Config, OptionsOf, Script, World
-from jaxrl_po.run.experiment.options import NEW_MODEL, InitialModel, Options
+from jaxrl_po.run.experiment.options import InitialModel, Options
 from jaxrl_po.run.store import folder, sources
 
 DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
@@ -195,7 +195,14 @@ def settle(
 
 
 def sections_of(
-    script: Command, options: Options, initial: InitialModel = NEW_MODEL
+    script: Command, options: Options, initial: InitialModel | None = None
 ) -> dict[str, type]:
-    """Returns the record class of each section by its prefix, including the method's."""
+    """Returns the record class of each section by its prefix, including the method's.
+
+    Args:
+      script: Command of the run.
+      options: Settings of the run as a whole.
+      initial: Model that the run starts from; None to read it from the files of `init_from`.
+    """
+    initial = script.initial(options) if initial is None else initial
     return {"": script.options, "config": options.entry.Config, **script.sections(options, initial)}

@@ -160,7 +160,7 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
     if not isinstance(experiment, Experiment):
         raise ConfigError("experiment", "must be an Experiment: run.Experiment(env=…)")
     script, given = SCRIPTS[experiment.script], with_names({**experiment.settings, **options})
-    sections = sections_of(script, settings.options_of(script, given))
+    sections = settings.sections_of(script, settings.options_of(script, given))
     for name, values in over.items():
         if isinstance(values, str):
             given[name] = flags.Text(values)
@@ -172,11 +172,6 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
         each = [flags.convert({name: value}, sections)[name] for value in values]
         given[name] = flags.Text(",".join(map(errors.shown, each)))
     return carry_out(script, given)
-
-
-def sections_of(script: Command, options: Options) -> dict[str, type]:
-    """Returns the record class of each section of a sweep by its prefix."""
-    return settings.sections_of(script, options, script.initial(options))
 
 
 def carry_out(script: Command, given: Values, *, leave_early: bool = False) -> Swept:
@@ -196,7 +191,7 @@ def carry_out(script: Command, given: Values, *, leave_early: bool = False) -> S
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     asked = resumed(script, given, stored, options.out) if stored else read(script, given, options)
     options = settings.options_of(script, asked.flags, asked.tuned)
-    sections = sections_of(script, options)
+    sections = settings.sections_of(script, options)
     refuse(options, asked)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(EXACT)
@@ -324,7 +319,7 @@ def resumed(script: Command, given: Values, stored: Values, out: str) -> Asked:
     found = sources.located(asked.flags, code, str(stored.get("out", "")), Path(out))
     before = flags.current(asked.flags, {"": script.options}) | found
     options = settings.options_of(script, given, before)
-    sections = sections_of(script, options)
+    sections = settings.sections_of(script, options)
     asked = Asked(*(flags.current(each, sections) for each in asked))
     asked = asked._replace(flags=asked.flags | found)
     again = read(script, given, options)
