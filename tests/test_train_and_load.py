@@ -210,7 +210,7 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
         ({"iterations": 1.5}, "^iterations: must be a whole number in"),
         ({"total_steps": 9}, "^total_steps: is not an argument of train with a learner: iterat"),
         ({"seeds": 0}, "^seeds: must lie in"),
-        ({"devices": 9}, "^devices: must divide the 1 seeds or the 1 rows"),
+        ({"devices": 5}, "^devices: must divide the 1 seeds or the 1 rows"),
         ({"seeds": 9, "devices": 9}, "^devices: must be at most 8"),
         ({"title": 1}, "^title: must be of type str, got 1"),
         ({"log_every": -1}, "^log_every: must lie in"),
