@@ -129,9 +129,9 @@ def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored, 
             assert heard.wait(60)
         return score(self, *given, **named)
 
-    score = HostScore.__call__
+    score = HostScore.score_batch
     with monkeypatch.context() as patch:
-        patch.setattr(HostScore, "__call__", interrupted)
+        patch.setattr(HostScore, "score_batch", interrupted)
         assert run(tmp_path, "exact").iteration == 1
     outcome = run(tmp_path, "exact", resume=True)
     jax.tree.map(np.testing.assert_array_equal, words(outcome.state), words(scored[1].state))

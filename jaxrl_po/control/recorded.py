@@ -79,6 +79,7 @@ def recorded_from_settings(
     axis_name: str | None = None,
     policy: Any = None,
     critic: Any = None,
+    actor_critic: Any = None,
     target: Target | None = None,
 ) -> Problem:
     """A problem that reads its rollouts from `with_recording`.
@@ -89,8 +90,9 @@ def recorded_from_settings(
       network: sizes and kinds of the networks.
       axis_name: device axis over which environments are sharded, or None.
       policy: Flax module in place of the one that `network` describes, or None.
-      critic: likewise.
-      target: what the program is compiled for; None for `backend.here()`.
+      critic: Flax module of the values, as `policy`.
+      actor_critic: Flax module of both, as in `make_problem`.
+      target: Machine that the program is compiled for; None for `backend.here()`.
 
     Returns:
       The `Problem`. Its metrics are those of `make_problem`.
@@ -102,7 +104,7 @@ def recorded_from_settings(
     target = target or backend.here()
     kept = settings.normalize_observations, settings.scale_rewards, settings.reward_discount
     statistics = Statistics(*kept, target, axis_name)
-    modules = choose_modules(spaces, policy, critic, settings=network, target=target)
+    modules = choose_modules(spaces, policy, critic, actor_critic, network, target=target)
     nets = build_networks(modules, spaces)
     require_fit(nets, spaces)
 
