@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import static
 from jaxrl_po.run.experiment import control, flags, language
-from jaxrl_po.run.experiment.assembly import Command
+from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.store import statistics
 
@@ -43,8 +43,8 @@ class Part(NamedTuple):
     Attributes:
       name: name of its folder.
       title: title in the picture.
-      script: the script that runs it.
-      main: `main` of that script.
+      domain: Domain of the run.
+      main: `main` of its command.
       arguments: flags of the run.
       score: in `summary.json`, one number per seed.
       aggregate: how the seeds are aggregated.
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
     name: str
     title: str
-    script: Command
+    domain: Domain[Any]
     main: Callable[[Sequence[str]], int]
     arguments: tuple[str, ...]
     score: str
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 CARTPOLE = Part(
     name="cartpole",
     title="PPO on CartPole-v1, 16 seeds",
-    script=control.SCRIPT,
+    domain=control,
     main=launch.control,
     arguments=(
         *("--env=CartPole-v1", "--seeds=16", "--total_steps=100000"),
@@ -89,7 +89,7 @@ def on_addition(algorithm: str, *arguments: str) -> Part:
     return Part(
         name="addition" if algorithm == "ppo" else algorithm,
         title=f"{algorithm.upper()} on two-digit addition, 4 seeds",
-        script=language.SCRIPT,
+        domain=language,
         main=launch.language,
         arguments=(f"--algorithm={algorithm}", *shared, *arguments),
         score="greedy_accuracy",
@@ -159,10 +159,10 @@ def main(argv: Sequence[str]) -> int:
     curves = [
         plotting.Panel(
             result.rows,
-            part.script.curves,
+            part.domain.CURVES,
             part.title,
-            f"{part.script.unit}, each seed",
-            part.script.y_label,
+            f"{part.domain.UNIT}, each seed",
+            part.domain.Y_LABEL,
             part.target,
         )
         for part, result in zip(PARTS, results, strict=True)

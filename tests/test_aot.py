@@ -22,7 +22,6 @@ from jaxrl_po.run.devices import topology
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import language, settings
-from jaxrl_po.run.experiment.composition import Composition
 from jaxrl_po.run.experiment.models import Start
 
 
@@ -173,19 +172,11 @@ def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
     task = addition(1)
     model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
     placement = Placement(1, 1, 1, described=(SimpleNamespace(platform="tpu"),))
-    composed = Composition(
-        config=settings.parse(language.SCRIPT, ["--algorithm=sft"]).config,
-        placement=placement,
-        start=Start(task, model, None, None, ""),
-        settings=Settings(num_prompts=2),
-        teacher=None,
-        verify=True,
-        columns=columns,
-        policy=model,
-        critic=None,
-        make=None,
-    )
-    assert composed._problem(None, {}).target == placement.target
+    config = settings.parse(language, ["--algorithm=sft"]).config
+    config = dataclasses.replace(config, problem=Settings(num_prompts=2))
+    start = Start(task, model, None, None, "")
+    problem = language.make_problem(config, placement, start, True, columns, {}, None)
+    assert problem.target == placement.target
 
 
 @pytest.mark.parametrize(

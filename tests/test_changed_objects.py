@@ -13,8 +13,8 @@ import shapes
 
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError, PythonObject
-from jaxrl_po.run.experiment import plan
-from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
+from jaxrl_po.run.experiment.experiment import DOMAINS, of_folder
+from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store import sources
 
 CODE = """
@@ -87,7 +87,7 @@ def trained(tmp_path_factory):
 
 
 def told(resumed):
-    found = plan.prepare(SCRIPTS[resumed.script], resumed.read()).notes
+    found = prepare(DOMAINS[resumed.script], resumed.read()).display.notes
     return [line for line in found if "in a changed environment" in line]
 
 

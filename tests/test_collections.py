@@ -15,8 +15,8 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import networks
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, settings
 from jaxrl_po.run.experiment import control as script
+from jaxrl_po.run.experiment import settings
 
 ENV = gymnax.make("CartPole-v1")[0]
 TASK = language.tasks.addition(1)
@@ -156,12 +156,9 @@ def test_a_run_of_the_command_carries_constants(tmp_path):
     assert int(loaded.act(jnp.zeros(4))) in (0, 1)
     saved = loaded.params.constants
     assert set(saved) == {"policy", "value"}
-    config = settings.parse(script.SCRIPT, [*flags, f"--init_from={out}"]).config
+    config = settings.parse(script, [*flags, f"--init_from={out}"]).config
     one = Placement(config.run.seeds, 1, 1)
-    experiment = script.build(config, one, script.open_world(config))
-    job = assembly.make_job(
-        experiment, config.run, one, iterations=1, steps_per_iteration=8, log_every=1
-    )
+    job = script.build(config, one, script.open_world(config))
     begun = jax.tree.map(lambda x: x[0], job.learner.init(job.start).params.constants)
     jax.tree.map(np.testing.assert_array_equal, begun, saved)
 

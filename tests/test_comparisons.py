@@ -117,7 +117,7 @@ def test_tuned_settings_are_valid(path):
         [f"--algorithm={path.parent.name}", f"--env={env}"], {"": control.ControlOptions}
     )[""]
     assert control.tuned_file(options) == path
-    sections = settings.sections_of(control.SCRIPT, options)
+    sections = settings.sections_of(control, options)
     tuned = flags_lib.current(saved["flags"], sections)
     assert len(tuned) == len(saved["flags"])
     records = flags_lib.parse(

@@ -92,7 +92,7 @@ def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypa
     programs.check(job)
     programs.compile_programs(job)
     assert len(traced) == 1
-    assert effort == {"begin": small, "chunk": False, "greedy": False, "describe": small}
+    assert effort == {"begin": small, "chunk": False, "evaluate": False, "describe": small}
 
 
 def test_programs_compile_side_by_side_and_the_first_error_is_raised_at_once():

@@ -103,9 +103,9 @@ def training_flags(script):
         variants += [{"tools": "mine.py:Game", **variants[-1], "task": "file"}]
     return {
         flags.join(prefix, field.name)
-        for options in (script.SCRIPT.options(**variant) for variant in variants)
+        for options in (script.OPTIONS(**variant) for variant in variants)
         for prefix, record in settings.sections_of(
-            script.SCRIPT, options, script.SCRIPT.initial(options)
+            script, options, script.initial_model(options)
         ).items()
         for field in flags.settable(record)
     }

@@ -98,7 +98,7 @@ def told(path):
         algorithm = re.search(r"--algorithm=(\w+)", command)
         # A run that is resumed keeps its method.
         if algorithm or not re.search(r"--(resume|init_from|sampling)\b", command):
-            chosen = algorithm[1] if algorithm else script.SCRIPT.options().algorithm
+            chosen = algorithm[1] if algorithm else script.OPTIONS().algorithm
             yield chosen, set(re.findall(r"--config\.(\w+)", command))
         text = text.replace(command, "")
     for algorithm, field in re.findall(r"`(\w+)\.Config\.(\w+)`", text):

@@ -7,9 +7,10 @@ from probes import one_piece
 
 from jaxrl_po.algorithms import a2c, grpo, npg, ppo, trpo
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.experiment import control, language, plan
-from jaxrl_po.run.experiment.assembly import smaller_steps
+from jaxrl_po.run.experiment import control, language
 from jaxrl_po.run.experiment.experiment import Experiment
+from jaxrl_po.run.experiment.prepare import prepare
+from jaxrl_po.run.loop.job import smaller_steps
 from jaxrl_po.run.loop.log import Doubts
 
 
@@ -140,12 +141,12 @@ def test_a_run_says_what_makes_steps_smaller(tmp_path):
 @pytest.mark.parametrize(
     ("script", "flags", "advice"),
     [
-        (control.SCRIPT, tiny.CONTROL, "set --config.early_stop"),
-        (control.SCRIPT, [*tiny.CONTROL, "--network.memory=transformer"], "lower --config.learn"),
-        (language.SCRIPT, [*tiny.LANGUAGE, "--algorithm=grpo"], "lower --config.learning_rate"),
+        (control, tiny.CONTROL, "set --config.early_stop"),
+        (control, [*tiny.CONTROL, "--network.memory=transformer"], "lower --config.learn"),
+        (language, [*tiny.LANGUAGE, "--algorithm=grpo"], "lower --config.learning_rate"),
     ],
     ids=["ppo", "memory", "language"],
 )
 def test_a_job_has_its_methods_advice(tmp_path, script, flags, advice):
     given = Experiment.parse(script, [*flags, f"--out={tmp_path / 'run'}"]).read()
-    assert plan.prepare(script, given).job.smaller_steps.startswith(advice)
+    assert prepare(script, given).display.smaller_steps.startswith(advice)

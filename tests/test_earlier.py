@@ -54,8 +54,8 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
     assert "latest checkpoint (iteration 10), 3 episodes, " in told
     assert "greedy_return" in told
 
-    config = earlier.read(control.SCRIPT, "run", str(runs["control"]))
-    _, _, state = earlier.state(control.SCRIPT, config, "run", str(runs["control"]), "latest")
+    config = earlier.read(control, "run", str(runs["control"]))
+    _, _, state = earlier.state(control, config, "run", str(runs["control"]), "latest")
     world = control.open_world(config)
     problem = control.build_problem(config, world)
     play = jax.jit(control.control.make_evaluate(world.env, problem, num_episodes=3))
@@ -70,17 +70,15 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
 def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
     """The key of the run gives the score of its last line, where its kernels are not to be had."""
     out = tmp_path / "new" / "again.json"
-    _, config = earlier.read_any(evaluate.SCRIPTS.values(), "run", str(runs["language"]))
+    _, config = earlier.read_any(evaluate.DOMAINS.values(), "run", str(runs["language"]))
     config = dataclasses.replace(
         config, model=dataclasses.replace(config.model, fused_attention=True)
     )
-    experiment, iteration, state = earlier.state(
-        language.SCRIPT, config, "run", str(runs["language"]), "latest"
-    )
+    job, iteration, state = earlier.state(language, config, "run", str(runs["language"]), "latest")
     key = jax.random.split(jax.random.key(0))[1]
 
     def measure(state):
-        scores = experiment.evaluate(state.params, state.collector, key)
+        scores = job.evaluation.measure(state.params, state.collector, key)
         return {name: scores[name].mean() for name in ("greedy_accuracy", "greedy_length")}
 
     line = read(runs["language"] / "metrics.jsonl")[-1]

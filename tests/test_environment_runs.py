@@ -19,8 +19,8 @@ from scripts import everything
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, settings
 from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import settings
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic
 
@@ -106,18 +106,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, tmp_path):
 def begun(place, seeds):
     """What the first evaluation finds, and what is recorded in the first iteration."""
     flags = arguments(place, place / "none", "--total_steps=12", f"--seeds={seeds}")
-    config = settings.parse(script.SCRIPT, flags).config
+    config = settings.parse(script, flags).config
     on_one = Placement(seeds, 1, 1)
-    job = assembly.make_job(
-        script.SCRIPT.build(config, on_one),
-        *(config.run, on_one),
-        iterations=3,
-        steps_per_iteration=4,
-        log_every=1,
-    )
-    state = job.learner.init(job.start)
-    with contextlib.closing(job.rollouts):
-        return job.evaluate(state), job.rollouts.record(state, print)[1]
+    job = script.build(config, on_one)
+    state, rollouts = job.learner.init(job.start), job.host.rollouts
+    with contextlib.closing(rollouts):
+        return job.evaluate(state), rollouts.record(state, print)[1]
 
 
 def test_a_seed_does_not_depend_on_the_others(place):
@@ -129,17 +123,17 @@ def test_a_seed_does_not_depend_on_the_others(place):
 def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
     """The test rows by a later evaluation alone."""
     config = settings.parse(
-        script.SCRIPT, arguments(place, place / "none", "--eval_prompts=0", "--eval_samples=0")
+        script, arguments(place, place / "none", "--eval_prompts=0", "--eval_samples=0")
     ).config
-    built = script.SCRIPT.build(config, Placement(1, 1, 1))
-    rollouts, asked = built.host.open(0, [0]), []
+    built = script.build(config, Placement(1, 1, 1))
+    rollouts, asked = built.host.rollouts, []
 
     def hold(params, episodes, *_, **__):
         asked.extend(each.row for each in episodes if each is not None)
         raise StopIteration
 
     monkeypatch.setattr(rollouts, "hold", hold)
-    state = jax.eval_shape(built.learner.init, (jax.random.key(0), built.given))
+    state = jax.eval_shape(built.learner.init, built.start)
     state = state._replace(params=ActorCritic(None))
     with contextlib.closing(rollouts):
         for later in (None, 1, 2):
@@ -147,7 +141,7 @@ def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
                 rollouts.evaluate(state, later)
     train = 8 - len(set(asked))
     assert 0 < train < 8
-    validation, test = built.host.task.validation, built.host.task.test
+    validation, test = rollouts._host.task.validation, rollouts._host.task.test
     assert asked == [*validation, *test, *test]
     assert (validation.start, test.stop) == (train, 8)
 
@@ -177,17 +171,14 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     plain = [each for each in flags if not each.startswith("--tools")]
     batches = []
     for argv in (flags, plain):
-        config = settings.parse(script.SCRIPT, argv).config
-        built = script.SCRIPT.build(config, Placement(1, 1, 1))
-        state = built.learner.init((jax.random.key(3), built.given))
-        if built.host is not None:
-            rollouts = built.host.open(0, [0])
-            stacked = jax.tree.map(lambda x: x[None], state)
-            recording = rollouts.record(stacked, print)[1]
+        config = settings.parse(script, argv).config
+        built = script.build(config, Placement(1, 1, 1))
+        state, rollouts = built.learner.init(built.start), built.host.rollouts
+        if rollouts is not None:
+            recording = rollouts.record(state, print)[1]
             rollouts.close()
-            first = jax.tree.map(lambda x: x[0], recording)
-            state = rollouts.with_recording(state, first)
-        batches.append(jax.jit(built.learner.sample)(state)[1])
+            state = rollouts.with_recording(state, recording)
+        batches.append(jax.tree.map(lambda x: x[0], built.learner.sample(state)[1]))
     held, completed = batches
     for name in ("action", "mask", "terminated", "truncated"):
         expected = getattr(completed, name)

@@ -35,11 +35,12 @@ from jaxrl_po.algorithms import ppo
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.experiment import assembly, flags
-from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.options import NEW_MODEL, RunConfig
 from jaxrl_po.run.experiment.options import Options as RunOptions
-from jaxrl_po.run.experiment.options import RunConfig
+from jaxrl_po.run.experiment.settings import length_of
 from jaxrl_po.run.loop import runner
+from jaxrl_po.run.loop.job import Display, Evaluation, Layout, build_job
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint
 from jaxrl_po.run.store import metrics as metrics_lib
@@ -66,30 +67,45 @@ def walk(poison=lambda step: False):
     return one_piece(lambda key: start_of(key, SIZE), step)
 
 
-SCRIPT = Script(
-    name="walk",
-    summary="Walks at random.",
-    options=RunOptions,
-    config=RunConfig,
-    require_known=lambda *_: None,
-    presets=lambda *_: {},
-    tuned=lambda *_: {},
-    sections=lambda *_: {},
-    open_world=lambda config: None,
-    rows=lambda config: 16,
-    steps=lambda config, world: 10,
-    shards_params=lambda options: False,
-    build=lambda config, placement, world: assembly.Setup(
-        walk(), lambda params, collector, key: {"greedy_return": params.policy[1]}, "greedy_return"
-    ),
-    title=lambda config: "a walk",
-    unit="steps",
-    curves=(),
-    y_label="",
-)
+def second_number(params, collector, key):
+    return {"greedy_return": params.policy[1]}
 
 
-def main(out, *arguments, script=SCRIPT):
+def domain(learner, measure=second_number):
+    """The functions of a training command with a learner of one seed."""
+
+    def build(config, placement, world):
+        return build_job(
+            learner,
+            Layout(placement),
+            length_of(config.run, 10),
+            seed=config.run.seed,
+            evaluation=Evaluation(measure, score="greedy_return"),
+            display=Display("a walk"),
+        )
+
+    return SimpleNamespace(
+        NAME="walk",
+        UNIT="steps",
+        OPTIONS=RunOptions,
+        CONFIG=RunConfig,
+        initial_model=lambda options: NEW_MODEL,
+        require_known=lambda *_: None,
+        presets=lambda *_: {},
+        tuned=lambda *_: {},
+        sections=lambda *_: {},
+        continued=lambda config: config,
+        open_world=lambda config: None,
+        rows=lambda config: 16,
+        steps=lambda config, world: 10,
+        build=build,
+    )
+
+
+WALK = domain(walk())
+
+
+def main(out, *arguments, script=WALK):
     return launch.main(script, [*FLAGS, *arguments, f"--out={out}"])
 
 
@@ -372,16 +388,8 @@ def test_a_clock_that_jumps_spoils_no_number_and_no_line(
     assert "nan" not in shown
 
 
-def poisoned(learner, evaluate):
-    """The script with another learner, of one seed."""
-    return SCRIPT._replace(build=lambda *_: assembly.Setup(learner, evaluate, "greedy_return"))
-
-
 def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_path, capfd):
-    script = poisoned(
-        walk(lambda step: step >= 7),
-        lambda params, collector, key: {"greedy_return": params.policy[1]},
-    )
+    script = domain(walk(lambda step: step >= 7))
     assert main(tmp_path, script=script) == 1
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(
@@ -397,7 +405,7 @@ def test_an_environment_whose_rewards_are_nan_leaves_finite_parameters(tmp_path,
     """All rewards are NaN: every update is skipped and the parameters stay as they began."""
     problem = control.make_problem(NanReward(), num_envs=2, num_steps=4)
     settings = ppo.Config(num_epochs=1, num_minibatches=1)
-    script = poisoned(
+    script = domain(
         ppo.make(settings, problem),
         lambda params, collector, key: {"greedy_return": jax.tree.leaves(params.policy)[0].sum()},
     )

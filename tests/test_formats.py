@@ -34,8 +34,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.optimizers import adam, clipped
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as command
-from jaxrl_po.run.experiment import plan
 from jaxrl_po.run.experiment.experiment import Experiment
+from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store import checkpoint
 from jaxrl_po.types import ActorCritic, TrainState
 
@@ -70,15 +70,15 @@ def test_a_removed_setting_is_one_line_unless_at_its_default(kept):
 
     def told(reproducible):
         (kept / "config.json").write_text(json.dumps(stored | {"reproducible": reproducible}))
-        asked = Experiment.parse(command.SCRIPT, ["--resume", f"--out={kept}"])
-        return [x for x in plan.prepare(command.SCRIPT, asked.read()).notes if "former" in x]
+        asked = Experiment.parse(command, ["--resume", f"--out={kept}"])
+        return [x for x in prepare(command, asked.read()).display.notes if "former" in x]
 
     assert told(False) == []
     assert told(True) == [
         "config.json: reproducible=true is a setting of a former version, without effect now"
     ]
     with pytest.raises(ConfigError, match=r"^reproducible: is not .*did you mean deterministic"):
-        Experiment.parse(command.SCRIPT, ["--reproducible"])
+        Experiment.parse(command, ["--reproducible"])
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from probes import tabular_problem
 from test_runner import Silent
+from toy_run import train_job
 
 from jaxrl_po.algorithms import a2c, grpo, ppo, ppo_penalty, reference, reinforce, trpo
 from jaxrl_po.config import ConfigError
@@ -13,7 +14,6 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed, over_seeds
 from jaxrl_po.run.loop import runner
-from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.run.store.checkpoint import Store
 
 PLAIN = tabular_problem(num_prompts=4, num_steps=8)
@@ -131,7 +131,8 @@ def test_a_checkpoint_holds_no_frozen_parameters_and_a_resumed_run_has_them(
 
     def run(folder, iterations, *, resume=False):
         folder.mkdir(exist_ok=True)
-        return runner.run(Job(learner, keys, iterations, 8), folder, Silent(), resume=resume).state
+        job = train_job(learner, keys, iterations=iterations, steps_per_iteration=8)
+        return runner.run(job, folder, Silent(), resume=resume).state
 
     whole = run(tmp_path / "whole", 4)
     run(tmp_path / "cut", 2)

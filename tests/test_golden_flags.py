@@ -89,9 +89,9 @@ OPTIONAL = ("tools", "critic", "reward", "reward_model", "preferences")  # secti
 
 def records():
     """Returns `(commands, section, name) -> record class`; section "" has flags without a dot."""
-    commands = {name: module.SCRIPT.options for name, module in TRAINED.items()}
+    commands = {name: module.OPTIONS for name, module in TRAINED.items()}
     own = commands | {name: module.Options for name, module in OTHERS.items()}
-    own["sweep"] = sweeping.SCRIPT.options
+    own["sweep"] = sweeping.ControlSweep
     parts = {
         "tools": language_config.ToolSettings,
         "model": language.ModelSettings,

@@ -85,8 +85,8 @@ def test_every_part_for_a_gpu_gives_flags_that_exist(gpu, tiny, monkeypatch):
         for argv in ran:
             if argv[0] == "-m":
                 assert argv[1] == "jaxrl_po"
-                script = {"control": control, "language": language}[argv[2]].SCRIPT
-                settings.parse(script, argv[3:])
+                domain = {"control": control, "language": language}[argv[2]]
+                settings.parse(domain, argv[3:])
             elif argv[0].endswith("bench.py"):
                 options = flags.parse(argv[1:], {"": bench.Options})[""]
                 assert options.tiny == bool(tiny)

@@ -10,13 +10,14 @@ import numpy as np
 import optax
 import pytest
 from probes import one_piece, tabular_problem
+from toy_run import train_job
 
 from jaxrl_po import advantages, group_advantages, losses
 from jaxrl_po.algorithms import cispo, dr_grpo, group_policy, grpo, gspo, ppo, reinforce_pp, rloo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.learner import zero_masked
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import Samples
 
@@ -303,18 +304,19 @@ def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
 
     If silent from 3 on, the last line with a signal is that of iteration 4.
     """
-    job = programs.Job(
+    job = train_job(
         hopeless(from_iteration),
         jax.random.split(jax.random.key(0), 2),
-        12,
-        1,
+        iterations=12,
+        steps_per_iteration=1,
         log_every=2,
-        idle_patience=6,
+        idle=6,
     )
     outcome = runner.run(job, tmp_path, Quiet())
     assert (outcome.iteration, outcome.idle, outcome.interrupted) == (ends, ends < 12, False)
     assert read(tmp_path / "metrics.jsonl")[-1]["iteration"] == ends
-    again = runner.run(dataclasses.replace(job, iterations=14), tmp_path, Quiet(), resume=True)
+    longer = dataclasses.replace(job, length=job.length._replace(iterations=14))
+    again = runner.run(longer, tmp_path, Quiet(), resume=True)
     assert again.iteration == (ends + 2 if ends < 12 else 14)  # what came before is remembered
 
 

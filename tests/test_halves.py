@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import tabular_problem
+from toy_run import train_job
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo
@@ -18,7 +19,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.seeds import over_seeds
-from jaxrl_po.run.loop import programs, runner, signals
+from jaxrl_po.run.loop import runner, signals
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
@@ -48,8 +49,8 @@ def make(*, verify=False, axis_name=None):
 
 def job(rewarded=None, **changes):
     own = make(verify=rewarded is None)
-    defaults = {"iterations": 3, "steps_per_iteration": 32, "log_every": 2, "rewarded": rewarded}
-    return programs.Job(
+    defaults = {"iterations": 3, "steps_per_iteration": 32, "log_every": 2, "scorer": rewarded}
+    return train_job(
         over_seeds(own, SEEDS), jax.random.split(jax.random.key(0), SEEDS), **(defaults | changes)
     )
 

@@ -1,5 +1,6 @@
 """Runs of the commands in environments of the host, and how they end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -126,13 +127,12 @@ def test_the_commands_work_on_a_run_unchanged(cart_pole, capsys, tmp_path, monke
 
 
 def test_an_evaluation_of_the_run_is_that_of_the_checkpoint(cart_pole):
-    config = earlier.read(command.SCRIPT, "run", str(cart_pole))
-    experiment, iteration, state = earlier.state(
-        command.SCRIPT, config, "run", str(cart_pole), "latest"
-    )
+    config = earlier.read(command, "run", str(cart_pole))
+    job, iteration, state = earlier.state(command, config, "run", str(cart_pole), "latest")
     rows = [json.loads(line) for line in (cart_pole / "metrics.jsonl").read_text().splitlines()]
     assert iteration == rows[-1]["iteration"]
-    again = rollouts.Rollouts(experiment.host, config.run.seed, range(2)).evaluate(state)
+    with contextlib.closing(job.host.rollouts) as again:
+        again = again.evaluate(state)
     np.testing.assert_allclose(again["greedy_return"].mean(axis=1), rows[-1]["greedy_return"])
 
 

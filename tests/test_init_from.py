@@ -12,7 +12,8 @@ from jaxrl_po import language, run
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, control, settings
+from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.experiment import control, settings
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.store.checkpoint import Store
 
@@ -25,12 +26,9 @@ def earlier(finished, tmp_path_factory):
 
 
 def test_every_seed_starts_where_the_first_of_the_earlier_run_stopped(earlier):
-    config = settings.parse(script.SCRIPT, [*SMALL, f"--init_from={earlier}"]).config
+    config = settings.parse(script, [*SMALL, f"--init_from={earlier}"]).config
     one = Placement(config.run.seeds, 1, 1)
-    experiment = script.SCRIPT.build(config, one)
-    job = assembly.make_job(
-        experiment, config.run, one, iterations=1, steps_per_iteration=8, log_every=1
-    )
+    job = script.build(config, one)
     begun = job.learner.init(job.start).params.policy
     store = Store(earlier / "checkpoints" / "latest")
     saved = store.read(max(store.iterations()))
@@ -123,10 +121,10 @@ def test_every_seed_of_a_control_run_starts_where_the_first_of_the_earlier_one_s
     kept = run.load(walked, checkpoint="latest")
     flags = [*WALKS, f"--init_from={walked}"]
     normal = f"--problem.normalize_observations={kept.settings['problem.normalize_observations']}"
-    config = settings.parse(control.SCRIPT, [*flags, normal]).config
+    config = settings.parse(control, [*flags, normal]).config
     one = Placement(2, 1, 1)
-    setup = control.build(config, one, control.open_world(config))
-    state = jax.jit(setup.learner.init)(jax.random.key(7))
+    job = control.build(config, one, control.open_world(config))
+    state = of_seed(job.learner.init(job.start), 1)
     jax.tree.map(np.testing.assert_array_equal, state.params, kept.params)
     statistics = state.collector.replicated.get("observation_statistics")
     assert (statistics is not None) == kept.settings["problem.normalize_observations"]

@@ -14,7 +14,7 @@ from jaxrl_po.algorithms import grpo, trpo
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.language import unembedding
 from jaxrl_po.language.unembedding import AT_ONCE, HELD, LISTED, restricted
-from jaxrl_po.run.experiment import composition
+from jaxrl_po.run.experiment.language import filtered
 from jaxrl_po.types import ActorCritic, CollectorState
 
 TASK = language.tasks.addition(1, zero_pad=False)
@@ -262,8 +262,8 @@ def test_what_cannot_be_held_is_named():
 def test_what_a_filter_keeps_of_a_large_vocabulary_is_said():
     """`Settings` of a run, whatever its task."""
     settings = language.Settings(top_p=0.9)
-    (said,) = composition.filtered(settings, Wide())
+    (said,) = filtered(settings, Wide())
     assert "at most 512 of the 50,000 tokens" in said
-    assert not composition.filtered(settings, MODEL)
-    assert not composition.filtered(language.Settings(top_p=0.9, top_k=20), Wide())
-    assert not composition.filtered(language.Settings(), Wide())
+    assert not filtered(settings, MODEL)
+    assert not filtered(language.Settings(top_p=0.9, top_k=20), Wide())
+    assert not filtered(language.Settings(), Wide())

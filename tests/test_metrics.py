@@ -1,6 +1,5 @@
 import json
 import math
-import types
 
 import numpy as np
 import pytest
@@ -48,9 +47,9 @@ def test_a_later_line_is_not_that_of_the_initial_policy():
         {"iteration": 6, "step": 12, "time/compile_seconds": 1.0, **later},
     ]
     assert metrics.in_words(rows, "accuracy") == "accuracy 0.5, worst seed 0.5"
-    options = types.SimpleNamespace(seeds=2, seed=0, algorithm="ppo")
     resolved = dict.fromkeys(("placement", "device", "versions"), "")
-    made = metrics.summary(rows, options, resolved, score="accuracy", initial="before")
+    settings = {"seeds": 2, "seed": 0, "algorithm": "ppo", "resolved": resolved}
+    made = metrics.summary(rows, settings, score="accuracy", initial="before")
     assert (made["accuracy"], made["steps"]) == ([0.5, 0.5], 12)
     assert "before" not in made
 

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from types import SimpleNamespace
+from unittest import mock
 
 import costs
 import jax
@@ -16,8 +17,10 @@ from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import language
 from jaxrl_po.run.experiment.experiment import Experiment
-from jaxrl_po.run.experiment.plan import prepare
-from jaxrl_po.run.loop import programs
+from jaxrl_po.run.experiment.prepare import prepare
+from jaxrl_po.run.experiment.training import record_microbatches
+from jaxrl_po.run.loop import microbatches, programs
+from jaxrl_po.run.loop.job import Length
 from jaxrl_po.run.loop.microbatches import FLAG, choose_microbatches, require_evaluation
 from jaxrl_po.run.store.exporters import Exporting
 from jaxrl_po.run.store.metrics import read
@@ -29,15 +32,16 @@ def choose(space, peak_of, fixed=400, floor=0, rows=12):
     """The chosen number and all that were compiled, of a job with a peak of each number."""
     compiled = []
 
-    def rebuild(number):
+    def in_microbatches(_, number):
         return None if rows % number else job
 
     def compile_again(job, number):
         compiled.append(number)
         return Memory(0, peak_of(number), fixed).beside(Memory(0, floor))
 
-    job = SimpleNamespace(steps_per_iteration=rows, rebuild=rebuild)
-    return choose_microbatches(job, compile_again(job, 1), compile_again, space), compiled
+    job = SimpleNamespace(length=Length(1, rows))
+    with mock.patch.object(microbatches, "in_microbatches", in_microbatches):
+        return choose_microbatches(job, compile_again(job, 1), compile_again, space), compiled
 
 
 def line(number):
@@ -91,10 +95,12 @@ def test_training_that_does_not_fit_is_an_error(space, peak_of, parts, tried):
 
 
 @pytest.mark.parametrize("size", [None, 1000])
-def test_refused_program_never_fits(size):
+def test_refused_program_never_fits(monkeypatch, size):
     refused, tried = Memory(0, size, refused="RESOURCE_EXHAUSTED: no room"), []
-    job = SimpleNamespace(steps_per_iteration=12)
-    job.rebuild = lambda number: None if 12 % number else job
+    job = SimpleNamespace(length=Length(1, 12))
+    monkeypatch.setattr(
+        microbatches, "in_microbatches", lambda _, number: None if 12 % number else job
+    )
 
     def compile_again(_, number):
         tried.append(number)
@@ -186,9 +192,9 @@ def test_microbatches_do_not_reduce_the_memory_of_sampling():
 TINY = ["--problem.num_prompts=6", "--problem.group_size=2", "--model.width=8", "--model.layers=1"]
 
 
-def plan_of(out, *flags):
+def job_of(out, *flags):
     argv = [f"--out={out}", *TINY, "--seeds=1", "--devices=1", "--warm_start.steps=0", *flags]
-    return prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, argv).read())
+    return prepare(language, Experiment.parse(language, argv).read())
 
 
 @pytest.mark.parametrize(
@@ -204,29 +210,29 @@ def plan_of(out, *flags):
 def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, numbers):
     monkeypatch.setattr(programs, "check", lambda job: None)
     one = ["--problem.group_size=4", "--config.num_minibatches=1", f"--algorithm={flags[0]}"]
-    plan = plan_of(tmp_path, *one, *flags[1:])
-    assert FLAG not in plan.settings
-    assert [n for n in range(1, 33) if plan.job.rebuild(n) is not None] == numbers
+    job = job_of(tmp_path, *one, *flags[1:])
+    assert FLAG not in job.output.settings
+    assert [n for n in range(1, 33) if programs.in_microbatches(job, n) is not None] == numbers
 
 
 def test_chosen_number_is_exported_and_stands_in_its_place(tmp_path):
     began = SimpleNamespace(begin=lambda *start: began.starts.append(start), starts=[])
     began.write = began.close = lambda *_: None
     shown = SimpleNamespace(report=None, phase=None, update=lambda *_: None)
-    plan = plan_of(tmp_path, "--algorithm=grpo")
-    given = plan_of(tmp_path, "--algorithm=grpo", f"--{FLAG}=3")
-    with Exporting(shown, [began], (plan.title, plan.settings, tmp_path)) as reporter:
-        plan.record(3, tmp_path, print)
+    job = job_of(tmp_path, "--algorithm=grpo")
+    given = job_of(tmp_path, "--algorithm=grpo", f"--{FLAG}=3")
+    with Exporting(shown, [began], ("title", job.output.settings, tmp_path)) as reporter:
+        record_microbatches(job, 3, tmp_path, print)
         reporter.update({"step": 0}, 1.0)
-    assert list(plan.settings) == list(given.settings)
+    assert list(job.output.settings) == list(given.output.settings)
     assert began.starts[0][1][FLAG] == 3
 
 
 @pytest.mark.parametrize(("flag", "number"), [(f"--{FLAG}=2", 2), ("--deterministic", 1)])
 def test_no_number_is_chosen_if_given_or_deterministic(tmp_path, flag, number):
-    plan = plan_of(tmp_path, "--algorithm=grpo", flag)
-    assert plan.job.rebuild is None
-    assert plan.settings[FLAG] == number
+    job = job_of(tmp_path, "--algorithm=grpo", flag)
+    assert job.rebuild is None
+    assert job.output.settings[FLAG] == number
 
 
 SFT = [

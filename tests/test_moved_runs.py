@@ -12,8 +12,9 @@ from folders import ROWS, SMALL, write_place, write_rows
 from jaxrl_po import run
 from jaxrl_po.cli import evaluate, launch, sweep
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.experiment import models, plan
-from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
+from jaxrl_po.run.experiment import models
+from jaxrl_po.run.experiment.experiment import DOMAINS, of_folder
+from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store import sources
 
 ENV = "from probes import CueReward\n\ndef cue():\n    return CueReward()\n"
@@ -62,7 +63,7 @@ def project(kept):
 
 
 def resumed(script, out, **given):
-    return plan.prepare(SCRIPTS[script], of_folder(str(out / "runs" / script), **given).read())
+    return prepare(DOMAINS[script], of_folder(str(out / "runs" / script), **given).read())
 
 
 @pytest.mark.usefixtures("trace_only")

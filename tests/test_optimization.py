@@ -141,8 +141,8 @@ def test_optimizer_fields_without_effect_are_refused(module):
 
 
 def settled(*arguments):
-    read = settings.parse(script.SCRIPT, [*tiny.CONTROL, *arguments])
-    return settings.settle(script.SCRIPT, read, script.open_world(read.config))[0].method
+    read = settings.parse(script, [*tiny.CONTROL, *arguments])
+    return settings.settle(script, read, script.open_world(read.config)).method
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from jaxrl_po.algorithms.actor_critic import estimator
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
-from jaxrl_po.run.experiment import experiment, flags, plan
-from jaxrl_po.run.experiment.experiment import SCRIPTS, of_folder
+from jaxrl_po.run.experiment import experiment, flags
+from jaxrl_po.run.experiment.experiment import DOMAINS, of_folder
+from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store.metrics import read
 
 CODE = """
@@ -84,7 +85,7 @@ def test_run_with_own_loss_resumes_with_its_code(moved, capsys):
     assert "changed environment" not in capsys.readouterr().out
     (moved.parent / "own.py").write_text(CODE.replace("-log_prob", "-2.0 * log_prob"))
     resumed = of_folder(str(moved))
-    notes = " ".join(plan.prepare(SCRIPTS["control"], resumed.read()).notes)
+    notes = " ".join(prepare(DOMAINS["control"], resumed.read()).display.notes)
     assert all(f" {name}: " in notes for name in OWN)
     (moved.parent / "own.py").rename(moved.parent / "other.py")
     with pytest.raises(ConfigError, match=r"^surrogate: \S+: there is no file \S+own.py"):
@@ -203,7 +204,7 @@ def test_grpo_on_tokens_trains_with_own_loss(tmp_path):
     sizes = dict(flag.removeprefix("--").split("=") for flag in tiny.LANGUAGE)
     given = {name: flags.Text(x) for name, x in sizes.items()} | {"algorithm": "grpo"}
     given |= experiment.with_names({"surrogate": surrogate, "out": tmp_path / "run"})
-    run.train(run.Experiment.of(SCRIPTS["language"], given))
+    run.train(run.Experiment.of(DOMAINS["language"], given))
     assert rows
 
 

@@ -14,9 +14,9 @@ from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.memory import Memory
-from jaxrl_po.run.experiment import composition, models, policies
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import models, policies
 from jaxrl_po.run.experiment import settings as settings_lib
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store.metrics import read
@@ -81,7 +81,7 @@ def test_arguments_reach_the_template(place, tmp_path):
     flags = arguments(
         place, tmp_path / "run", train, '--task.template_arguments={"tools": [" w9 "]}'
     )
-    config = settings_lib.parse(script.SCRIPT, flags).config
+    config = settings_lib.parse(script, flags).config
     base = models.read_base(str(place / "model"), config.model)
     task = models.make_task(config, base)
     prompt = task.sample(jax.random.key(0), False)
@@ -98,7 +98,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
 
     def asked(*flags):
         config = settings_lib.parse(
-            script.SCRIPT, arguments(place, tmp_path / "run", train, *flags)
+            script, arguments(place, tmp_path / "run", train, *flags)
         ).config
         base = models.read_base(str(place / "model"), config.model)
         task = models.make_task(config, base)
@@ -115,7 +115,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     # A sentence fits, and the answer of one word does not set the budget.
     *_, config = asked("--problem.max_new_tokens=0")
     base = models.read_base(str(place / "model"), config.model)
-    settings = composition.problem_settings(config, models.make_task(config, base), base)
+    settings = script.problem_settings(config, models.make_task(config, base), base)
     assert settings.max_new_tokens == 64
     for flag, message in (
         ("--task.template=w9", r"^task.template: must be chat or a text with \{prompt\}, got 'w9'"),
@@ -134,9 +134,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
 def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, tmp_path):
     def config(*flags):
         given = arguments(place, tmp_path / "run", *flags)
-        return settings_lib.settle(script.SCRIPT, settings_lib.parse(script.SCRIPT, given), None)[
-            0
-        ].method
+        return settings_lib.settle(script, settings_lib.parse(script, given), None).method
 
     whole, adapted = config("--total_steps=1600"), config("--total_steps=1600", "--lora.rank=2")
     assert adapted.learning_rate > 10 * whole.learning_rate
@@ -145,10 +143,8 @@ def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, t
     assert not adapted.use_reference
     assert config("--total_steps=80000").warm_up_iterations == 30
     given = {"config.warm_up_iterations": 50}
-    read = settings_lib.parse(
-        script.SCRIPT, arguments(place, tmp_path / "run", *flags_lib.written(given))
-    )
-    assert settings_lib.settle(script.SCRIPT, read, None)[0].method.warm_up_iterations == 50
+    read = settings_lib.parse(script, arguments(place, tmp_path / "run", *flags_lib.written(given)))
+    assert settings_lib.settle(script, read, None).method.warm_up_iterations == 50
 
 
 def test_start_is_read_once_and_has_presets(place, tmp_path, monkeypatch, written_down):
@@ -177,7 +173,7 @@ def test_paths_of_prompts_are_kept_for_use_from_elsewhere(place, tmp_path, monke
         "--task.train=chat.jsonl",
         "--task.test=more.jsonl",
     ]
-    task = settings_lib.parse(script.SCRIPT, flags).config.task
+    task = settings_lib.parse(script, flags).config.task
     assert (task.train, task.test) == (f"{tmp_path}/chat.jsonl", f"{tmp_path}/more.jsonl")
 
 

@@ -20,10 +20,10 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, models, registry
 from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import models, registry
 from jaxrl_po.run.experiment import settings as settings_lib
-from jaxrl_po.run.loop import programs, supervised
+from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
@@ -237,18 +237,15 @@ def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
     (share,) = re.findall(r"([\d.]+)% of the changed numbers round back", capsys.readouterr().out)
     assert 0.0 <= float(share) < 100.0
-    settings = settings_lib.parse(script.SCRIPT, over(tmp_path / "a", *flags)).config
-    found = models.start(script.SCRIPT, settings)
+    settings = settings_lib.parse(script, over(tmp_path / "a", *flags)).config
+    found = models.start(script, settings)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(found.params)} == {"float32"}
 
 
 def job_of(flags):
-    config = settings_lib.parse(script.SCRIPT, flags).config
+    config = settings_lib.parse(script, flags).config
     one = Placement(config.run.seeds, 1, 1)
-    experiment = script.SCRIPT.build(config, one)
-    return assembly.make_job(
-        experiment, config.run, one, iterations=1, steps_per_iteration=8, log_every=1
-    )
+    return script.build(config, one)
 
 
 def bytes_of(tree):
@@ -301,7 +298,7 @@ def test_a_warm_start_of_adapters_can_be_asked_for(warmed):
     def nothing(*_):
         pass
 
-    fitted = supervised.run(parts, job.start, at_once, nothing, nothing, given=job.given)
+    fitted = programs.run_warm_start(parts, job.start, at_once, nothing, nothing, given=job.given)
     state = jax.jit(job.warm.init)((job.start, fitted))
     assert np.mean(jax.jit(job.evaluate)(state)["greedy_accuracy"]) > 0.5
 
@@ -323,7 +320,7 @@ def test_chain_of_runs_is_loaded_and_exported(place, tmp_path):
     last = [*over(grouped, *settings), "--algorithm=dapo", f"--out={adapted}", *ADAPTED]
     last += ["--total_steps=8", "--config.dynamic_sampling=off"]
     assert launch.language(last) == 0
-    read_back = settings_lib.parse(script.SCRIPT, last).config.initial
+    read_back = settings_lib.parse(script, last).config.initial
     assert read_back == (str(place / "model"), True)
     loaded = run.load(adapted, checkpoint="latest")
     assert len(loaded.generate(["w8 w9"])) == 1

@@ -147,7 +147,7 @@ def run(finished, tmp_path_factory):
 @pytest.fixture(scope="module")
 def player(script, run):
     return script.restore(
-        script.Options(run=str(run)), script.earlier.read(script.control.SCRIPT, "run", str(run))
+        script.Options(run=str(run)), script.earlier.read(script.control, "run", str(run))
     )
 
 
@@ -174,7 +174,7 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
     assert snapshot(run) == before
 
     options = script.flags.parse(flags, {"": script.Options})[""]
-    player = script.restore(options, script.earlier.read(script.control.SCRIPT, "run", str(run)))
+    player = script.restore(options, script.earlier.read(script.control, "run", str(run)))
     assert player.iteration == 10
     evaluate = jax.jit(control.make_evaluate(player.world.env, player.problem, num_episodes=1))
     expected = evaluate(player.state.params, player.state.collector, jax.random.key(3))

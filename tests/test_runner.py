@@ -144,7 +144,7 @@ def test_a_seed_that_only_skips_stops_the_run(tmp_path):
         Diverged,
         match=r"seed 1: .* 4 iterations up to iteration 16 \(step 160\); .* iteration 10, stays",
     ):
-        run(tmp_path, learner=learner, patience=4)
+        run(tmp_path, learner=learner, skipped=4)
     with Store(tmp_path / "checkpoints" / "latest") as latest:
         assert latest.iterations() == [5, 10]  # none of the bad streak
     assert lines(tmp_path)[-1]["skipped"] == [0.0, 1.0, 0.0]
@@ -152,7 +152,7 @@ def test_a_seed_that_only_skips_stops_the_run(tmp_path):
 
 def test_skipping_now_and_then_does_not_stop_the_run(tmp_path):
     learner = toy(lambda step, seed: step % 4 != 0)  # three in a row at most
-    assert run(tmp_path, learner=learner, patience=4).iteration == 23
+    assert run(tmp_path, learner=learner, skipped=4).iteration == 23
 
 
 def test_a_streak_runs_on_from_chunk_to_chunk():
@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_the_iterations(tmp_path):
 
 def test_what_a_run_needs_is_told_and_kept_in_the_first_line(tmp_path):
     reporter = Silent()
-    run(tmp_path, reporter, iterations=5, where="3 seeds on 1 device")
+    run(tmp_path, reporter, iterations=5)
     assert reporter.reported[0].startswith("3 seeds on 1 device; a device holds 96 bytes ")
     first, second = read(tmp_path / "metrics.jsonl")
     # Of each seed four floats, a key of two words, the coefficient and the step.

@@ -1,7 +1,5 @@
 """What scripts make of their flags before anything compiles."""
 
-import functools
-
 import pytest
 import tiny
 from scripts import finish, start
@@ -11,8 +9,9 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import control, flags, language, plan, registry, settings, sweeping
+from jaxrl_po.run.experiment import control, flags, language, registry, settings, sweeping
 from jaxrl_po.run.experiment.experiment import Experiment
+from jaxrl_po.run.experiment.prepare import prepare
 
 
 @pytest.mark.usefixtures("no_compilation")
@@ -258,7 +257,7 @@ def test_a_word_that_is_no_flag_is_named():
 def test_what_other_libraries_call_a_field_leads_to_ours(argument, meant):
     message = f"^{argument}: is not a setting; did you mean {meant}\\?$"
     with pytest.raises(ConfigError, match=message):
-        settings.parse(control.SCRIPT, [f"--{argument}=1"])
+        settings.parse(control, [f"--{argument}=1"])
 
 
 def test_every_other_name_is_of_a_field():
@@ -269,8 +268,8 @@ def test_every_other_name_is_of_a_field():
             for field in flags.settable(record)
         }
         for script, options, algorithm in (
-            (control.SCRIPT, control.ControlOptions, "ppo"),
-            (language.SCRIPT, language.LanguageOptions, "grpo"),
+            (control, control.ControlOptions, "ppo"),
+            (language, language.LanguageOptions, "grpo"),
         )
     )
     assert set(flags.ALIASES.values()) <= ppo | grpo
@@ -371,14 +370,14 @@ def test_settings_tuned_for_trajectories_are_not_for_groups():
     ],
 )
 def test_transformer_memory_stops_early_unless_told(given, stored, stops):
-    method = settings.read(control.SCRIPT, given, stored=stored).config.method
+    method = settings.read(control, given, stored=stored).config.method
     assert getattr(method, "early_stop", None) == stops
 
 
 def test_a_sweep_has_the_defaults_of_its_memory():
     texts = {"network.memory": "transformer", "config.learning_rate": "1e-3,3e-4"}
     given = {name: flags.Text(text) for name, text in texts.items()}
-    assert sweeping.read(sweeping.SCRIPT, given, sweeping.ControlSweep()).tuned["config.early_stop"]
+    assert sweeping.read(control, given, sweeping.ControlSweep()).tuned["config.early_stop"]
 
 
 def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_down):
@@ -387,29 +386,29 @@ def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_dow
     written_down(launch.control, decays)
     for arguments in ([], decays):
         longer = [*arguments, "--total_steps=6400", f"--out={out}", "--resume"]
-        asked = Experiment.parse(control.SCRIPT, longer)
+        asked = Experiment.parse(control, longer)
         with pytest.raises(
             ConfigError,
             match=r"^total_steps: must stay as it was, got 6400: .* start another run with more",
         ):
-            plan.prepare(control.SCRIPT, asked.read())
+            prepare(control, asked.read())
 
 
-def test_a_tuned_decay_ends_with_the_run(tmp_path, written_down):
-    built, build = [], control.SCRIPT.build
+def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
+    built, build = [], control.build
 
     def spy(config, *arguments):
         built.append(config.method.decay_iterations)
         return build(config, *arguments)
 
-    script = control.SCRIPT._replace(build=spy, tuned=lambda *_: {"config.decay_iterations": 7})
-    main = functools.partial(launch.main, script)
+    monkeypatch.setattr(control, "build", spy)
+    monkeypatch.setattr(control, "tuned", lambda *_: {"config.decay_iterations": 7})
     for arguments, want in (
         ([], 100),
         (["--total_steps=32"], 1),
         (["--config.decay_iterations=500"], 500),
     ):
-        written_down(main, [*tiny.CONTROL, *arguments, f"--out={tmp_path / str(want)}"])
+        written_down(launch.control, [*tiny.CONTROL, *arguments, f"--out={tmp_path / str(want)}"])
         assert built[-1] == want
 
 
@@ -461,7 +460,7 @@ def scripts_with_defaults():
         for path in control.CONFIGS.glob("*/*.json")
     }
     runs = [
-        (control.SCRIPT, [f"--algorithm={name}", f"--env={env}"])
+        (control, [f"--algorithm={name}", f"--env={env}"])
         for name, env in sorted(tuned | {("dapo", "Catch-bsuite")})
     ]
     of_algorithm = [[f"--algorithm={name}"] for name in registry.METHODS]
@@ -469,7 +468,7 @@ def scripts_with_defaults():
         ["--algorithm=ppo", "--reward=model"],
         ["--algorithm=dapo", "--reward=rewards.py:near"],
     ]
-    runs += [(language.SCRIPT, run) for run in (*of_algorithm, *rewarded)]
+    runs += [(language, run) for run in (*of_algorithm, *rewarded)]
     return runs
 
 

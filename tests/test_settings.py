@@ -1,7 +1,6 @@
 """Settings of a run: one typed config, merged by origin, the same from flags and from Python."""
 
 import copy
-import functools
 import inspect
 import json
 import pickle
@@ -49,9 +48,7 @@ def test_only_tuned_and_preset_values_lose_effect_silently(origin):
 
 def test_untuned_run_has_the_config_of_its_method():
     env = "--env=Pendulum-v1"
-    tuned, plain = (
-        settings.parse(control.SCRIPT, [env, *more]) for more in ([], ["--tuned=false"])
-    )
+    tuned, plain = (settings.parse(control, [env, *more]) for more in ([], ["--tuned=false"]))
     assert plain.config.method == ppo.Config() != tuned.config.method
     assert not {"tuned", "preset"} & set(plain.origins.values())
     assert plain.tuned == {}
@@ -77,15 +74,14 @@ def test_arguments_and_environment_are_read_once(tmp_path, monkeypatch, written_
         return lambda *given: calls.append(function.__name__) or function(*given)
 
     monkeypatch.setattr(flags, "tokenize", counted(flags.tokenize))
-    script = control.SCRIPT._replace(open_world=counted(control.open_world))
-    main = functools.partial(launch.main, script)
-    written_down(main, [*tiny.CONTROL, f"--out={tmp_path / 'run'}"])
+    monkeypatch.setattr(control, "open_world", counted(control.open_world))
+    written_down(launch.control, [*tiny.CONTROL, f"--out={tmp_path / 'run'}"])
     assert calls == ["tokenize", "open_world"]
 
 
 def test_flags_keep_the_order_of_arguments():
     argv = ["--config.gamma=0.5", "--noresume", "--env", "Acrobot-v1", "--zzz=1", "--seeds=2"]
-    found = settings.tokenize(control.SCRIPT, argv)
+    found = settings.tokenize(control.OPTIONS, argv)
     assert list(found.items()) == [
         *(("config.gamma", "0.5"), ("resume", "false")),
         *(("env", "Acrobot-v1"), ("zzz", "1"), ("seeds", "2")),
@@ -112,7 +108,7 @@ def test_experiment_is_a_value():
         assert (other, hash(other)) == (made, hash(made))
     assert made != run.Experiment(env="Pendulum-v1", seeds=3, over=over)
     flags_of = [f"--{name}={value}" for name, value in made.settings.items()]
-    assert made.read().config == settings.parse(control.SCRIPT, flags_of).config
+    assert made.read().config == settings.parse(control, flags_of).config
 
 
 def test_signature_of_an_experiment_has_every_keyword():

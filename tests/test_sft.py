@@ -112,7 +112,7 @@ def read_task(tmp_path, rows, *flags):
     given = arguments(tmp_path, tmp_path / "run", train, *flags, "--algorithm=sft")
     gone = ("--problem.", "--eval_samples", "--config.num_ep", "--init_from")
     given = [flag for flag in given if not flag.startswith(gone)]
-    config = settings.parse(script.SCRIPT, given).config
+    config = settings.parse(script, given).config
     return models.make_task(config, None), given
 
 

@@ -17,8 +17,9 @@ from jaxrl_po.cli import sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.errors import RunError, UsageError
-from jaxrl_po.run.experiment import assembly, control, settings, sweeping, vmapped
+from jaxrl_po.run.experiment import control, settings, sweeping
 from jaxrl_po.run.experiment import flags as flags_lib
+from jaxrl_po.run.loop.job import Display, Evaluation, Layout, Length, build_job
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
 
@@ -196,7 +197,7 @@ def test_what_is_best_can_be_given(tmp_path, programs_run, monkeypatch, capsys):
     best = next(
         line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")
     ).split()[1:]
-    sections = settings.sections_of(control.SCRIPT, control.ControlOptions())
+    sections = settings.sections_of(control, control.ControlOptions())
     method = flags_lib.parse(best, sections)["config"]
     assert method.early_stop
     assert method.target_kl in (0.5, 0.25)
@@ -228,7 +229,7 @@ def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypat
         seen.append(config.method.decay_iterations)
         raise UsageError("enough")
 
-    monkeypatch.setattr(sweeping, "SCRIPT", sweeping.SCRIPT._replace(build=build))
+    monkeypatch.setattr(control, "build", build)
     flags = ["--env=Pendulum-v1", "--config.learning_rate=1e-3,1e-2"]
     for further, want in (
         (["--total_steps=4096"], 2),
@@ -342,23 +343,21 @@ def test_runs_are_trained_from_one_evaluation_to_the_next(tmp_path):
 
         return one_piece(init, step)
 
-    setup = assembly.Setup(
+    options = control.ControlOptions(seeds=2, devices="2")
+    job = build_job(
         learner(1.0),
-        lambda params, collector, key: {"score": params.policy + params.frozen},
-        "score",
+        Layout(sweeping.place_runs(options, 4)),
+        Length(7, 10),
+        seed=0,
+        methods=[Stride(stride=float(stride)) for stride in range(4)],
         learner_of=lambda settings: learner(settings.stride),
+        evaluation=Evaluation(
+            lambda params, collector, key: {"score": params.policy + params.frozen}, score="score"
+        ),
+        display=Display(),
     )
-    rows, _ = vmapped.train(
-        setup,
-        [Stride(stride=float(stride)) for stride in range(4)],
-        control.ControlOptions(seeds=2, devices="2"),
-        tmp_path / "run",
-        "walks",
-        iterations=7,
-        steps_per_iteration=10,
-        evaluations=3,
-    )
-    curves = vmapped.curves(rows)
+    rows, _ = sweeping.train(job, 3, tmp_path / "run", "walks")
+    curves = sweeping.curves(rows)
     assert [row["step"] for row in rows] == [30, 60, 70]
     strides = np.repeat(np.arange(4), 2)
     np.testing.assert_allclose(curves["score"], np.outer(strides, [3, 6, 7]) + 1)

@@ -19,9 +19,10 @@ from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
-from jaxrl_po.run.experiment import assembly, language_config, settings
 from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import language_config, settings
 from jaxrl_po.run.store import provenance
+from jaxrl_po.types import CollectorState, TrainState
 
 HERE = Path(__file__).parent / "reward_functions.py"
 TOKENIZER = language.make_tokenizer("0123456789+=")
@@ -114,15 +115,14 @@ def test_a_function_that_somebody_replaced_stays():
     assert TOKENIZER.decode(again.demonstrate(3).tolist()) == "3"
 
 
-def asked(experiment):
+def asked(job):
     """The rows of a run's own evaluations, of what it shows, and of a later evaluation."""
-    state = jax.eval_shape(experiment.learner.init, (jax.random.key(0), experiment.given))
-    params, collector = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.params), None
+    shapes, key = jax.eval_shape(job.learner.init, job.start).params, job.evaluation.key
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    state = TrainState(params, None, None, None, CollectorState({}), None, None)
     return [
-        jax.jit(lambda key, each=each: each(params, collector, key)["greedy"].problem)(
-            jax.random.key(1)
-        ).tolist()
-        for each in (experiment.evaluate, experiment.examples.describe, experiment.test)
+        jax.jit(lambda each=each: each(state)["greedy"].problem)().ravel().tolist()
+        for each in (job.measure, job.examples.describe, lambda state: job.measure(state, key))
     ]
 
 
@@ -140,8 +140,8 @@ def test_rows_of_the_test_set_select_no_checkpoint(tmp_path):
             *(f"--reward={HERE}:digits", "--problem.max_new_tokens=2", *tiny.MODEL),
             *("--warm_start.steps=0", "--problem.num_prompts=2", "--problem.group_size=2"),
         ]
-        config = settings.parse(script.SCRIPT, flags).config
-        built = script.SCRIPT.build(config, Placement(1, 1, 1))
+        config = settings.parse(script, flags).config
+        built = script.build(config, Placement(1, 1, 1))
         own, shown, later = asked(built)
         assert own + later == list(range(own[0], last))
         assert (len(later), own[:2]) == (count, shown)
@@ -170,12 +170,9 @@ def test_no_program_of_a_run_holds_the_file(tmp_path):
         *("--warm_start.steps=2", "--warm_start.batch_size=2"),
         *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2"),
     ]
-    config = settings.parse(script.SCRIPT, flags).config
+    config = settings.parse(script, flags).config
     one = Placement(2, 1, 1)
-    experiment = script.SCRIPT.build(config, one)
-    job = assembly.make_job(
-        experiment, config.run, one, iterations=1, steps_per_iteration=4, log_every=1
-    )
+    job = script.build(config, one)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(job.given))
     assert held > 80_000
     state = jax.eval_shape(job.learner.init, job.start)

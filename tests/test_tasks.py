@@ -16,8 +16,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import dialogues, tasks
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.tasks.split import make_draw
+from jaxrl_po.run.experiment import language as command
 from jaxrl_po.run.experiment import models, registry, settings
-from jaxrl_po.run.experiment.language import SCRIPT
 
 OF_OURS = tasks.TASKS | dialogues.DIALOGUES
 
@@ -335,11 +335,11 @@ def test_a_row_of_the_table_gives_a_task_its_flags(monkeypatch):
 
     entry = registry.TaskEntry(Mine, lambda mine, _: tasks.addition(mine.depth))
     monkeypatch.setitem(registry.TASKS, "mine", entry)
-    read = settings.parse(SCRIPT, ["--task=mine", "--task.depth=2"]).config
+    read = settings.parse(command, ["--task=mine", "--task.depth=2"]).config
     assert models.make_task(read, None).prompt_length == 6
-    assert "--task.depth=3\n" in settings.usage(SCRIPT, {"task": "mine"}, everything=False)
+    assert "--task.depth=3\n" in settings.usage(command, {"task": "mine"}, everything=False)
     with pytest.raises(ConfigError, match=r"^task\.depth: .* of task = sorting, but .* = mine$"):
-        settings.parse(SCRIPT, ["--task=sorting", "--task.depth=2"])
+        settings.parse(command, ["--task=sorting", "--task.depth=2"])
 
 
 def test_answers_that_are_written_lowest_digit_first_say_so():

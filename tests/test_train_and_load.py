@@ -23,7 +23,7 @@ from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control as control_command
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.experiment import SCRIPTS
+from jaxrl_po.run.experiment.experiment import DOMAINS
 from jaxrl_po.run.store import metrics
 
 ENV = gymnax.make("CartPole-v1")[0]
@@ -282,13 +282,13 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
 def config_of(out):
     from jaxrl_po.run.experiment import earlier
 
-    return earlier.read(control_command.SCRIPT, "run", str(out))
+    return earlier.read(control_command, "run", str(out))
 
 
 def stacked_state(out):
     from jaxrl_po.run.experiment import earlier
 
-    return earlier.state(control_command.SCRIPT, config_of(out), "run", str(out), "latest")[2]
+    return earlier.state(control_command, config_of(out), "run", str(out), "latest")[2]
 
 
 def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):
@@ -458,15 +458,15 @@ def test_learner_uses_all_cores_and_the_same_random_numbers(tmp_path):
 
 
 def test_the_keywords_of_an_experiment_are_the_flags_of_its_command():
-    for script in SCRIPTS.values():
-        for field in flags.settable(script.options):
-            if script.name == "control" and field.name == "demonstrations":
+    for name, domain in DOMAINS.items():
+        for field in flags.settable(domain.OPTIONS):
+            if name == "control" and field.name == "demonstrations":
                 continue  # which only goes with sft
             default = field.default
-            word = {"task": "addition"} if script.name == "language" else {"env": "CartPole-v1"}
+            word = {"task": "addition"} if name == "language" else {"env": "CartPole-v1"}
             given = word | {field.name: default}
             if field.name in ("resume", "out"):  # asks for a folder
                 continue
             settings = run.Experiment(**given).settings
             assert settings[field.name] == default
-            assert run.Experiment(**given).script == script.name
+            assert run.Experiment(**given).script == name

@@ -18,9 +18,10 @@ from jaxrl_po.cli import launch
 from jaxrl_po.language import warm_start
 from jaxrl_po.language.warm_start import BETWEEN
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment import plan
 from jaxrl_po.run.experiment.experiment import Experiment
-from jaxrl_po.run.loop import programs, supervised
+from jaxrl_po.run.experiment.prepare import prepare
+from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.job import WarmStartProgram
 from jaxrl_po.run.loop.progress import clock
 from jaxrl_po.run.store.metrics import read
 
@@ -46,7 +47,7 @@ STEPS = 2 * BETWEEN + 5
 
 def job(out, *arguments):
     given = [*SMALL, *arguments, f"--out={out}"]
-    return plan.prepare(script.SCRIPT, Experiment.parse(script.SCRIPT, given).read()).job
+    return prepare(script, Experiment.parse(script, given).read())
 
 
 def wait_for(function, *arguments):
@@ -77,7 +78,7 @@ def test_the_state_is_that_of_one_program(tmp_path, arguments):
     expected = jax.jit(made.learner.init)(made.keys)
     init, parts = programs.compile_init(made)
     before = jax.tree.map(np.array, parts.begin(made.keys).params)
-    fitted = supervised.run(parts, made.keys, wait_for, nothing, nothing)
+    fitted = programs.run_warm_start(parts, made.keys, wait_for, nothing, nothing)
     for x, y in zip(*map(jax.tree.leaves, (before, fitted)), strict=True):
         assert not np.array_equal(x, y)
     state = init((made.keys, fitted))
@@ -111,7 +112,7 @@ def test_every_seed_stops_where_it_would_stop_alone():
     keys = jax.random.split(jax.random.key(0), 3)
     params = jax.jit(jax.vmap(lambda key: model.init(key, *prompt)))(keys)
     advance = functools.partial(warm_start.advance, model, task, settings)
-    parts = supervised.Warm(
+    parts = WarmStartProgram(
         settings,
         jax.jit(jax.vmap(lambda key, each: warm_start.begin(settings, each, key))),
         jax.jit(lambda fit, done, given: jax.vmap(advance, (0, None))(fit, done)),
@@ -122,7 +123,7 @@ def test_every_seed_stops_where_it_would_stop_alone():
     def show(name, detail, left):
         done.append(detail)
 
-    together = supervised.run(
+    together = programs.run_warm_start(
         parts._replace(begin=lambda keys: parts.begin(keys, params)), keys, wait_for, show, nothing
     )
     alone = jax.jit(lambda each, key: warm_start.warm_start(model, each, task, settings, key))
@@ -171,7 +172,7 @@ def test_an_interrupt_in_the_warm_start_is_heard_at_once_and_saves_nothing(
             signal.raise_signal(signal.SIGINT)
         return clock(seconds)
 
-    monkeypatch.setattr(supervised, "clock", interrupted)
+    monkeypatch.setattr(programs, "clock", interrupted)
     monkeypatch.setattr(os, "_exit", sys.exit)
     out = tmp_path / "run"
     arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", f"--out={out}"]

@@ -11,8 +11,18 @@ import numpy as np
 from probes import one_piece
 
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.loop import runner
-from jaxrl_po.run.loop.programs import Job
+from jaxrl_po.run.loop.job import (
+    Display,
+    Evaluation,
+    Host,
+    Layout,
+    Length,
+    Output,
+    Patience,
+    TrainJob,
+)
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
@@ -72,6 +82,37 @@ def greedy(state):
     return {"greedy_return": state.params.policy.mean(axis=1)}
 
 
+def greedy_of_seed(params, collector, key):
+    return {"greedy_return": params.policy.mean()}
+
+
+RECORDS = {
+    "length": Length,
+    "patience": Patience,
+    "evaluation": Evaluation,
+    "host": Host,
+    "display": Display,
+}
+
+
+def train_job(learner, keys, **flat):
+    """A job of a stacked learner; `flat` are its fields, and fields of its records by name."""
+    nested = {
+        name: record(**{field: flat.pop(field) for field in record._fields if field in flat})
+        for name, record in RECORDS.items()
+    }
+    defaults = {
+        "given": None,
+        "warm": None,
+        "cheap_init": False,
+        "layout": Layout(Placement(len(jax.tree.leaves(keys)[0]), 1, 1)),
+        "rebuild": None,
+        "digests": {},
+        "output": Output(),
+    }
+    return TrainJob(learner=learner, keys=keys, **(defaults | nested | flat))
+
+
 def job(**changes):
     defaults = {
         "learner": toy(),
@@ -81,10 +122,10 @@ def job(**changes):
         "log_every": 5,
         "eval_every": 2,
         "checkpoint_every": 1,
-        "evaluate": greedy,
+        "measure": greedy_of_seed,
         "score": "greedy_return",
     }
-    return Job(**(defaults | changes))
+    return train_job(**(defaults | changes))
 
 
 class Silent:

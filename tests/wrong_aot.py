@@ -58,7 +58,7 @@ WRONG = [
     ),
     Wrong(
         "demonstrations are compiled for the machine that is here",
-        "run.experiment.composition",
+        "run.experiment.language",
         "num_prompts=settings.num_prompts, **shared",
         "num_prompts=settings.num_prompts, initial=initial",
         ("test_aot.py::test_programs_that_sample_nothing_are_of_the_machine_too[None]",),

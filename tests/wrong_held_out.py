@@ -58,8 +58,8 @@ WRONG = [
     Wrong(
         "a later evaluation asks the rows that selected the checkpoint",
         "run.experiment.language",
-        '"test": measure(task),',
-        '"test": measure(seen(task)),',
+        "test=measure(task),",
+        "test=measure(seen(task)),",
         (SELECTS,),
     ),
     Wrong(

@@ -106,7 +106,7 @@ WRONG = [
     ),
     Wrong(
         "an interrupted program of a sweep loses its evaluations",
-        "run.experiment.vmapped",
+        "run.experiment.sweeping",
         "if outcome.interrupted and not rows:",
         "if outcome.interrupted:",
         (CALLS + "test_interrupted_program_of_a_sweep_has_its_evaluations",),

@@ -330,9 +330,9 @@ WRONG = [
     ),
     Wrong(
         "loaded parameters are constants of the program",
-        "run.experiment.composition",
-        "self._compose(method, warm_start, pair[1])",
-        "self._compose(method, warm_start, given)",
+        "run.experiment.language",
+        "compose(pair[1]).init(pair[0])",
+        "compose(given).init(pair[0])",
         (f"{RUNS}::test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text",),
     ),
     Wrong(
@@ -414,7 +414,7 @@ WRONG = [
     ),
     Wrong(
         "a run compiles the prompts of its file into its program",
-        "run.experiment.composition",
+        "run.experiment.language",
         "source = reading(task, given)",
         "source = task",
         ("test_task_data.py::test_no_program_of_a_run_holds_the_file",),

@@ -122,7 +122,7 @@ WRONG = [
     ),
     Wrong(
         "a learner resumes under other versions and is silent",
-        "run.experiment.training",
+        "run.experiment.prepare",
         "notes=provenance.note(provenance.differences(now, before))",
         "notes=[]",
         ("test_train_and_load.py::test_learner_resumes_under_other_versions_with_a_line",),
@@ -238,7 +238,7 @@ WRONG = [
     Wrong(
         "a control run is read by way of the one that it began from",
         "run.experiment.earlier",
-        "        config = script.continued(config)\n",
+        "        config = domain.continued(config)\n",
         "",
         ("test_init_from.py::test_a_control_run_needs_the_run_that_it_began_from_no_more",),
     ),

@@ -47,7 +47,7 @@ WRONG = [
     ),
     Wrong(
         "a microbatch mixes parts of prompts",
-        "run.experiment.plan",
+        "run.loop.job",
         "if rows % number or (prompts % number and number % prompts):",
         "if rows % number:",
         ("test_microbatches.py::test_microbatch_is_of_whole_prompts_or_of_one",),
@@ -69,9 +69,9 @@ WRONG = [
     ),
     Wrong(
         "a deterministic run follows the memory of the device",
-        "run.experiment.plan",
-        "setup.learned and not options.deterministic and ",
-        "setup.learned and ",
+        "run.experiment.prepare",
+        "if options.deterministic or FLAG",
+        "if FLAG",
         ("test_microbatches.py::test_no_number_is_chosen_if_given_or_deterministic",),
     ),
     Wrong(
@@ -111,9 +111,9 @@ WRONG = [
     ),
     Wrong(
         "a resumed run chooses its microbatches anew",
-        "run.experiment.plan",
-        "FLAG not in {**before, **settings.given}",
-        "FLAG not in settings.given",
+        "run.experiment.prepare",
+        "FLAG in {**before, **settings.given}",
+        "FLAG in settings.given",
         ("test_microbatches.py::test_resumed_run_keeps_its_number",),
     ),
     Wrong(
@@ -147,20 +147,20 @@ WRONG = [
     Wrong(
         "a warning of a large kl names no setting",
         "run.loop.runner",
-        "log.Doubts(job.smaller_steps)",
+        "log.Doubts(job.display.smaller_steps)",
         "log.Doubts()",
         ("test_doubts.py::test_a_run_says_what_makes_steps_smaller",),
     ),
     Wrong(
         "a warning of a large kl knows no method",
-        "run.experiment.plan",
-        "method=config.method,",
-        "method=None,",
+        "run.loop.job",
+        "smaller_steps=smaller_steps(method)",
+        "smaller_steps=smaller_steps(None)",
         ("test_doubts.py::test_a_job_has_its_methods_advice",),
     ),
     Wrong(
         "an early stop that is on is advised",
-        "run.experiment.assembly",
+        "run.loop.job",
         'getattr(method, "early_stop", None) is False',
         'hasattr(method, "early_stop")',
         ("test_doubts.py::test_advice_names_fields_of_the_method",),
@@ -203,8 +203,8 @@ WRONG = [
     Wrong(
         "a sweep has the defaults of another memory",
         "run.experiment.sweeping",
-        "script.tuned(*of_run)",
-        "script.tuned(options, {}, initial)",
+        "domain.tuned(*of_run)",
+        "domain.tuned(options, {}, initial)",
         ("test_script_flags.py::test_a_sweep_has_the_defaults_of_its_memory",),
     ),
     Wrong(
@@ -216,9 +216,9 @@ WRONG = [
     ),
     Wrong(
         "all runs of a sweep have the settings of the first",
-        "run.experiment.assembly",
-        "for setting in settings for _ in range",
-        "for setting in settings[:1] * len(settings) for _ in range",
+        "run.loop.job",
+        "for x in methods for _ in range",
+        "for x in methods[:1] * len(methods) for _ in range",
         ("test_sweeps.py::test_runs_are_trained_from_one_evaluation_to_the_next",),
     ),
     Wrong(
@@ -643,8 +643,8 @@ WRONG = [
     Wrong(
         "a first evaluation of 0 ends without a word",
         "run.loop.runner",
-        "and not np.any(row.get(self.job.score, 1.0))",
-        "and np.any(row.get(self.job.score, 1.0))",
+        "and not np.any(row.get(self.score, 1.0))",
+        "and np.any(row.get(self.score, 1.0))",
         ("test_answers.py::test_a_first_evaluation_of_0_is_explained",),
     ),
     Wrong(

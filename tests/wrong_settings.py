@@ -26,7 +26,7 @@ WRONG = [
     ),
     Wrong(
         "a resumed run loses the origins of its settings",
-        "run.experiment.plan",
+        "run.experiment.prepare",
         '"origin": earlier.get("origin", {}) | ',
         '"origin": ',
         ("test_settings.py::test_config_json_has_the_origins_also_of_a_resumed_run",),
@@ -43,16 +43,16 @@ WRONG = [
     ),
     Wrong(
         "the environment of a run is made twice",
-        "run.experiment.plan",
-        "steps_per_iteration=script.steps(config, world)",
-        "steps_per_iteration=script.steps(config, script.open_world(config))",
+        "run.experiment.control",
+        "length_of(options, steps(config, world))",
+        "length_of(options, steps(config, open_world(config)))",
         ("test_settings.py::test_arguments_and_environment_are_read_once",),
     ),
     Wrong(
         "arguments are read twice",
         "cli.launch",
-        "plan_experiment(script, given, options)",
-        "plan_experiment(script, settings.tokenize(script, words), options)",
+        "prepare_experiment(domain, given, options)",
+        "prepare_experiment(domain, settings.tokenize(domain.OPTIONS, words), options)",
         ("test_settings.py::test_arguments_and_environment_are_read_once",),
     ),
     Wrong(
@@ -72,7 +72,7 @@ WRONG = [
     Wrong(
         "help does not show presets",
         "run.experiment.settings",
-        '"preset": script.presets(options, values, initial)}\n    fields',
+        '"preset": domain.presets(options, values, initial)}\n    fields',
         "}\n    fields",
         ("test_script_flags.py::test_help_of_language_shows_defaults_and_presets",),
     ),

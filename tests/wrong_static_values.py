@@ -51,9 +51,9 @@ WRONG = [
     ),
     Wrong(
         "a run of a learner is stored with numbers of NumPy",
-        "run.experiment.training",
-        "**{name: getattr(options, name) for",
-        "**{name: given.get(name, getattr(options, name)) for",
+        "run.experiment.prepare",
+        "config_lib.static_value(x, value, int)",
+        "value",
         (f"{TESTS}test_train_takes_numpy_numbers",),
     ),
     Wrong(

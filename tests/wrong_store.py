@@ -27,8 +27,8 @@ WRONG = [
     Wrong(
         "a policy is loaded with the state of its optimizer",
         "run.experiment.earlier",
-        "flag, kind, optimizer=False)",
-        "flag, kind)",
+        "flag, run, kind, optimizer=False)",
+        "flag, run, kind)",
         ("test_formats.py::test_a_policy_loads_without_its_optimizer_state",),
     ),
     Wrong(
@@ -96,8 +96,8 @@ WRONG = [
     Wrong(
         "every process exports",
         "run.experiment.training",
-        "plan.exporters if processes.is_writer() else ()",
-        "plan.exporters",
+        "[*output.exporters, *exporters] if processes.is_writer() else ()",
+        "[*output.exporters, *exporters]",
         ("test_exporters.py::test_flag_and_list_export_an_experiment",),
     ),
     Wrong(

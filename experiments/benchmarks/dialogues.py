@@ -9,6 +9,7 @@ four tokens; elsewhere it is up to four tokens, most of them calls, and prompts 
 longer by what the template writes.
 """
 
+import dataclasses
 import json
 import runpy
 import subprocess
@@ -29,9 +30,10 @@ from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.language import pretrained
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, flags, settings
+from jaxrl_po.run.experiment import flags, settings
 from jaxrl_po.run.experiment import language as command
 from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.job import Length
 
 PEERS = Path(__file__).parent / "peers"
 GAME = runpy.run_path(str(PEERS / "mastermind_game.py"))
@@ -113,11 +115,9 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
         f"--problem.max_new_tokens={BUDGET}",
         *arguments,
     ]
-    config, place = settings.parse(command.SCRIPT, argv).config, Placement(1, 1, 1)
-    experiment = command.build(config, place)
-    job = assembly.make_job(
-        experiment, config.run, place, iterations=2**30, steps_per_iteration=1, log_every=1
-    )
+    config, place = settings.parse(command, argv).config, Placement(1, 1, 1)
+    job = command.build(config, place)
+    job = dataclasses.replace(job, length=Length(2**30, 1))
     compiled: Any = programs.compile_programs(job)
     state, rows = compiled.init(job.start), list[Any]()
 

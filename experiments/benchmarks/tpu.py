@@ -21,7 +21,7 @@ from jaxrl_po import config, run
 from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
+from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment
 from jaxrl_po.run.store import folder
 
 
@@ -135,7 +135,7 @@ def measure(row: Row, seconds: int) -> dict[str, Any]:
 def figures(row: Row) -> dict[str, Any]:
     """Compiles the last program of a row and counts its work; raises RunError if it has none."""
     script, *arguments = row.flags
-    experiment = Experiment.parse(SCRIPTS[script], arguments)
+    experiment = Experiment.parse(DOMAINS[script], arguments)
     programs = list[run.CompiledProgram]()
     try:
         programs.extend(run.compile_for(experiment, row.machine))

@@ -177,12 +177,10 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
       result: of the run.
       out: folder of its folder.
     """
-    settings = earlier.read(language.SCRIPT, "out", str(out / result.name))
+    settings = earlier.read(language, "out", str(out / result.name))
     options, problem, config = settings.run, settings.problem, settings.method
-    experiment = language.build(settings, Placement(1, 1, 1))
-    key = jax.random.key(0)
-    start = key if experiment.given is None else (key, experiment.given)
-    state = jax.eval_shape(experiment.learner.init, start)
+    job = language.build(settings, Placement(1, 1, 1))
+    state = jax.eval_shape(job.learner.init, job.start)
     models = {
         "policy": state.params.policy,
         "critic": state.params.value,

@@ -9,6 +9,7 @@ file, each row of the test set is asked once, and none of them selects a checkpo
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,15 @@ from jaxrl_po.config import SEED, ConfigError, Interval, static
 from jaxrl_po.control import adapt, make_record
 from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices.compilation import compiled
-from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
+from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.experiment import control, earlier, flags
-from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.control_config import ControlConfig
-from jaxrl_po.run.experiment.experiment import SCRIPTS
+from jaxrl_po.run.experiment.experiment import DOMAINS
 from jaxrl_po.run.experiment.options import RunConfig
+from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.store import folder, statistics
 
-# The flag that sets the size of an evaluation, by script.
+# The flag that sets the size of an evaluation, by command.
 SIZES = {"control": "eval_episodes", "language": "eval_prompts"}
 
 Scores = dict[str, np.ndarray[Any, Any]]
@@ -59,43 +60,36 @@ class Options:
     )
 
 
-def evaluate(options: Options, script: Command, config: RunConfig) -> tuple[int, str, Scores]:
+def evaluate(options: Options, domain: Domain[Any], config: RunConfig) -> tuple[int, str, Scores]:
     """Evaluates every seed of the run; `--size` replaces the size of its config.
 
     Returns:
       The iteration of the checkpoint; episodes or prompts of each seed, in words; the scores.
     """
     if options.size:
-        sizes: Any = {SIZES[script.name]: options.size}
+        sizes: Any = {SIZES[domain.NAME]: options.size}
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, **sizes))
-    experiment, iteration, state = earlier.state(
-        script, config, "run", options.run, options.checkpoint
-    )
-    seeds = config.run.seeds
-    scorer = opened(experiment.rewarded)
-    if experiment.host is not None:
-        rollouts = experiment.host.open(config.run.seed, range(seeds))
+    job, iteration, state = earlier.state(domain, config, "run", options.run, options.checkpoint)
+    seeds, rollouts, judge = config.run.seeds, job.host.rollouts, job.evaluation.judge
+    scorer = opened(job.host.scorer)
+    if rollouts is not None:
         with contextlib.closing(rollouts), scorer:
             values = rollouts.evaluate(state, options.seed)
     else:
-        key, measure = jax.random.key(options.seed), experiment.test or experiment.evaluate
-        assert measure is not None
-        each = jax.vmap(
-            lambda state: measure(state.params, state.collector, key), in_axes=(STATE_AXES,)
-        )
-        values = dict(compiled(each, state)(state))
-        if experiment.judge is not None:
+        measure = functools.partial(job.measure, key=jax.random.key(options.seed))
+        values = dict(compiled(measure, state)(state))
+        if judge is not None:
             with scorer:
-                values = experiment.judge(jax.device_get(values))
+                values = judge(jax.device_get(values))
     scores = {
         name: np.asarray(value).reshape(seeds, -1).mean(axis=1) for name, value in values.items()
     }
     count = np.size(next(iter(values.values()))) // seeds
-    size = f"{count} {SIZES[script.name].removeprefix('eval_')}"
+    size = f"{count} {SIZES[domain.NAME].removeprefix('eval_')}"
     return iteration, size, scores
 
 
-def record(options: Options, script: Command, config: RunConfig) -> None:
+def record(options: Options, domain: Domain[Any], config: RunConfig) -> None:
     """Writes greedy episodes of the first seed to `--record`.
 
     Raises:
@@ -104,7 +98,7 @@ def record(options: Options, script: Command, config: RunConfig) -> None:
     if not isinstance(config, ControlConfig):
         raise ConfigError("record", "is for a run of jaxrl-po control")
     path = folder.require_file(options.record, ".npz", "record")
-    state = earlier.state(script, config, "run", options.run, options.checkpoint)[2]
+    state = earlier.state(domain, config, "run", options.run, options.checkpoint)[2]
     spaces, env, _ = world = control.open_world(config)
     problem = control.build_problem(config, world)
     bound = None if env is None else adapt(env).max_steps
@@ -139,12 +133,12 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(argv, "jaxrl-po evaluate", summary, Options)
     if options is None:
         return 0
-    script, config = earlier.read_any(SCRIPTS.values(), "run", options.run)
+    domain, config = earlier.read_any(DOMAINS.values(), "run", options.run)
     if options.record:
-        record(options, script, config)
+        record(options, domain, config)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
-    iteration, size, scores = evaluate(options, script, config)
-    asked, title = flags.flatten({"": options}), script.title(config)
+    iteration, size, scores = evaluate(options, domain, config)
+    asked, title = flags.flatten({"": options}), domain.title(config)
     lists = {name: values.tolist() for name, values in scores.items()}
     with folder.writing(path):
         content = {"options": asked, "run": title, "iteration": iteration}

@@ -77,8 +77,7 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(argv, "jaxrl-po export", summary, Options)
     if options is None:
         return 0
-    script = language.SCRIPT
-    config = earlier.read(script, "run", options.run)
+    config = earlier.read(language, "run", options.run)
     folder.require_name(options.out)
     out = Path(options.out)
     if not options.out:
@@ -97,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
             f"{options.run} has a tokenizer that transformers cannot read: load it "
             "by jaxrl_po.run.load, or start another run from it by init_from",
         )
-    _, iteration, state = earlier.state(script, config, "run", options.run, options.checkpoint)
+    _, iteration, state = earlier.state(language, config, "run", options.run, options.checkpoint)
     policy = base.model.clone(lora=config.lora.lora)
     params = models.trained(policy, of_seed(state, options.seed_index).params)
     text, context, dtype = base.text, base.text.context, options.dtype or None
@@ -119,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         raise ConfigError("run", f"{options.run}: {error.message}") from None
     which = f"{options.checkpoint} checkpoint (iteration {iteration})"
-    print(f"{script.title(config)}, seed {options.seed_index}, {which}")
+    print(f"{language.title(config)}, seed {options.seed_index}, {which}")
     if dtype is not None and changed and jnp.dtype(dtype).itemsize < 4:
         print(f"{lost / changed:.1%} of the changed numbers round back to the base's in {dtype}")
     print(f"see {out}")

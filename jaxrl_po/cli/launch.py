@@ -4,17 +4,18 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
 from jaxrl_po.run.experiment import flags, settings, training
-from jaxrl_po.run.experiment.assembly import Command
-from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
+from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment
 from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.settings import Domain
 
 
-def main(script: Command, argv: Sequence[str]) -> int:
-    """Runs a script from its arguments; returns its exit status.
+def main(domain: Domain[Any], argv: Sequence[str]) -> int:
+    """Runs a training command from its arguments; returns its exit status.
 
     It is 0 if the run is done, or was interrupted and saved; 1 if it diverged, a reward function
     failed on the first batch, an environment failed, or the folder could no longer be written.
@@ -24,16 +25,16 @@ def main(script: Command, argv: Sequence[str]) -> int:
         resumed run none of whose checkpoints can be used.
     """
     asks, words = flags.help_of(argv)
-    given = settings.tokenize(script, words)
+    given = settings.tokenize(domain.OPTIONS, words)
     if asks:
-        print(settings.usage(script, given, everything=flags.EVERYTHING in argv))
+        print(settings.usage(domain, given, everything=flags.EVERYTHING in argv))
         return 0
-    options = settings.options_of(script, given)
+    options = settings.options_of(domain.OPTIONS, given)
     if options.compile_for:
-        return _compile(Experiment.of(script, given), options)
-    plan = training.plan_experiment(script, given, options)
+        return _compile(Experiment.of(domain, given), options)
+    job = training.prepare_experiment(domain, given, options)
     try:
-        training.carry_out(plan, leave_early=True)
+        training.carry_out(job, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -59,5 +60,5 @@ def _compile(experiment: Experiment, options: Options) -> int:
     return 0 if fits else 1
 
 
-control = functools.partial(main, SCRIPTS["control"])
-language = functools.partial(main, SCRIPTS["language"])
+control = functools.partial(main, DOMAINS["control"])
+language = functools.partial(main, DOMAINS["language"])

@@ -113,8 +113,8 @@ def restore(options: Options, config: ControlConfig) -> Player:
     run = config.run
     earlier.require_seed("seed_index", options.seed_index, run.seeds, "run", options.run)
     which = options.run, options.checkpoint
-    _, iteration, state = earlier.state(control.SCRIPT, config, "run", *which)
-    title = f"{control.SCRIPT.title(config)}, seed {options.seed_index}"
+    _, iteration, state = earlier.state(control, config, "run", *which)
+    title = f"{control.title(config)}, seed {options.seed_index}"
     state = of_seed(state, options.seed_index)
     world = control.open_world(config)
     return Player(world, control.build_problem(config, world), state, iteration, title)
@@ -295,9 +295,9 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(argv, "jaxrl-po render", "Shows what a run learned.", Options)
     if options is None:
         return 0
-    if earlier.maker([control.SCRIPT, language.SCRIPT], "run", options.run)[0] == language.SCRIPT:
+    if earlier.maker([control, language], "run", options.run)[0] is language:
         return transcribe(options)
-    config = earlier.read(control.SCRIPT, "run", options.run)
+    config = earlier.read(control, "run", options.run)
     out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
     player = restore(options, config)
     source = player.world.source

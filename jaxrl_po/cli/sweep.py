@@ -15,19 +15,21 @@ Combinations that differ only in numeric settings of the method share a program.
 import sys
 from collections.abc import Sequence
 
-from jaxrl_po.run.experiment import flags, settings, sweeping, training
+from jaxrl_po.run.experiment import control, flags, settings, sweeping, training
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status, 1 where an environment failed."""
     asks, words = flags.help_of(argv)
-    given = settings.tokenize(sweeping.SCRIPT, words)
+    record = sweeping.RECORDS[control.NAME]
+    given = settings.tokenize(record, words)
     if asks:
         single = {name: text for name, text in given.items() if "." not in name}
-        print(settings.usage(sweeping.SCRIPT, single, everything=flags.EVERYTHING in argv))
+        everything, command = flags.EVERYTHING in argv, ("sweep", sweeping.SUMMARY, record)
+        print(settings.usage(control, single, everything=everything, command=command))
         return 0
     try:
-        swept = sweeping.carry_out(sweeping.SCRIPT, given, leave_early=True)
+        swept = sweeping.carry_out(control, given, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -16,13 +16,13 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, topology
 from jaxrl_po.run.devices.memory import Memory, memory_of, program_memory, refusal
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.sharding import LogicalAxes, shardings
+from jaxrl_po.run.devices.sharding import shardings
 from jaxrl_po.run.devices.topology import Machine
-from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
-from jaxrl_po.run.experiment.plan import Plan, prepare
+from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment
+from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.job import TrainJob
 from jaxrl_po.run.loop.microbatches import choose_microbatches
-from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.types import PyTree, TrainState
 
 SMALLER = (
@@ -101,24 +101,24 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgra
     settings = experiment.read()
     options = dataclasses.replace(settings.config.run, compilation_cache="")
     settings = settings._replace(config=dataclasses.replace(settings.config, run=options))
-    plan = prepare(
-        SCRIPTS[experiment.script], settings._replace(stored={}), described=described.devices
+    job = prepare(
+        DOMAINS[experiment.script], settings._replace(stored={}), described=described.devices
     )
-    if plan.placement.num_devices != len(described.devices):
+    if job.layout.placement.num_devices != len(described.devices):
         number = len(described.devices)
         raise ConfigError("mesh", f"must use all {number} devices of compile_for = {machine}")
-    if plan.job.rollouts is not None:
+    if job.host.rollouts is not None:
         raise ConfigError("compile_for", "needs environments that are part of the program")
-    yield from _fitting(plan, described)
+    yield from _fitting(job, described)
 
 
-def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:
+def _fitting(job: TrainJob, machine: Machine) -> Iterator[CompiledProgram]:
     """Yields the programs with the fewest microbatches whose update fits."""
     found = list[CompiledProgram]()
 
-    def compile_job(job: Job, number: int = 1) -> Memory:
+    def compile_job(job: TrainJob, number: int = 1) -> Memory:
         suffix = f" in {number} microbatches" if number > 1 else ""
-        functions = list(_functions(job, plan.placement, plan.setup.axes))
+        functions = list(_functions(job))
         found[:] = [
             compile_program(f"{name}{suffix}", function, arguments, machine)
             for name, function, arguments in functions
@@ -133,29 +133,31 @@ def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:
         ]
         return memory.beside(*sampling) if sampling else memory
 
-    memory = compile_job(plan.job)
+    memory = compile_job(job)
     try:
-        if plan.job.rebuild is not None:
-            choose_microbatches(plan.job, memory, compile_job, machine.memory)
+        if job.rebuild is not None:
+            choose_microbatches(job, memory, compile_job, machine.memory)
     finally:
         yield from found
 
 
 def _functions(
-    job: Job, placement: Placement, axes: LogicalAxes | None
+    job: TrainJob,
 ) -> Iterator[tuple[str, Callable[..., PyTree], tuple[PyTree, ...]]]:
     """Yields name, function and arguments of the programs of an iteration."""
-    like = _state_like(job, placement, axes)
-    if job.rewarded is None:
+    like = _state_like(job)
+    if job.host.scorer is None:
         yield "iteration", programs.chunk_of(job), (like, np.int32(0))
         return
     yield "sampling", job.learner.sample, (like,)
     batch = programs.with_reward(jax.eval_shape(job.learner.sample, like)[1])
-    yield "update", job.learner.update, (like, _placed(batch, parallel.batch_spec(), placement))
+    placed = _placed(batch, parallel.batch_spec(), job.layout.placement)
+    yield "update", job.learner.update, (like, placed)
 
 
-def _state_like(job: Job, placement: Placement, axes: LogicalAxes | None) -> TrainState:
+def _state_like(job: TrainJob) -> TrainState:
     """Returns shapes, dtypes and shardings of the state."""
+    placement, axes = job.layout.placement, job.layout.axes
     shapes: TrainState = jax.eval_shape(job.learner.init, job.start)
     if axes is None or not placement.cuts_params:
         return _placed(shapes, parallel.state_spec(), placement)

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,8 +22,7 @@ from jaxrl_po.control.memory import MEMORIES, kind_of
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, earlier, suites, user_code
-from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment import earlier, suites, user_code
 from jaxrl_po.run.experiment.control_config import (
     GROUPS,
     TRAJECTORIES,
@@ -30,14 +30,22 @@ from jaxrl_po.run.experiment.control_config import (
     ControlConfig,
     ControlOptions,
 )
-from jaxrl_po.run.experiment.options import AUTO
+from jaxrl_po.run.experiment.options import AUTO, NEW_MODEL, InitialModel
 from jaxrl_po.run.experiment.registry import METHODS, MethodConfig
+from jaxrl_po.run.experiment.settings import length_of
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.host.rollouts import HostProblem
-from jaxrl_po.run.store import sources
+from jaxrl_po.run.loop.job import Display, Evaluation, Layout, TrainJob, build_job
+from jaxrl_po.run.store import provenance, sources
 from jaxrl_po.types import Distribution, Learner, Problem, Samples
 
+NAME, UNIT = "control", "environment steps"
+SUMMARY = "Trains a method of policy optimisation on a control environment."
+OPTIONS, CONFIG = ControlOptions, ControlConfig
+CURVES: Sequence[Series] = (Series("episode_return", "training"), Series("greedy_return", "greedy"))
+Y_LABEL = "return (reward units)"
+DOMAIN: Any = sys.modules[__name__]
 CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -87,6 +95,43 @@ VINE_DOES_WITHOUT = {
 }
 
 
+def initial_model(options: ControlOptions) -> InitialModel:
+    """Returns a new model: a run starts from parameters of another run at most."""
+    del options
+    return NEW_MODEL
+
+
+def require_known(options: ControlOptions, given: Values, initial: InitialModel) -> None:
+    """Accepts any flags: `flags.convert` rejects unknown ones."""
+
+
+def presets(options: ControlOptions, values: Values, initial: InitialModel) -> Values:
+    """Returns flag name to preset of the method."""
+    del values, initial
+    return options.entry.control
+
+
+def sections(options: ControlOptions, initial: InitialModel) -> dict[str, type]:
+    """Returns prefix to record, beside the record of the method."""
+    del initial
+    return {"problem": sampling(options).settings, "network": control.NetworkSettings}
+
+
+def continued(config: ControlConfig) -> ControlConfig:
+    """Returns the config without the run that this one began from, which checkpoints replace."""
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, init_from=""))
+
+
+def rows(config: ControlConfig) -> int:
+    """Returns the rows of one seed that are sharded over devices."""
+    return sampling(config.run).rows(config.problem)
+
+
+def title(config: ControlConfig) -> str:
+    """Returns the method and the environment."""
+    return " on ".join(map(sources.short, (config.run.algorithm, config.run.env)))
+
+
 def default_sampling(options: ControlOptions) -> str:
     """Returns the name of the way in which the method collects rollouts by default."""
     return GROUPS if options.entry.compares_groups else TRAJECTORIES
@@ -108,7 +153,11 @@ def sampling(options: ControlOptions) -> Sampling:
     return SAMPLINGS[chosen]
 
 
-def tuned(options: ControlOptions, values: Values = MappingProxyType({})) -> Values:
+def tuned(
+    options: ControlOptions,
+    values: Values = MappingProxyType({}),
+    initial: InitialModel = NEW_MODEL,
+) -> Values:
     """Returns flag name to value: settings by a sweep, and those that suit the given memory.
 
     With a memory that needs it, a method that can stop early does. The stop bounds no single step
@@ -118,7 +167,9 @@ def tuned(options: ControlOptions, values: Values = MappingProxyType({})) -> Val
     Args:
       options: Settings of the run as a whole; `tuned` off returns nothing.
       values: Flag name to value, of the flags given or stored.
+      initial: Not used.
     """
+    del initial
     if not options.tuned:
         return {}
     memory = user_code.held("network.memory", values.get("network.memory", "none"))
@@ -225,7 +276,12 @@ def greedy(evaluate: Evaluate) -> Evaluate:
     }
 
 
-def build(config: ControlConfig, placement: Placement, world: World) -> assembly.Setup:
+def build(
+    config: ControlConfig,
+    placement: Placement,
+    world: World,
+    methods: Sequence[MethodConfig] = (),
+) -> TrainJob:
     """Builds the method on the environment."""
     options, settings, method = config.run, config.problem, config.method
     for name in ("overlong_filtering", "soft_overlong"):
@@ -246,58 +302,36 @@ def build(config: ControlConfig, placement: Placement, world: World) -> assembly
     make = user_code.with_loss(make, vars(options))
     problem = build_problem(config, world, placement.axis_name, placement.target)
     if options.init_from:
-        problem = earlier.begun(SCRIPT, problem, options.init_from)
+        problem = earlier.begun(DOMAIN, problem, options.init_from)
 
     def learner_of(method: MethodConfig) -> Learner:
         return make(dataclasses.replace(method, axis_name=placement.axis_name), problem)
 
     learner = learner_of(method)
+    host, measure, notes = None, None, tuple[str, ...]()
     if world.source is not None:
         assert isinstance(settings, control.Settings)
         sizes = settings.num_envs, settings.num_steps, options.eval_episodes
         host = HostProblem(world.source, problem, *sizes)
-        return assembly.Setup(
-            learner, evaluate=None, score="greedy_return", host=host, learner_of=learner_of
-        )
-    evaluate = control.make_evaluate(world.env, problem, num_episodes=options.eval_episodes)
-    notes = tuple[str, ...]()
-    if world.env.refresh is not None:
-        notes = (
-            f"starting states are drawn every {world.env.reset_interval} steps where they were "
-            'used, and where needed, not in each step (--env_params={"reset_interval": 1})',
-        )
-    return assembly.Setup(
+    else:
+        episodes = options.eval_episodes
+        measure = greedy(control.make_evaluate(world.env, problem, num_episodes=episodes))
+        if world.env.refresh is not None:
+            notes = (
+                f"starting states are drawn every {world.env.reset_interval} steps where they were "
+                'used, and where needed, not in each step (--env_params={"reset_interval": 1})',
+            )
+    recorded = options.demonstrations
+    return build_job(
         learner,
-        greedy(evaluate),
-        score="greedy_return",
-        notes=notes,
+        Layout(placement),
+        length_of(options, steps(config, world)),
+        seed=options.seed,
+        method=method,
+        methods=methods,
         learner_of=learner_of,
-        prompts=sources.digest(options.demonstrations) if options.demonstrations else "",
+        host=host,
+        evaluation=Evaluation(measure, score="greedy_return"),
+        display=Display(title(config), UNIT, CURVES, Y_LABEL, notes),
+        digests={provenance.PROMPTS: sources.digest(recorded)} if recorded else {},
     )
-
-
-SCRIPT = Script(
-    name="control",
-    summary="Trains a method of policy optimisation on a control environment.",
-    options=ControlOptions,
-    config=ControlConfig,
-    require_known=lambda *_: None,
-    presets=lambda options, *_: options.entry.control,
-    tuned=lambda options, values, _: tuned(options, values),
-    sections=lambda options, _: {
-        "problem": sampling(options).settings,
-        "network": control.NetworkSettings,
-    },
-    open_world=open_world,
-    rows=lambda config: sampling(config.run).rows(config.problem),
-    steps=steps,
-    shards_params=lambda options: False,
-    build=build,
-    title=lambda config: " on ".join(map(sources.short, (config.run.algorithm, config.run.env))),
-    unit="environment steps",
-    curves=(Series("episode_return", "training"), Series("greedy_return", "greedy")),
-    y_label="return (reward units)",
-    continued=lambda config: dataclasses.replace(
-        config, run=dataclasses.replace(config.run, init_from="")
-    ),
-)

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 
@@ -16,11 +16,12 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.experiment import assembly, flags, settings, user_code
-from jaxrl_po.run.experiment.assembly import Command, Config, OptionsOf, Script, World
+from jaxrl_po.run.experiment import flags, settings, user_code
 from jaxrl_po.run.experiment.language_config import LanguageConfig
-from jaxrl_po.run.experiment.options import Options, RunConfig
+from jaxrl_po.run.experiment.options import RunConfig
+from jaxrl_po.run.experiment.settings import Config, Domain
 from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.job import TrainJob
 from jaxrl_po.run.store import checkpoint, folder, provenance, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
@@ -37,52 +38,51 @@ class NoCheckpoint(ConfigError):
     """The folder of a run holds no checkpoint of a kind."""
 
 
-def read(script: Script[OptionsOf, Config, World], flag: str, run: str) -> Config:
+def read(domain: Domain[Config], flag: str, run: str) -> Config:
     """Returns the config of an earlier run of a command.
 
     Args:
-      script: Command that made the run.
+      domain: Domain of the run.
       flag: name of the flag that names its folder, for messages.
       run: the folder.
 
     Raises:
-      ConfigError: not a run of that script, or one of another version of the library; names the
+      ConfigError: not a run of that domain, or one of another version of the library; names the
         flag.
     """
-    return cast(Config, read_any([script], flag, run)[1])
+    return cast(Config, read_any([domain], flag, run)[1])
 
 
 def read_any(
-    scripts: Collection[Command], flag: str, run: str, own: Mapping[str, object] = {}
-) -> tuple[Command, RunConfig]:
-    """Returns the command among several that made an earlier run, and its config; see `read`.
+    domains: Collection[Domain[Any]], flag: str, run: str, own: Mapping[str, object] = {}
+) -> tuple[Domain[Any], RunConfig]:
+    """Returns the domain, among several, of an earlier run, and its config; see `read`.
 
     `own` are objects of Python that are given again, and new paths of files and folders, by flag.
     """
-    script, stored = maker(scripts, flag, run)
-    stored = flags.current(stored, {"": script.options})
+    domain, stored = maker(domains, flag, run)
+    stored = flags.current(stored, {"": domain.OPTIONS})
     code = stored.get("resolved", {}).get(sources.DIGESTS, {})
     of_files = {x for x in code if sources.in_file(stored.get(x, ""))}
     anew = {x: path for x, path in sources.absolute(own).items() if x in of_files}
     folder.require_same(anew, stored, {}, run)
     try:
-        return script, settings.read(
-            script, {}, stored={**stored, **own, **sources.absolute(own)}
-        ).config
+        values = {**stored, **own, **sources.absolute(own)}
+        return domain, settings.read(domain, {}, stored=values).config
     except ConfigError as error:
         raise unsuitable(flag, run, error) from None
 
 
-def maker(scripts: Collection[Command], flag: str, run: str) -> tuple[Command, Json]:
-    """Returns the script among several that made an earlier run, and its settings as stored."""
-    makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
+def maker(domains: Collection[Domain[Any]], flag: str, run: str) -> tuple[Domain[Any], Json]:
+    """Returns the domain, among several, of an earlier run, and its settings as stored."""
+    makers = " or ".join(f"jaxrl-po {domain.NAME}" for domain in domains)
     if not run:
         raise ConfigError(flag, f"must name the folder of a run of {makers}, e.g. runs/first")
     found = folder.read_settings(Path(run), flag, makers)
     made = found.get("script", "something else")
-    for script in scripts:
-        if made == script.name:
-            return script, found
+    for domain in domains:
+        if made == domain.NAME:
+            return domain, found
     if made == TRAIN:
         raise ConfigError(
             flag,
@@ -93,21 +93,21 @@ def maker(scripts: Collection[Command], flag: str, run: str) -> tuple[Command, J
 
 
 def state(
-    script: Command, config: RunConfig, flag: str, run: str, kind: str
-) -> tuple[assembly.Setup, int, TrainState]:
-    """The experiment of a run and its newest intact checkpoint of a kind, on one device.
+    domain: Domain[Any], config: RunConfig, flag: str, run: str, kind: str
+) -> tuple[TrainJob, int, TrainState]:
+    """Returns the job of a run and its newest intact checkpoint of a kind, on one device.
 
     The optimizer state, which only training needs, is not restored.
 
     Args:
-      script: Command that made the run.
+      domain: Domain of the run.
       config: Settings of the run, see `read`.
       flag: name of the flag that names its folder, for messages.
       run: the folder.
       kind: see `CHECKPOINTS`.
 
     Returns:
-      `(experiment, iteration, state)`; leaves of the state `[S, …]`, but for what is frozen.
+      `(job, iteration, state)`; leaves of the state `[S, …]`, but for what is frozen.
 
     Raises:
       ConfigError: no such checkpoint, one of another version of the library, a file of the user
@@ -126,20 +126,20 @@ def state(
             )
     parallel.device_count()
     try:
-        placement = Placement(options.seeds, 1, 1)
-        config = script.continued(config)
+        config = domain.continued(config)
         if isinstance(config, LanguageConfig):  # kernels are for training, and may not be here
             model = dataclasses.replace(config.model, fused_attention=False)
             config = dataclasses.replace(config, model=model)
-        experiment = script.build(config, placement, script.open_world(config))
-        require_base(experiment.base, flag, run)
+        placement = Placement(options.seeds, 1, 1)
+        job = domain.build(config, placement, domain.open_world(config))
+        require_base(job.digests.get(provenance.BASE, ""), flag, run)
         stored = folder.read_settings(Path(run), flag)
         # Elsewhere a file may change, and the text of a chat template with today's date does.
         if any(values.get(name, "") != stored.get(name, "") for name in sources.DATA):
+            digest = job.digests.get(provenance.PROMPTS, "")
             before = stored.get("resolved", {})
-            provenance.require_data(provenance.PROMPTS, experiment.prompts, before, flag, run)
-        of_run = dataclasses.replace(options, out=run)
-        return experiment, *state_of(experiment, of_run, flag, kind, optimizer=False)
+            provenance.require_data(provenance.PROMPTS, digest, before, flag, run)
+        return job, *state_of(job, flag, run, kind, optimizer=False)
     except (CheckpointError, ConfigError) as error:
         # Those two functions name the run.
         if isinstance(error, NoCheckpoint) or getattr(error, "field", "") == flag:
@@ -148,14 +148,14 @@ def state(
 
 
 def state_of(
-    setup: assembly.Setup, options: Options, flag: str, kind: str, *, optimizer: bool = True
+    job: TrainJob, flag: str, run: str, kind: str, *, optimizer: bool = True
 ) -> tuple[int, TrainState]:
-    """The iteration and the state of the newest intact checkpoint of a kind, on one device.
+    """Returns the iteration and the state of the newest intact checkpoint of a kind.
 
     Args:
-      setup: of the run.
-      options: of the run, whose `out` is its folder.
+      job: Job of the run, on one device.
       flag: name of the flag that names its folder, for messages.
+      run: the folder.
       kind: see `CHECKPOINTS`.
       optimizer: whether to restore the optimizer state, which is None otherwise.
 
@@ -163,14 +163,13 @@ def state_of(
       ConfigError: no such checkpoint.
       CheckpointError: it is that of another learner.
     """
-    job = assembly.make_job(setup, options, Placement(options.seeds, 1, 1))
     like = jax.eval_shape(job.learner.init, job.start).with_frozen(None)
     like, without = (like, "") if optimizer else (like._replace(opt_state=None), ".opt_state")
-    found = checkpoint.peek(Path(options.out) / "checkpoints" / kind, like, without=without)
+    found = checkpoint.peek(Path(run) / "checkpoints" / kind, like, without=without)
     if found is None:
         raise NoCheckpoint(
             "checkpoint",
-            f"{flag} = {options.out} holds no intact {kind} checkpoint; wait for one or choose "
+            f"{flag} = {run} holds no intact {kind} checkpoint; wait for one or choose "
             "the other kind",
         )
     return found[0], programs.with_frozen(found[1], job)
@@ -201,13 +200,13 @@ def unsuitable(flag: str, run: str, error: Exception) -> ConfigError:
     return ConfigError(flag, f"{run}{why}: {error}")
 
 
-def begun(script: Command, problem: Problem, run: str) -> Problem:
+def begun(domain: Domain[Any], problem: Problem, run: str) -> Problem:
     """The problem whose parameters, and statistics of observations, are those a run ended with.
 
     A critic of other shapes, or where that run has none, begins afresh.
 
     Args:
-      script: that made the run.
+      domain: Domain of that run.
       problem: of the run that begins.
       run: the folder.
 
@@ -215,9 +214,9 @@ def begun(script: Command, problem: Problem, run: str) -> Problem:
       ConfigError: the policy has other shapes, only one of them normalises observations, or the
         run has no intact checkpoint.
     """
-    config = read(script, "init_from", run)
+    config = read(domain, "init_from", run)
     try:
-        saved = of_seed(state(script, config, "init_from", run, "latest")[2])
+        saved = of_seed(state(domain, config, "init_from", run, "latest")[2])
     except NoCheckpoint:
         raise ConfigError(
             "init_from", f"{run} holds no intact checkpoint; wait for one, or choose another run"

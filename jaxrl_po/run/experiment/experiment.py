@@ -10,14 +10,13 @@ from jaxrl_po import config
 from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, earlier, language, settings
-from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.language_config import LanguageOptions
-from jaxrl_po.run.experiment.settings import Settings
+from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.store import sources
 
 UNSET: Any = object()  # of a keyword that is left out
-SCRIPTS: dict[str, Command] = {x.name: x for x in (control.SCRIPT, language.SCRIPT)}
+DOMAINS: dict[str, Domain[Any]] = {control.NAME: control, language.NAME: language}
 CONTROL, LANGUAGE = (
     {field.name for field in dataclasses.fields(record)}
     for record in (ControlOptions, LanguageOptions)
@@ -107,29 +106,29 @@ class Experiment:
         if {"env", "task"} <= given.keys():
             raise ConfigError("env", "must be left out beside task: an experiment has one of them")
         of_language = given.keys() & (LANGUAGE - CONTROL)
-        script = SCRIPTS["language" if of_language else "control"]
-        self._read(script, with_names({**given, **unknown, **over}))
+        domain = DOMAINS["language" if of_language else "control"]
+        self._read(domain, with_names({**given, **unknown, **over}))
 
     @classmethod
-    def parse(cls, script: Command, argv: Sequence[str]) -> Self:
+    def parse(cls, domain: Domain[Any], argv: Sequence[str]) -> Self:
         """Returns the experiment of a command's arguments."""
-        return cls.of(script, settings.tokenize(script, argv))
+        return cls.of(domain, settings.tokenize(domain.OPTIONS, argv))
 
     @classmethod
-    def of(cls, script: Command, given: Values) -> Self:
+    def of(cls, domain: Domain[Any], given: Values) -> Self:
         """Returns the experiment of a command's flags, name to text or value."""
         made = object.__new__(cls)
-        made._read(script, given)
+        made._read(domain, given)
         return made
 
-    def _read(self, script: Command, given: Values) -> None:
-        read = settings.read(script, given)
-        object.__setattr__(self, "script", script.name)
+    def _read(self, domain: Domain[Any], given: Values) -> None:
+        read = settings.read(domain, given)
+        object.__setattr__(self, "script", domain.NAME)
         object.__setattr__(self, "settings", MappingProxyType(read.given))
 
     def read(self) -> Settings[Any]:
         """Returns the merged settings, with the stored ones of a resumed run."""
-        return settings.read(SCRIPTS[self.script], self.settings)
+        return settings.read(DOMAINS[self.script], self.settings)
 
     def __hash__(self) -> int:
         return hash((self.script, *sorted(self.settings.items())))
@@ -171,5 +170,5 @@ def of_folder(out: str, **more: Any) -> Experiment:
     Raises:
       ConfigError: it holds no run of a command.
     """
-    script, _ = earlier.maker(SCRIPTS.values(), "out", out)
-    return Experiment.of(script, with_names({"out": out, "resume": True, **more}))
+    domain, _ = earlier.maker(DOMAINS.values(), "out", out)
+    return Experiment.of(domain, with_names({"out": out, "resume": True, **more}))

@@ -1,33 +1,29 @@
 """Trains a transformer on a task: `jaxrl-po language --task=addition --out=runs/addition`."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import language
 from jaxrl_po.algorithms import reference
+from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
 from jaxrl_po.config import ConfigError, Json, Values
-from jaxrl_po.language import Transformer, demonstrations
+from jaxrl_po.language import Transformer, demonstrations, lora, unembedding
 from jaxrl_po.language.dialogue import Dialogue, TaskLike
+from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.table import Rows
-from jaxrl_po.language.tasks.types import selecting
+from jaxrl_po.language.tasks.types import DATA, reading, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run.data.scoring import HostScore, Scorer
 from jaxrl_po.run.data.transcripts import Examples
+from jaxrl_po.run.devices import parallel, sharding
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import (
-    assembly,
-    composition,
-    conversations,
-    flags,
-    models,
-    presets,
-    rewarding,
-    user_code,
-)
-from jaxrl_po.run.experiment.assembly import Script
+from jaxrl_po.run.experiment import conversations, flags, models, rewarding, user_code
+from jaxrl_po.run.experiment import presets as presets_lib
 from jaxrl_po.run.experiment.language_config import (
     Adapters,
     LanguageConfig,
@@ -39,75 +35,259 @@ from jaxrl_po.run.experiment.language_config import (
     require_task_flags,
     task_entry,
 )
+from jaxrl_po.run.experiment.models import Start
 from jaxrl_po.run.experiment.options import InitialModel
+from jaxrl_po.run.experiment.registry import MethodConfig
+from jaxrl_po.run.experiment.settings import length_of
 from jaxrl_po.run.figures.plotting import Series
-from jaxrl_po.run.loop import supervised
-from jaxrl_po.run.store import sources
-from jaxrl_po.types import PyTree
+from jaxrl_po.run.loop.job import Display, Evaluation, Layout, TrainJob, build_job
+from jaxrl_po.run.loop.programs import split_warm_start
+from jaxrl_po.run.store import provenance, sources
+from jaxrl_po.types import ActorCritic, FastPaths, Learner, Problem, PyTree
+
+NAME, UNIT = "language", "completions"
+SUMMARY = "Trains a small transformer on a task whose answers are verified."
+OPTIONS, CONFIG = LanguageOptions, LanguageConfig
+CURVES: Sequence[Series] = (
+    Series("accuracy", "training"),
+    Series("greedy_accuracy", "held-out greedy"),
+)
+Y_LABEL = "accuracy (share right)"
+DOMAIN: Any = sys.modules[__name__]
+SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
+
+initial_model = models.initial_model
+presets, tuned = presets_lib.of_language, presets_lib.of_pretrained
 
 
-def build(config: LanguageConfig, placement: Placement, world: None = None) -> assembly.Setup:
+def continued(config: LanguageConfig) -> LanguageConfig:
+    """Returns the config itself: adapters are over the model that the run began from."""
+    return config
+
+
+def open_world(config: LanguageConfig) -> None:
+    """Returns None: a task is made with the model whose tokens it has."""
+
+
+def rows(config: LanguageConfig) -> int:
+    """Returns the prompts of one seed."""
+    return config.problem.num_prompts
+
+
+def steps(config: LanguageConfig, world: None = None) -> int:
+    """Returns the completions of one iteration."""
+    del world
+    return config.problem.num_prompts * config.problem.group_size
+
+
+def build(
+    config: LanguageConfig,
+    placement: Placement,
+    world: None = None,
+    methods: Sequence[MethodConfig] = (),
+) -> TrainJob:
     """Builds the method on the task, with a policy and, if it needs one, a critic."""
     del world
     options = config.run
     make = user_code.with_loss(options.entry.make, vars(options))
-    start = models.start(SCRIPT, config, answers=rewarding.needs_answers(options))
-    task, settings = start.task, composition.problem_settings(config, start.task, start.base)
-    rewarded = rewarding.host_score(config, task, placement)
+    start = models.start(DOMAIN, config, answers=rewarding.needs_answers(options))
+    task, data = start.task, None if isinstance(start.task, Dialogue) else start.task.data
+    settings = problem_settings(config, task, start.base)
+    scorer = rewarding.host_score(config, task, placement)
     hosted = None
     if options.tools:
-        hosted = conversations.make(config, start, rewarded, placement)
+        hosted = conversations.make(config, start, scorer, placement)
     else:
         require_room(config, start)
-    policy, critic = composition.sharded(config, start, placement)
-    verify, columns = rewarded is None, None if hosted is None else hosted.columns
-    teacher = models.teacher(SCRIPT, config, task)
-    composed = composition.Composition(
-        config, placement, start, settings, teacher, verify, columns, policy, critic, make
+    start = sharded(config, start, placement)
+    start = start._replace(teacher=models.teacher(DOMAIN, config, task))
+    config = dataclasses.replace(config, problem=settings)
+    given = dict(start.params or {})
+    given |= {} if data is None or hosted is not None else {DATA: data}
+    given |= {} if start.teacher is None else {TEACHER: ActorCritic(start.teacher.params)}
+    problem_of = functools.partial(
+        make_problem, config, placement, start, scorer is None, hosted and hosted.columns
     )
-    filtered = composition.filtered(settings, policy)
-    data = None if isinstance(task, Dialogue) else task.data
-    whole = functools.partial(
-        assembly.Setup,
-        score="greedy_accuracy",
-        initial="warm_start_accuracy",
-        rewarded=rewarded,
-        axes=LOGICAL_AXES,
-        dtype=policy.dtype,
-        given=composed.given or None,
-        base=start.digest,
-        prompts="" if data is None else models.digest(plain(data), None),
+
+    def learner_of(method: MethodConfig, warm_start: object = config.warm_start) -> Learner:
+        def compose(given: PyTree) -> Learner:
+            problem = problem_of(given, warm_start)
+            return make_learner(config, placement, start, given, problem, method, make)
+
+        learner = compose(given)
+        if not given:
+            return learner
+        return learner._replace(init=lambda pair: compose(pair[1]).init(pair[0]))
+
+    said = filtered(settings, start.policy)
+    display, warm = Display(title(config), UNIT, CURVES, Y_LABEL, said), None
+    evaluation = Evaluation(score="greedy_accuracy", initial="warm_start_accuracy")
+    shown = demonstrated(options, task) if options.entry.supervised else None
+    learner = learner_of(config.method)
+    if shown is not None:
+        evaluation, display = supervised(config, start, shown, display)
+    elif hosted is None:
+        evaluation = evaluated(config, start, scorer, evaluation)
+        display = display._replace(notes=(*notes(task, settings, start.base), *said))
+        assert config.warm_start is not None
+        of_warm_start = functools.partial(learner_of, config.method)
+        warm = split_warm_start(of_warm_start, config.warm_start, task, start.policy)
+    prompts = "" if data is None else models.digest(plain(data), None)
+    return build_job(
+        learner,
+        Layout(placement, LOGICAL_AXES, start.policy.dtype),
+        length_of(options, steps(config)),
+        seed=options.seed,
+        method=config.method,
+        methods=methods,
+        learner_of=learner_of,
+        evaluation=evaluation,
+        given=given or None,
+        warm=warm,
+        host=hosted,
+        scorer=scorer,
+        learned=learned(config, placement) if hosted is None else None,
+        display=display,
+        digests={provenance.BASE: start.digest, provenance.PROMPTS: prompts},
     )
-    if hosted is not None:
-        return whole(composed.learner(None), evaluate=None, host=hosted, notes=filtered)
-    if options.entry.supervised:
-        shown = demonstrated(options, task)
-        measure = functools.partial(
-            demonstrations.make_evaluate, model=policy, num_prompts=options.eval_prompts or None
+
+
+def make_learner(
+    config: LanguageConfig,
+    placement: Placement,
+    start: Start,
+    given: PyTree,
+    problem: Problem,
+    method: MethodConfig,
+    make: Callable[..., Learner],
+) -> Learner:
+    """Returns the learner of one seed, with its teacher and reference."""
+    if start.teacher is not None:
+        kind: Any = language.dialogues if isinstance(start.task, Dialogue) else language
+        problem = with_teacher(
+            problem,
+            given[TEACHER],
+            kind.make_problem(start.task, start.teacher.model, **vars(config.problem)).apply,
+            num_parts=method.num_parts,
         )
-        return whole(
-            composed.learner(None),
-            measure(selecting(shown)),
-            score="held_out_log_prob",
-            curves=(Series("loss", "training"), Series("held_out_loss", "held-out")),
-            y_label="cross entropy of an answer (nats per token)",
-            initial="",
-            notes=epochs(shown, options.total_steps),
-            test=measure(shown),
-            examples=examples(task, policy, settings, options.show),
-            learner_of=functools.partial(composed.learner, None),
-            learned=composed.learned,
+    if placement.cuts_params:  # the prompts of some devices would be read on others
+        problem = problem._replace(fast_paths=FastPaths())
+    axis = placement.axis_name
+    learner = make(dataclasses.replace(method, axis_name=axis), problem)
+    own = config.reference
+    if own is not None and own.enabled:
+        learner = reference.with_reference_kl(
+            learner, problem, own, num_parts=method.num_parts, axis_name=axis
         )
-    assert config.warm_start is not None
-    return whole(
-        composed.learner(config.warm_start),
-        **evaluations(composed, rewarded),
-        notes=(*notes(task, settings, start.base), *filtered),
-        explain=None if start.base is None else rewarding.explain_zero,
-        warm=supervised.in_parts(composed.learner, config.warm_start, task, policy),
-        learner_of=functools.partial(composed.learner, config.warm_start),
-        learned=composed.learned,
+    return learner
+
+
+def make_problem(
+    config: LanguageConfig,
+    placement: Placement,
+    start: Start,
+    verify: bool,
+    columns: int | None,
+    given: PyTree,
+    warm_start: object,
+) -> Problem:
+    """Makes the problem of a run.
+
+    Args:
+      config: Settings of the run, with its token budget.
+      placement: Placement on devices.
+      start: Task and models, as they are sharded.
+      verify: Whether the program computes the reward.
+      columns: Columns of the recordings of dialogues on the host; None without such.
+      given: Parameters and prompts, see `TrainJob.given`.
+      warm_start: Argument `warm` of `language.make_problem`.
+    """
+    task, policy, settings = start.task, start.policy, config.problem
+    initial = {lora.BASE: given[lora.BASE]} if start.params else None
+    shared: Json = {"initial": initial, "target": placement.target}
+    own: Json = {"critic": start.critic, "warm": warm_start, "sampler": config.sampler}
+    own |= shared | vars(settings)
+    if columns is not None:
+        assert isinstance(task, language.Task)
+        assert isinstance(settings, Sampling)
+        drawn = task._replace(data=None)  # on the host
+        return recorded_problem(
+            drawn, policy, settings, columns=columns, critic=start.critic, **shared
+        )
+    if isinstance(task, Dialogue):
+        return language.dialogues.make_problem(task, policy, **own)
+    source = reading(task, given)
+    if config.run.entry.supervised:
+        return demonstrations.make_problem(
+            source, policy, num_prompts=settings.num_prompts, **shared
+        )
+    problem = language.make_problem(source, policy, **own, verify=verify)
+    if rewarding.is_model(config.run):
+        problem = rewarding.with_reward_model(problem, config, source, policy)
+    return problem
+
+
+def problem_settings(
+    config: LanguageConfig, task: TaskLike, base: models.Base | None = None
+) -> ProblemSettings:
+    """`--problem.*`, with a token budget for the longest answer.
+
+    A pretrained model answers in sentences, and soft overlong punishment needs room.
+    """
+    settings = config.problem
+    if settings.max_new_tokens or isinstance(task, Dialogue) or config.run.tools:
+        return settings
+    budget = task.answer_length
+    if base is not None:
+        room = base.text.context - task.prompt_length if base.text.context else SENTENCE
+        budget = max(budget, min(SENTENCE, room))
+    if config.run.entry.needs_room(config.method):
+        budget = language.rewards.budget_with_room(budget)
+    return dataclasses.replace(settings, max_new_tokens=budget)
+
+
+def filtered(settings: ProblemSettings, model: Transformer) -> tuple[str, ...]:
+    """Returns a line where a filter keeps fewer tokens than it asks for."""
+    decoding, vocabulary = settings.decoding, model.vocabulary
+    if not decoding.filters or decoding.top_k or vocabulary <= unembedding.HELD:
+        return ()
+    return (
+        f"--problem.top_p and --problem.min_p keep at most {unembedding.LISTED} of the "
+        f"{vocabulary:,} tokens, as with --problem.top_k={unembedding.LISTED}",
     )
+
+
+def learned(config: LanguageConfig, placement: Placement) -> tuple[int, int]:
+    """Returns rows of a minibatch on one data device, and how many of one prompt stand together.
+
+    Rows that are shuffled, or lack some members, share no prompt.
+    """
+    method, sizes = config.method, config.problem
+    prompts, members = config.run.entry.learned(method, sizes.num_prompts, sizes.group_size)
+    parts = method.num_parts // method.num_microbatches
+    together = members if parts == 1 and members == sizes.group_size else 1
+    return prompts * members // (placement.data_devices * parts), together
+
+
+def sharded(config: LanguageConfig, start: Start, placement: Placement) -> Start:
+    """Returns the start with its critic, if the method has one, and both models as sharded.
+
+    Raises:
+      ConfigError: Sizes that cannot be built or sharded.
+    """
+    policy, critic = start.policy, None
+    if config.run.entry.has_critic:
+        section, sizes = ("critic", config.critic) if start.base else ("model", config.model)
+        assert isinstance(sizes, language.ModelSettings)
+        with flags.locating({section: type(sizes)}):
+            critic = sizes.build(start.task.tokenizer.size, outputs=1)
+    if placement.cuts_params:
+        models.require_shares(start, placement)
+        mesh = parallel.make_mesh(placement)
+        rows, over_rows = sharding.rows_over_data(mesh), sharding.over_rows(mesh)
+        policy = policy.clone(constrain=rows, over_rows=over_rows)
+        critic = critic and critic.clone(constrain=rows)
+    return start._replace(policy=policy, critic=critic)
 
 
 def examples(
@@ -137,28 +317,52 @@ def seen(task: TaskLike) -> TaskLike:
     return task if isinstance(task, Dialogue) else selecting(task)
 
 
-def evaluations(composed: composition.Composition, rewarded: Scorer | None) -> Json:
-    """The fields of `Setup` on evaluations: by the verifier, or by functions on the host."""
-    options, task, settings = composed.config.run, composed.start.task, composed.settings
+def evaluated(
+    config: LanguageConfig, start: Start, scorer: Scorer | None, evaluation: Evaluation
+) -> Evaluation:
+    """Returns the evaluation with measures: by the verifier, or by functions on the host."""
+    options, task, settings = config.run, start.task, config.problem
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
     measure, judge, judged = kind.make_evaluate, None, lambda answers: answers
-    judges = rewarding.judges(options, task, pretrained=composed.start.base is not None)
-    if isinstance(rewarded, HostScore) and judges:
-        measure, judge = kind.make_describe, functools.partial(rewarding.measure, rewarded)
-        judged = functools.partial(rewarding.judged, rewarded)
+    judges = rewarding.judges(options, task, pretrained=start.base is not None)
+    if isinstance(scorer, HostScore) and judges:
+        measure, judge = kind.make_describe, functools.partial(rewarding.measure, scorer)
+        judged = functools.partial(rewarding.judged, scorer)
     measure = functools.partial(
         measure,
-        model=composed.policy,
+        model=start.policy,
         decoding=settings.decoding,
         num_prompts=options.eval_prompts or None,
         num_samples=options.eval_samples,
     )
-    return {
-        "evaluate": measure(seen(task)),
-        "test": measure(task),
-        "examples": examples(task, composed.policy, settings, options.show, judged),
-        "judge": judge,
-    }
+    return evaluation._replace(
+        measure=measure(seen(task)),
+        test=measure(task),
+        judge=judge,
+        examples=examples(task, start.policy, settings, options.show, judged),
+        explain=None if start.base is None else rewarding.explain_zero,
+    )
+
+
+def supervised(
+    config: LanguageConfig, start: Start, shown: language.Task, display: Display
+) -> tuple[Evaluation, Display]:
+    """Returns the evaluation and the display of supervised training."""
+    options, settings = config.run, config.problem
+    measure = functools.partial(
+        demonstrations.make_evaluate, model=start.policy, num_prompts=options.eval_prompts or None
+    )
+    evaluation = Evaluation(
+        measure(selecting(shown)),
+        measure(shown),
+        score="held_out_log_prob",
+        examples=examples(start.task, start.policy, settings, options.show),
+    )
+    return evaluation, display._replace(
+        curves=(Series("loss", "training"), Series("held_out_loss", "held-out")),
+        y_label="cross entropy of an answer (nats per token)",
+        notes=epochs(shown, options.total_steps),
+    )
 
 
 def demonstrated(options: LanguageOptions, task: TaskLike) -> language.Task:
@@ -198,7 +402,7 @@ def notes(task: TaskLike, settings: ProblemSettings, base: models.Base | None) -
     return tuple(said)
 
 
-def require_room(config: LanguageConfig, start: models.Start) -> None:
+def require_room(config: LanguageConfig, start: Start) -> None:
     """Raises ConfigError for a completion that has no budget, or no room in the model's context."""
     options, task = config.run, start.task
     if rewarding.unanswered(options, task):
@@ -209,9 +413,7 @@ def require_room(config: LanguageConfig, start: models.Start) -> None:
         if config.warm_start is not None and config.warm_start.steps:
             raise ConfigError("warm_start.steps", "must be 0 where the prompts have no answers")
     context = start.base.text.context if start.base else 0
-    budget = (
-        composition.problem_settings(config, task, start.base).max_new_tokens or task.answer_length
-    )
+    budget = problem_settings(config, task, start.base).max_new_tokens or task.answer_length
     longest = task.longest(budget) if isinstance(task, Dialogue) else budget
     whole = task.prompt_length + longest
     if 0 < context < whole:
@@ -271,25 +473,3 @@ def title(config: LanguageConfig) -> str:
     """The method, and its tools or task."""
     options = config.run
     return f"{sources.short(options.algorithm)} on {sources.short(options.tools or options.task)}"
-
-
-SCRIPT = Script(
-    name="language",
-    summary="Trains a small transformer on a task whose answers are verified.",
-    options=LanguageOptions,
-    config=LanguageConfig,
-    require_known=require_known,
-    presets=presets.of_language,
-    tuned=presets.of_pretrained,
-    sections=sections,
-    open_world=lambda config: None,
-    rows=lambda config: config.problem.num_prompts,
-    steps=lambda config, world: config.problem.num_prompts * config.problem.group_size,
-    shards_params=lambda options: options.shard_params,
-    initial=models.initial_model,
-    build=build,
-    title=title,
-    unit="completions",
-    curves=(Series("accuracy", "training"), Series("greedy_accuracy", "held-out greedy")),
-    y_label="accuracy (share right)",
-)

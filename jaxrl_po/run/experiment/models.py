@@ -22,7 +22,6 @@ from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import earlier
-from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.language_config import (
     TAUGHT,
     LanguageConfig,
@@ -30,13 +29,14 @@ from jaxrl_po.run.experiment.language_config import (
     task_entry,
 )
 from jaxrl_po.run.experiment.options import InitialModel
+from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.store import checkpoint, folder
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
 
 DIGESTED = files.CONFIG, files.TOKENIZER, files.SETTINGS, files.TEMPLATE, files.GENERATION
 
-LanguageCommand = Script[LanguageOptions, LanguageConfig, None]
+Language = Domain[LanguageConfig]
 
 
 def root(init_from: str, *seen: str) -> str:
@@ -115,16 +115,30 @@ def read_base(path: str, settings: Computation) -> Base | None:
     return Base(found, model, prompts.Text(tokenizer, template, config.get(files.CONTEXT, 0)))
 
 
-class Start(NamedTuple):
-    """What a run trains, and where from.
+class Teacher(NamedTuple):
+    """The policy that an earlier run ended with, which is not trained.
 
     Attributes:
-      task: in the tokens of the model.
-      policy: with its adapters, if it has any.
+      model: the transformer, of whatever sizes.
+      params: `{"params": …}` on the host.
+    """
+
+    model: Transformer
+    params: PyTree
+
+
+class Start(NamedTuple):
+    """Task and models of a run.
+
+    Attributes:
+      task: Task, in the tokens of the model.
+      policy: Transformer, with its adapters if it has any.
       params: `{"params": …}` on the host, the first policy or what its adapters are over; None
         where each seed draws its own.
-      base: the pretrained model, without parameters; None for a model of ours.
-      digest: of `params` under adapters; empty without.
+      base: Pretrained model, without parameters; None for a model of ours.
+      digest: Digest of `params` under adapters; empty without adapters.
+      critic: Transformer of the critic; None without one.
+      teacher: Policy of an earlier run; None without one.
     """
 
     task: TaskLike
@@ -132,6 +146,8 @@ class Start(NamedTuple):
     params: PyTree
     base: Base | None
     digest: str
+    critic: Transformer | None = None
+    teacher: Teacher | None = None
 
 
 def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True) -> TaskLike:
@@ -163,11 +179,11 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
     return entry.make(config.task, reading)
 
 
-def start(script: LanguageCommand, config: LanguageConfig, *, answers: bool = True) -> Start:
+def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> Start:
     """What a run trains.
 
     Args:
-      script: `language`.
+      domain: `language`.
       config: Settings of the run.
       answers: whether each prompt needs an answer.
 
@@ -196,10 +212,10 @@ def start(script: LanguageCommand, config: LanguageConfig, *, answers: bool = Tr
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error.message}") from None
     elif options.init_from:
-        settings = earlier.read(script, "init_from", options.init_from)
+        settings = earlier.read(domain, "init_from", options.init_from)
         if isinstance(config.model, language.ModelSettings):
             require_alike(config, settings, task)
-        params = _latest(script, "init_from", options.init_from, settings, whole)
+        params = _latest(domain, "init_from", options.init_from, settings, whole)
     elif adapters.rank and options.compile_for:  # no machine need hold the parameters
         dtype = DTYPES[config.model.dtype]
         shapes = whole.parameter_shapes()
@@ -246,19 +262,7 @@ def require_shares(start: Start, placement: Placement) -> None:
                 )
 
 
-class Teacher(NamedTuple):
-    """The policy that an earlier run ended with, which is not trained.
-
-    Attributes:
-      model: the transformer, of whatever sizes.
-      params: `{"params": …}` on the host.
-    """
-
-    model: Transformer
-    params: PyTree
-
-
-def teacher(script: LanguageCommand, config: LanguageConfig, task: TaskLike) -> Teacher | None:
+def teacher(domain: Language, config: LanguageConfig, task: TaskLike) -> Teacher | None:
     """The policy of `--teacher`, the latest of the first seed of a run; None where none is asked.
 
     Raises:
@@ -274,17 +278,17 @@ def teacher(script: LanguageCommand, config: LanguageConfig, task: TaskLike) -> 
     if not options.teacher:
         raise ConfigError("teacher", "must name a run of jaxrl-po language, e.g. runs/first")
     run = options.teacher
-    settings = earlier.read(script, "teacher", run)
+    settings = earlier.read(domain, "teacher", run)
     if settings.initial.pretrained:
         raise ConfigError("teacher", f"must be a run without a pretrained model, got {run}")
     require_vocabulary("teacher", run, config, settings, task)
     assert isinstance(settings.model, language.ModelSettings)
     model = settings.model.build(task.tokenizer.size)
-    return Teacher(model, _latest(script, "teacher", run, settings, model))
+    return Teacher(model, _latest(domain, "teacher", run, settings, model))
 
 
 def _latest(
-    script: LanguageCommand, flag: str, run: str, settings: LanguageConfig, model: Transformer
+    domain: Language, flag: str, run: str, settings: LanguageConfig, model: Transformer
 ) -> PyTree:
     """The newest policy of the first seed of a run with these settings.
 
@@ -300,7 +304,7 @@ def _latest(
             part=".params.policy",
             seed_index=0,
         )
-        over = start(script, settings, answers=False) if adapted else None
+        over = start(domain, settings, answers=False) if adapted else None
     except (CheckpointError, ConfigError) as error:
         raise earlier.unsuitable(flag, run, error) from None
     if found is None:

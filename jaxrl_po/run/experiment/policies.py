@@ -17,12 +17,13 @@ from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
+from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.experiment import assembly, composition, control, earlier, flags, models
+from jaxrl_po.run.experiment import control, earlier, flags, language, models
 from jaxrl_po.run.experiment.control_config import ControlConfig
-from jaxrl_po.run.experiment.experiment import SCRIPTS, with_names
+from jaxrl_po.run.experiment.experiment import DOMAINS, with_names
 from jaxrl_po.run.experiment.language_config import LanguageConfig
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.loop.job import Display, Evaluation, Layout, Length, build_job
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.folder import read_settings
@@ -156,10 +157,9 @@ def load(
         raise ConfigError(name, f"is not an argument of load: {known}")
     if learner is not None:
         return _of_learner(learner, str(folder), checkpoint, seed_index)
-    scripts, own = SCRIPTS.values(), with_names(own)
-    script, config = earlier.read_any(scripts, "folder", str(folder), own)
+    domain, config = earlier.read_any(DOMAINS.values(), "folder", str(folder), with_names(own))
     earlier.require_seed("seed_index", seed_index, config.run.seeds, "folder", str(folder))
-    _, iteration, stacked = earlier.state(script, config, "folder", str(folder), checkpoint)
+    _, iteration, stacked = earlier.state(domain, config, "folder", str(folder), checkpoint)
     state, settings = of_seed(stacked, seed_index), flags.flatten(config.sections())
     if isinstance(config, ControlConfig):
         collector = state.collector._replace(sharded={})  # environments, which take no part
@@ -175,11 +175,18 @@ def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> Learn
     settings = read_settings(Path(run), "folder", "run.train")
     if (made := settings.get("script")) != earlier.TRAIN:
         raise ConfigError("learner", f"must be left out: {run} holds a run of {made}")
-    options = Options(seeds=settings["seeds"], seed=settings["seed"], out=run)
-    earlier.require_seed("seed_index", seed_index, options.seeds, "folder", run)
-    setup = assembly.Setup(learner, None, "")
+    seeds, seed = settings["seeds"], settings["seed"]
+    earlier.require_seed("seed_index", seed_index, seeds, "folder", run)
+    job = build_job(
+        learner,
+        Layout(Placement(seeds, 1, 1)),
+        Length(0, 1),
+        seed=seed,
+        evaluation=Evaluation(),
+        display=Display(),
+    )
     try:
-        iteration, stacked = earlier.state_of(setup, options, "folder", kind)
+        iteration, stacked = earlier.state_of(job, "folder", run, kind)
     except CheckpointError as error:
         raise ConfigError("learner", f"must be the learner of the run in {run}: {error}") from None
     state = of_seed(stacked, seed_index)
@@ -271,7 +278,7 @@ class _Generating(_Rebuilt):
         base = models.read_base(config.initial.pretrained, config.model)
         task = models.make_task(config, base, answers=False)
         model = models.bare(config, base, task).clone(lora=config.lora.lora)
-        settings = composition.problem_settings(config, task, base)
+        settings = language.problem_settings(config, task, base)
         budget = settings.max_new_tokens or task.answer_length
 
         @jax.jit

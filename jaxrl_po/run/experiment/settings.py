@@ -3,17 +3,82 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from jaxrl_po.config import ConfigError, Json, Setting, Values, setting_of
 from jaxrl_po.optimizers import AUTO, COSINE, LINEAR, Optimization
 from jaxrl_po.run import errors
+from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.assembly import Command, Config, OptionsOf, Script, World
-from jaxrl_po.run.experiment.options import InitialModel, Options
+from jaxrl_po.run.experiment.options import LINES, InitialModel, Options, RunConfig
+from jaxrl_po.run.loop.job import Length, TrainJob
 from jaxrl_po.run.store import folder, sources
 
+OptionsOf = TypeVar("OptionsOf", bound=Options)
+Config = TypeVar("Config", bound=RunConfig)
+
 DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
+
+
+class Domain(Protocol[Config]):
+    """Functions that distinguish one training command from another: a module, such as `control`."""
+
+    NAME: str
+    """Name of the command."""
+    SUMMARY: str
+    """First line of `--help`."""
+    UNIT: str
+    """Name of a step, plural."""
+    CURVES: Sequence[Any]
+    """Metrics to draw, with their labels."""
+    Y_LABEL: str
+    """Label of the curves' axis."""
+    OPTIONS: type[Any]
+    """Record of the flags without a prefix, an extension of `options.Options`."""
+    CONFIG: type[Config]
+    """Class of the config."""
+
+    def initial_model(self, options: Any, /) -> InitialModel:
+        """Reads from the files of `--init_from` which model a run starts from."""
+
+    def require_known(self, options: Any, given: Values, initial: InitialModel, /) -> None:
+        """Raises ConfigError for given flags of sections that this run lacks."""
+
+    def presets(self, options: Any, values: Values, initial: InitialModel, /) -> Values:
+        """Returns flag name to default, for defaults that replace those of the records."""
+
+    def tuned(self, options: Any, values: Values, initial: InitialModel, /) -> Values:
+        """Returns flag name to default, for defaults that are reported before the run."""
+
+    def sections(self, options: Any, initial: InitialModel, /) -> Mapping[str, type]:
+        """Returns prefix to record of the sections beside `config`, which is the method's."""
+
+    def continued(self, config: Config, /) -> Config:
+        """Returns the config with which a run is resumed or loaded.
+
+        It lacks the run that this one began from, if the checkpoints hold all of that.
+        """
+
+    def open_world(self, config: Config, /) -> Any:
+        """Makes, once, the world that the run acts in, such as an environment."""
+
+    def rows(self, config: Config, /) -> int:
+        """Returns the environments or prompts of one seed."""
+
+    def steps(self, config: Config, world: Any, /) -> int:
+        """Returns the environment steps or completions of one iteration of a seed."""
+
+    def build(
+        self, config: Config, placement: Placement, world: Any, methods: Sequence[Any] = (), /
+    ) -> TrainJob:
+        """Builds the job of a run; `methods` are those of a sweep, see `build_job`.
+
+        Raises:
+          ConfigError: Settings that cannot work.
+        """
+
+    def title(self, config: Config, /) -> str:
+        """Returns the method and the environment or task."""
 
 
 class Settings(NamedTuple, Generic[Config]):
@@ -36,7 +101,7 @@ class Settings(NamedTuple, Generic[Config]):
 
 
 def read(
-    script: Script[OptionsOf, Config, World],
+    domain: Domain[Config],
     given: Values,
     *,
     stored: Values | None = None,
@@ -44,7 +109,7 @@ def read(
     """Merges given, stored, tuned, preset and default values into the config of a run.
 
     Args:
-      script: Command of the run.
+      domain: Domain of the run.
       given: Flag name to text or to a value of Python; see `flags.convert`.
       stored: Content of a run's `config.json`, used without comparison; None reads and compares the
         run in `--out` if `resume` is given.
@@ -52,67 +117,73 @@ def read(
     Raises:
       ConfigError: A flag or value that cannot be used, or differs from that of the resumed run.
     """
-    options, compares = options_of(script, given), stored is None
+    options, compares = options_of(domain.OPTIONS, given), stored is None
     if stored is None:
-        stored = stored_settings(script, options) if options.resume else {}
-    stored = flags.current(stored, {"": script.options})
-    options = options_of(script, given, stored)
-    initial = script.initial(options)
-    script.require_known(options, given, initial)
-    sections = sections_of(script, options, initial)
+        stored = stored_settings(domain, options) if options.resume else {}
+    stored = flags.current(stored, {"": domain.OPTIONS})
+    options = options_of(domain.OPTIONS, given, stored)
+    initial = domain.initial_model(options)
+    domain.require_known(options, given, initial)
+    sections = sections_of(domain, options, initial)
     stored = flags.current(stored, sections)
     typed = flags.convert(given, sections)
     typed |= sources.absolute(typed)
     if compares:  # an option that a former version lacked has its default
-        before = {field.name: field.default for field in flags.settable(script.options)} | stored
+        before = {field.name: field.default for field in flags.settable(domain.OPTIONS)} | stored
         folder.require_same(typed, before if stored else {}, fields_of(sections), options.out)
     values = {**stored, **typed}
-    suited = flags.current(script.tuned(options, values, initial), sections)
-    presets = script.presets(options, values, initial)
+    suited = flags.current(domain.tuned(options, values, initial), sections)
+    presets = domain.presets(options, values, initial)
     tuned = {name: x for name, x in suited.items() if name not in presets}
     layers = {"given": typed, "stored": stored, "tuned": tuned, "preset": presets}
     records, origins = flags.merge(sections, layers)
     suited = {name: x for name, x in suited.items() if origins.get(name) in ("tuned", "preset")}
-    return Settings(script.config.of_sections(records, initial), typed, suited, origins, stored)
+    return Settings(domain.CONFIG.of_sections(records, initial), typed, suited, origins, stored)
 
 
-def parse(script: Script[OptionsOf, Config, World], argv: Sequence[str]) -> Settings[Config]:
+def parse(domain: Domain[Config], argv: Sequence[str]) -> Settings[Config]:
     """Returns the settings of a new run from arguments; no folder is read."""
-    return read(script, tokenize(script, argv), stored={})
+    return read(domain, tokenize(domain.OPTIONS, argv), stored={})
 
 
-def tokenize(script: Command, argv: Sequence[str]) -> dict[str, flags.Text]:
-    """Returns the texts of a command's flags by name; see `flags.tokenize`."""
-    return flags.tokenize(argv, {"": script.options})
+def tokenize(record: type, argv: Sequence[str]) -> dict[str, flags.Text]:
+    """Returns the texts of a command's flags by name; `record` holds those without a prefix."""
+    return flags.tokenize(argv, {"": record})
 
 
 def options_of(
-    script: Script[OptionsOf, Config, World],
-    given: Values,
-    stored: Values = MappingProxyType({}),
+    record: type[OptionsOf], given: Values, stored: Values = MappingProxyType({})
 ) -> OptionsOf:
     """Returns the settings of the run as a whole, of given and stored values."""
-    top: dict[str, type] = {"": script.options}
+    top: dict[str, type] = {"": record}
     fields = flags.named(top.items())
     asked = flags.convert({name: x for name, x in given.items() if name in fields}, top)
     options: OptionsOf = flags.merge(top, {"given": asked, "stored": stored})[0][""]
     return options
 
 
-def usage(script: Command, given: Values, *, everything: bool) -> str:
+def usage(
+    domain: Domain[Any],
+    given: Values,
+    *,
+    everything: bool,
+    command: tuple[str, str, type[Options]] | None = None,
+) -> str:
     """Returns the text of `--help` for the sections that the given flags select.
 
     Args:
-      script: Command.
+      domain: Domain of the command.
       given: Flag name to text.
       everything: Whether to show every field, and not the common ones alone.
+      command: Name, summary and record of the flags without a prefix, unless the domain's.
     """
-    options = options_of(script, given)
-    initial = script.initial(options)
-    sections = sections_of(script, options, initial)
+    name, summary, record = command or (domain.NAME, domain.SUMMARY, domain.OPTIONS)
+    options = options_of(record, given)
+    initial = domain.initial_model(options)
+    sections = sections_of(domain, options, initial)
     values = flags.convert(given, sections)
-    tuned = flags.current(script.tuned(options, values, initial), sections)
-    layers = {"tuned": tuned, "preset": script.presets(options, values, initial)}
+    tuned = flags.current(domain.tuned(options, values, initial), sections)
+    layers = {"tuned": tuned, "preset": domain.presets(options, values, initial)}
     fields = flags.named(sections.items())
     notes = {
         name: f"  ({origin}: {errors.shown(value)})"
@@ -120,8 +191,8 @@ def usage(script: Command, given: Values, *, everything: bool) -> str:
         for name, value in layer.items()
         if name in fields and value != fields[name].default
     }
-    name = f"jaxrl-po {script.name}"
-    return flags.usage(name, script.summary, sections, notes, everything=everything)
+    program = f"jaxrl-po {name}"
+    return flags.usage(program, summary, sections, notes, everything=everything)
 
 
 def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
@@ -129,39 +200,44 @@ def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
     return {name: setting_of(field) for name, field in flags.named(sections.items()).items()}
 
 
-def stored_settings(script: Command, options: Options) -> Json:
+def stored_settings(domain: Domain[Any], options: Options) -> Json:
     """Returns the settings of the run that is resumed; empty for a new one.
 
     Raises:
-      ConfigError: the folder cannot be used, or holds a run of another script or format.
+      ConfigError: The folder cannot be used, or holds a run of another command or format.
     """
     switches = {"resume": options.resume, "overwrite": options.overwrite}
-    found = folder.inspect(options.out, **switches, script=script.name)
+    found = folder.inspect(options.out, **switches, script=domain.NAME)
     return found | sources.absolute(found)
 
 
-def settle(
-    script: Script[OptionsOf, Config, World], settings: Settings[Config], world: World
-) -> tuple[Config, int]:
-    """Returns the config with a decay that ends with the run, and the number of iterations.
+def length_of(options: Options, steps: int) -> Length:
+    """Returns the length of a run whose iterations have a number of steps."""
+    iterations = options.total_steps // steps
+    log_every = options.log_every or max(1, iterations // LINES)
+    return Length(iterations, steps, log_every, options.eval_every, options.checkpoint_every)
+
+
+def settle(domain: Domain[Config], settings: Settings[Config], world: Any) -> Config:
+    """Returns the config with a decay that ends with the run.
 
     A warm-up lasts at most a tenth of the iterations. Given and stored values stay.
 
     Args:
-      script: Command of the run.
+      domain: Domain of the run.
       settings: Settings of the run.
-      world: Result of the command's `open_world`.
+      world: Result of the domain's `open_world`.
 
     Raises:
       ConfigError: The run is shorter than an iteration or has 2³¹ of them, or the learning rate
         reaches 0 before its end.
     """
     config, origins, resumed = settings.config, settings.origins, bool(settings.stored)
-    total, of_one = config.run.total_steps, script.steps(config, world)
+    total, of_one = config.run.total_steps, domain.steps(config, world)
     if 0 < total < of_one:
         raise ConfigError(
             "total_steps",
-            f"must be 0 or at least {of_one} {script.unit}, one iteration, got {total}",
+            f"must be 0 or at least {of_one} {domain.UNIT}, one iteration, got {total}",
         )
     iterations = total // of_one
     if iterations >= 2**31:  # a state counts them in 32 bits
@@ -170,7 +246,7 @@ def settle(
         )
     method, chosen = config.method, ("tuned", "preset")
     if not isinstance(method, Optimization):
-        return config, iterations
+        return config
     follows = iterations and origins.get(DECAY) in chosen and method.schedule == AUTO
     follows = follows or method.schedule in (LINEAR, COSINE)
     if follows and not resumed and origins.get(DECAY) not in ("given", "stored"):
@@ -191,18 +267,19 @@ def settle(
             f"must be 0 or at least {iterations}, the iterations of total_steps, got "
             f"{method.decay_iterations}: the learning rate is 0 afterwards",
         )
-    return dataclasses.replace(config, method=method), iterations
+    return dataclasses.replace(config, method=method)
 
 
 def sections_of(
-    script: Command, options: Options, initial: InitialModel | None = None
+    domain: Domain[Any], options: Options, initial: InitialModel | None = None
 ) -> dict[str, type]:
     """Returns the record class of each section by its prefix, including the method's.
 
     Args:
-      script: Command of the run.
+      domain: Domain of the run.
       options: Settings of the run as a whole.
       initial: Model that the run starts from; None to read it from the files of `init_from`.
     """
-    initial = script.initial(options) if initial is None else initial
-    return {"": script.options, "config": options.entry.Config, **script.sections(options, initial)}
+    initial = domain.initial_model(options) if initial is None else initial
+    method = options.entry.Config
+    return {"": type(options), "config": method, **domain.sections(options, initial)}

@@ -21,15 +21,17 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Json, Setting, Val
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
-from jaxrl_po.run.experiment import control, flags, language, settings, user_code, vmapped
-from jaxrl_po.run.experiment.assembly import Command
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import control, flags, language, settings, user_code
 from jaxrl_po.run.experiment.control_config import ControlOptions
-from jaxrl_po.run.experiment.experiment import Experiment, with_names
+from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, with_names
 from jaxrl_po.run.experiment.language_config import LanguageOptions
 from jaxrl_po.run.experiment.options import Options, RunConfig, common_option
-from jaxrl_po.run.experiment.settings import Settings
+from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.loop import signals
+from jaxrl_po.run.loop import runner, signals
+from jaxrl_po.run.loop.job import Length, Patience, TrainJob
+from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.loop.signals import Interrupted
 from jaxrl_po.run.store import folder, metrics, provenance, sources, statistics
 from jaxrl_po.types import Row
@@ -74,15 +76,7 @@ Sweep = ControlSweep | LanguageSweep
 SUMMARY = (
     "Searches hyperparameters: give a flag several values, separated by commas, or a distribution."
 )
-SEARCHED: list[tuple[Command, type[Sweep]]] = [
-    (control.SCRIPT, ControlSweep),
-    (language.SCRIPT, LanguageSweep),
-]
-SCRIPTS: dict[str, Command] = {
-    script.name: script._replace(name="sweep", summary=SUMMARY, options=options)
-    for script, options in SEARCHED
-}
-SCRIPT = SCRIPTS["control"]  # of the command
+RECORDS: dict[str, type[Sweep]] = {control.NAME: ControlSweep, language.NAME: LanguageSweep}
 
 
 class Asked(NamedTuple):
@@ -100,11 +94,11 @@ class Asked(NamedTuple):
     drawn: dict[str, str]
     tuned: Values
 
-    def settings(self, script: Command, combination: Combination) -> Settings[RunConfig]:
+    def settings(self, domain: Domain[Any], combination: Combination) -> Settings[RunConfig]:
         """Returns the settings of one combination."""
-        options = settings.options_of(script, self.flags)
-        initial = script.initial(options)
-        sections = settings.sections_of(script, options, initial)
+        options = settings.options_of(RECORDS[domain.NAME], self.flags)
+        initial = domain.initial_model(options)
+        sections = settings.sections_of(domain, options, initial)
         for name, drawn in self.drawn.items():
             prefix, _, field = name.rpartition(".")
             default = getattr(sections.get(prefix), field, None)
@@ -116,7 +110,7 @@ class Asked(NamedTuple):
         given = flags.convert(self.flags | texts, sections)
         layers = {"given": given, "tuned": self.tuned}
         records, origins = flags.merge(sections, layers)
-        return Settings(script.config.of_sections(records, initial), given, {}, origins, {})
+        return Settings(domain.CONFIG.of_sections(records, initial), given, {}, origins, {})
 
 
 class Swept(NamedTuple):
@@ -159,8 +153,9 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
     user_code.require_not_imported()
     if not isinstance(experiment, Experiment):
         raise ConfigError("experiment", "must be an Experiment: run.Experiment(env=…)")
-    script, given = SCRIPTS[experiment.script], with_names({**experiment.settings, **options})
-    sections = settings.sections_of(script, settings.options_of(script, given))
+    domain, given = DOMAINS[experiment.script], with_names({**experiment.settings, **options})
+    asked = settings.options_of(RECORDS[domain.NAME], given)
+    sections = settings.sections_of(domain, asked)
     for name, values in over.items():
         if isinstance(values, str):
             given[name] = flags.Text(values)
@@ -171,14 +166,14 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
             )
         each = [flags.convert({name: value}, sections)[name] for value in values]
         given[name] = flags.Text(",".join(map(errors.shown, each)))
-    return carry_out(script, given)
+    return carry_out(domain, given)
 
 
-def carry_out(script: Command, given: Values, *, leave_early: bool = False) -> Swept:
+def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> Swept:
     """Carries out a sweep, or continues it.
 
     Args:
-      script: Member of `SCRIPTS`.
+      domain: Domain of the experiments.
       given: Flag name to text or value; see `flags.tokenize`.
       leave_early: Whether a signal ends the process, as of a command; else see `sweep`.
 
@@ -187,17 +182,18 @@ def carry_out(script: Command, given: Values, *, leave_early: bool = False) -> S
       RunError: The folder can no longer be written.
       NoAction, PoolError: See `runner.run`.
     """
-    options = settings.options_of(script, given)
+    record = RECORDS[domain.NAME]
+    options = settings.options_of(record, given)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    asked = resumed(script, given, stored, options.out) if stored else read(script, given, options)
-    options = settings.options_of(script, asked.flags, asked.tuned)
-    sections = settings.sections_of(script, options)
+    asked = resumed(domain, given, stored, options.out) if stored else read(domain, given, options)
+    options = settings.options_of(record, asked.flags, asked.tuned)
+    sections = settings.sections_of(domain, options)
     refuse(options, asked)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(EXACT)
-    groups = group(script, asked, options, rounded=rounded)
+    groups = group(domain, asked, options, rounded=rounded)
     with flags.locating(sections):
-        score = check(script, [[one for _, one in each] for each in groups], options)
+        score = check(domain, [[one for _, one in each] for each in groups], options)
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
@@ -221,7 +217,7 @@ def carry_out(script: Command, given: Values, *, leave_early: bool = False) -> S
                     continue
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
-                of_group = [one for _, one in each], options, place, title, script
+                of_group = [one for _, one in each], options, place, title, domain
                 result, interrupted = (
                     signals.in_thread(run, *of_group) if leave_early else run(*of_group)
                 )
@@ -246,17 +242,17 @@ def carry_out(script: Command, given: Values, *, leave_early: bool = False) -> S
                 axis = f"final {metrics.axis(score)}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
         except KeyboardInterrupt:
-            raise Interrupted(swept=Swept(rows, best(script, asked, rows, sections), out)) from None
-    return Swept(rows, best(script, asked, rows, sections), out)
+            raise Interrupted(swept=Swept(rows, best(domain, asked, rows, sections), out)) from None
+    return Swept(rows, best(domain, asked, rows, sections), out)
 
 
 def group(
-    script: Command, asked: Asked, options: Sweep, *, rounded: bool
+    domain: Domain[Any], asked: Asked, options: Sweep, *, rounded: bool
 ) -> list[list[tuple[Combination, Settings[RunConfig]]]]:
     """Groups the combinations, with their settings, by the program that they share.
 
     Args:
-      script: member of `SCRIPTS`.
+      domain: Domain of the experiments.
       asked: settings and values of the sweep.
       options: options of the sweep as a whole.
       rounded: whether the draws are those of an earlier version; see `combinations`.
@@ -267,40 +263,40 @@ def group(
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
     groups: dict[str, list[tuple[Combination, Settings[RunConfig]]]] = {}
     for combination in found:
-        made = asked.settings(script, combination)
+        made = asked.settings(domain, combination)
         groups.setdefault(static_part(made.config), []).append((combination, made))
     return list(groups.values())
 
 
-def best(script: Command, asked: Asked, rows: list[Json], sections: Mapping[str, type]) -> Json:
+def best(domain: Domain[Any], asked: Asked, rows: list[Json], sections: Mapping[str, type]) -> Json:
     """Returns the flags of the first row that were set or tuned; empty without a row."""
     if not rows:
         return {}
-    first = asked.settings(script, rows[0]["flags"])
-    config, _ = settings.settle(script, first, script.open_world(first.config))
+    first = asked.settings(domain, rows[0]["flags"])
+    config = settings.settle(domain, first, domain.open_world(first.config))
     settled, fields = flags.flatten(config.sections()), settings.fields_of(sections)
     names = dict.fromkeys([*asked.tuned, *asked.flags, *asked.swept, *asked.drawn])
     varying = [name for name in names if name in settled and fields[name].sweep == "varies"]
     return {name: settled[name] for name in varying}
 
 
-def read(script: Command, given: Values, options: Options) -> Asked:
+def read(domain: Domain[Any], given: Values, options: Options) -> Asked:
     """Returns the sweep that flags ask for."""
-    initial = script.initial(options)
-    sections = settings.sections_of(script, options, initial)
+    initial = domain.initial_model(options)
+    sections = settings.sections_of(domain, options, initial)
     kept, swept, drawn = split(given, settings.fields_of(sections))
-    script.require_known(options, kept, initial)
+    domain.require_known(options, kept, initial)
     fixed = flags.convert(kept, sections)
     of_run = options, fixed, initial
-    tuned = flags.current({**script.tuned(*of_run), **script.presets(*of_run)}, sections)
+    tuned = flags.current({**domain.tuned(*of_run), **domain.presets(*of_run)}, sections)
     return Asked(fixed | sources.absolute(fixed), swept, drawn, tuned)
 
 
-def resumed(script: Command, given: Values, stored: Values, out: str) -> Asked:
+def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> Asked:
     """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
 
     Args:
-      script: Member of `SCRIPTS`.
+      domain: Domain of the experiments.
       given: Flag name to text or value.
       stored: Content of the sweep's `config.json`.
       out: Value of `--out`.
@@ -317,12 +313,13 @@ def resumed(script: Command, given: Values, stored: Values, out: str) -> Asked:
     if not all(isinstance(field, dict) for field in (*asked, code)):
         raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
     found = sources.located(asked.flags, code, str(stored.get("out", "")), Path(out))
-    before = flags.current(asked.flags, {"": script.options}) | found
-    options = settings.options_of(script, given, before)
-    sections = settings.sections_of(script, options)
+    record = RECORDS[domain.NAME]
+    before = flags.current(asked.flags, {"": record}) | found
+    options = settings.options_of(record, given, before)
+    sections = settings.sections_of(domain, options)
     asked = Asked(*(flags.current(each, sections) for each in asked))
     asked = asked._replace(flags=asked.flags | found)
-    again = read(script, given, options)
+    again = read(domain, given, options)
     # The length of a sweep may not grow.
     fields = {x: y for x, y in settings.fields_of(sections).items() if y.resume != "grows"}
     now = {**again.flags, **again.swept, **again.drawn}
@@ -350,24 +347,28 @@ def refuse(options: Sweep, asked: Asked) -> None:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
-def check(script: Command, groups: Sequence[Group], options: Options) -> str:
+def check(domain: Domain[Any], groups: Sequence[Group], options: Options) -> str:
     """Returns the name of the score; raises the error of the first combination that is wrong."""
     for group in groups:
-        placement = parallel.choose(
-            options.devices, num_seeds=len(group) * options.seeds, num_rows=1, mesh=options.mesh
-        )
+        placement = place_runs(options, len(group))
         if placement.cuts_params:
             raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
-        world = script.open_world(group[0].config)
+        world, alone = domain.open_world(group[0].config), Placement(1, 1, 1)
         for each in group:
-            setup = script.build(settings.settle(script, each, world)[0], vmapped.ALONE, world)
-            if setup.rewarded is not None:
+            job = domain.build(settings.settle(domain, each, world), alone, world)
+            if job.host.scorer is not None:
                 raise ConfigError("reward", "must be computed in the program of a sweep")
-    return setup.score
+    return job.evaluation.score
+
+
+def place_runs(options: Options, combinations: int) -> Placement:
+    """Returns the placement of the seeds of several combinations."""
+    runs = combinations * options.seeds
+    return parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
 
 
 def run(
-    group: Group, options: Sweep, place: Path, title: str, script: Command
+    group: Group, options: Sweep, out: Path, title: str, domain: Domain[Any]
 ) -> tuple[Json, bool]:
     """Trains the combinations that share one program, each over all seeds.
 
@@ -375,21 +376,12 @@ def run(
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
       `compile_seconds`; and whether a signal came.
     """
-    world = script.open_world(group[0].config)
-    settled = [settings.settle(script, each, world) for each in group]
-    first = settled[0][0]
-    setup = script.build(first, vmapped.ALONE, world)
-    rows, interrupted = vmapped.train(
-        setup,
-        [config.method for config, _ in settled],
-        options,
-        place,
-        title,
-        iterations=settled[0][1],
-        steps_per_iteration=script.steps(first, world),
-        evaluations=options.evaluations,
-    )
-    scores = vmapped.curves(rows)[setup.score]
+    world = domain.open_world(group[0].config)
+    configs = [settings.settle(domain, each, world) for each in group]
+    methods = [config.method for config in configs]
+    job = domain.build(configs[0], place_runs(options, len(group)), world, methods)
+    rows, interrupted = train(job, options.evaluations, out, title)
+    scores = curves(rows)[job.evaluation.score]
     result = {
         "steps": [row["step"] for row in rows],
         "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
@@ -397,6 +389,52 @@ def run(
         "compile_seconds": rows[-1]["time/compile_seconds"],
     }
     return result, interrupted
+
+
+def train(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[Row], bool]:
+    """Trains C settings of a method on S seeds each; a run that began in the folder goes on.
+
+    Args:
+      job: Job of C·S runs, seeds innermost; the seeds of each setting have the same random numbers.
+      evaluations: Evaluations of each run, at most; as evenly spaced as lines of whole iterations
+        can be.
+      out: Folder of the run.
+      title: Name of the run, for display.
+
+    Returns:
+      The lines with an evaluation after training began, lists `[C·S]`; and whether a signal came,
+      see `runner.Outcome`.
+
+    Raises:
+      KeyboardInterrupt: A signal came before there was such a line.
+      runner.NoAction, PoolError: See `runner.run`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    iterations, score = job.length.iterations, job.evaluation.score
+    every = -(-iterations // evaluations)
+    job = dataclasses.replace(
+        job,
+        length=Length(iterations, job.length.steps_per_iteration, every),
+        # A step size that diverges is a result, and so is one that learns nothing.
+        patience=Patience(iterations + 1, iterations + 1),
+    )
+    total = job.length.steps(iterations)
+    with Progress(title, total, watch=[score], num_seeds=job.num_seeds) as progress:
+        outcome = runner.run(job, out, progress, resume=True)
+    rows = metrics.read(out / runner.METRICS)
+    rows = [row for row in rows if row["iteration"] and score in row]
+    if outcome.interrupted and not rows:
+        raise KeyboardInterrupt
+    return rows, outcome.interrupted
+
+
+def curves(rows: Sequence[Row]) -> dict[str, npt.NDArray[np.float64]]:
+    """Returns name to `[N, E]`, N runs with E evaluations; NaN where there was no sample."""
+    return {
+        name: np.array([row.get(name) for row in rows], np.float64).T
+        for name, value in rows[-1].items()
+        if isinstance(value, list)
+    }
 
 
 def done(path: Path, sections: Mapping[str, type]) -> list[Json]:

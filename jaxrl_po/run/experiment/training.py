@@ -1,39 +1,31 @@
-"""`train` and `resume`: experiments, and learners of one's own with all that commands have."""
+"""`train` and `resume`: carries out experiments, and the training of user-defined learners."""
 
 import contextlib
-import inspect
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-import jax
-
-from jaxrl_po import config
-from jaxrl_po.config import NON_NEGATIVE, ConfigError, Values, check_size
+from jaxrl_po.config import ConfigError, Values
 from jaxrl_po.run.data.scoring import opened
-from jaxrl_po.run.devices import parallel, processes
+from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import format_error
-from jaxrl_po.run.experiment import assembly, settings, user_code
-from jaxrl_po.run.experiment.assembly import Command
-from jaxrl_po.run.experiment.earlier import TRAIN
-from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
-from jaxrl_po.run.experiment.options import LINES, Options
-from jaxrl_po.run.experiment.plan import Plan, prepare
+from jaxrl_po.run.experiment import settings, user_code
+from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, of_folder
+from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.prepare import prepare, prepare_learner
+from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop import runner
+from jaxrl_po.run.loop.job import Iterate, Measure, Output, TrainJob
+from jaxrl_po.run.loop.microbatches import FLAG
 from jaxrl_po.run.loop.progress import OnRow, Progress
 from jaxrl_po.run.loop.signals import Interrupted, hear_signals
-from jaxrl_po.run.store import checkpoint, folder, metrics, provenance
+from jaxrl_po.run.store import checkpoint, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.run.store.exporters import Exporter, Exporting, require_exporters
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, Row, TrainState, short_repr
+from jaxrl_po.run.store.exporters import Exporter, Exporting, Reporter, require_exporters
+from jaxrl_po.types import Learner, Row, TrainState, short_repr
 
-SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
-Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]
-# Arguments of `train` for a learner that are fields of `Options`.
-OF_LEARNER = {"seeds", "seed", "devices", "out", "resume", "overwrite", "log_every", "eval_every"}
 # A run that one of these ends keeps its lines and its last checkpoint.
 FAILURES = runner.FAILURES
 
@@ -74,7 +66,7 @@ def train(  # noqa: D418
     seeds: int = 1,
     seed: int = 0,
     steps_per_iteration: int = 1,
-    evaluate: Evaluate | None = None,
+    evaluate: Measure | None = None,
     score: str = "",
     watch: Sequence[str] = (),
     out: str | Path = "",
@@ -84,7 +76,7 @@ def train(  # noqa: D418
     eval_every: int = 5,
     title: str = "training",
     devices: int | str = "auto",
-    iterate: programs.Iterate | None = None,
+    iterate: Iterate | None = None,
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
 ) -> Trained:
@@ -156,23 +148,23 @@ def train(
     user_code.require_not_imported()
     require_exporters("exporters", exporters)
     if not isinstance(what, Experiment):
-        plan = plan_of(what, *arguments, **options)
-        return carry_out(plan._replace(exporters=exporters), on_row=on_row)
+        job = prepare_learner(what, *arguments, **options)
+        return carry_out(job, on_row=on_row, exporters=exporters)
     if arguments or options:
         raise ConfigError(
             next(iter(options), "iterations"),
             "must be left out beside an Experiment, which has its own",
         )
-    script = SCRIPTS[what.script]
-    asked = settings.options_of(script, what.settings)
+    domain = DOMAINS[what.script]
+    asked = settings.options_of(domain.OPTIONS, what.settings)
     if asked.compile_for:
         raise ConfigError(
             "compile_for", "trains nothing: call run.compile_for(experiment, machine)"
         )
-    plan = plan_experiment(script, what.settings, asked)
-    if on_row is not None and plan.options.distributed:
+    job = prepare_experiment(domain, what.settings, asked)
+    if on_row is not None and asked.distributed:
         raise ConfigError("on_row", "must be left out with distributed: it runs in one process")
-    return carry_out(plan._replace(exporters=[*plan.exporters, *exporters]), on_row=on_row)
+    return carry_out(job, on_row=on_row, exporters=exporters)
 
 
 def resume(
@@ -194,152 +186,11 @@ def resume(
     return train(experiment, on_row=on_row, exporters=exporters)
 
 
-def _earlier(options: Options, iterations: int) -> dict[str, Any]:
-    """The settings of the run of a learner that is resumed; empty for a new one.
-
-    Raises:
-      ConfigError: it is another kind of run, or a longer one.
-    """
-    out = options.out
-    if (options.resume or options.overwrite) and not out:
-        raise ConfigError("out", "must name the folder of a run that is resumed or replaced")
-    if processes.several():
-        raise ConfigError("learner", "is trained in one process; an Experiment can be distributed")
-    switches = {"resume": options.resume, "overwrite": options.overwrite}
-    stored = folder.inspect(out, **switches, script=TRAIN) if out else {}
-    least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
-    if iterations < least:
-        raise ConfigError(
-            "iterations",
-            f"must be at least {least}, those of the run in {out}, got {iterations}: they may "
-            "only grow",
-        )
-    return stored
-
-
-def plan_of(
-    learner: Learner,
-    iterations: int,
-    *,
-    steps_per_iteration: int = 1,
-    evaluate: Evaluate | None = None,
-    score: str = "",
-    watch: Sequence[str] = (),
-    title: str = "training",
-    iterate: programs.Iterate | None = None,
-    **given: Any,
-) -> Plan:
-    """Builds the plan of a user's learner; see `train`."""
-    for name in given.keys() - OF_LEARNER:
-        known = [*list(inspect.signature(plan_of).parameters)[1:-1], *sorted(OF_LEARNER)]
-        raise ConfigError(name, f"is not an argument of train with a learner: {', '.join(known)}")
-    iterations = check_size("iterations", iterations, NON_NEGATIVE)
-    steps_per_iteration = check_size("steps_per_iteration", steps_per_iteration)
-    title = config.static_value("title", title, str)
-    if score and evaluate is None:
-        raise ConfigError("evaluate", f"must be given where score = {score!r}")
-    given |= {name: str(given[name]) for name in ("out", "devices") if name in given}
-    options = Options(**{"seeds": 1, "total_steps": iterations * steps_per_iteration, **given})
-    config.check(options)
-    stored = _earlier(options, iterations)
-    before = stored.get("resolved", {})
-    lasting: dict[str, Any] = {
-        **{name: getattr(options, name) for name in ("seeds", "seed", "eval_every", "total_steps")},
-        "steps_per_iteration": steps_per_iteration,
-        "log_every": options.log_every or stored.get("log_every") or max(1, iterations // LINES),
-        "score": score,
-    }
-    folder.require_same(lasting, stored, settings.fields_of({"": Options}), options.out)
-    cores = parallel.cores(options.devices, options.seeds)
-    placement = parallel.choose(
-        options.devices, num_seeds=options.seeds, num_rows=1, described=cores
-    )
-    setup = assembly.Setup(learner, evaluate, score, iterate=iterate)
-    job = assembly.make_job(
-        setup,
-        options,
-        placement,
-        iterations=iterations,
-        steps_per_iteration=steps_per_iteration,
-        log_every=lasting["log_every"],
-    )
-    shown = choose_metrics(job, score, watch)
-    now = provenance.describe(placement.describe())
-    if options.out:
-        now["program"] = provenance.program(learner)
-    if stored:
-        require_same_learner(job, now, before, Path(options.out))
-    curves = tuple(plotting.Series(name, metrics.label(name)) for name in shown)
-    units = {metrics.unit(name) for name in shown}
-    y_label = metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units))
-    return Plan(
-        title=title,
-        options=options,
-        settings={"script": TRAIN, **lasting, "resolved": provenance.go_on(now, before)},
-        setup=setup._replace(curves=curves, y_label=y_label),
-        placement=placement,
-        job=job,
-        unit="iterations" if steps_per_iteration == 1 else "steps",
-        notes=provenance.note(provenance.differences(now, before)),
-    )
-
-
-def require_same_learner(
-    job: programs.Job, now: Mapping[str, Any], before: Mapping[str, Any], out: Path
-) -> None:
-    """Refuses to resume a run with another learner; nothing is compiled.
+def prepare_experiment(domain: Domain[Any], given: Values, options: Options) -> TrainJob:
+    """Joins the processes of a distributed run, before anything is computed; returns its job.
 
     Args:
-      job: of this start.
-      now: see `provenance.describe`, with the learner's `program`.
-      before: the same, of the run in the folder.
-      out: the folder.
-
-    Raises:
-      ConfigError: the state has other names, shapes or dtypes than that of the run, or the program
-        of an iteration differs under equal versions, code and devices.
-    """
-    why = ""
-    try:
-        like = jax.eval_shape(job.learner.init, job.keys).with_frozen(None)
-        checkpoint.peek(out / "checkpoints" / "latest", like)
-    except CheckpointError as error:
-        why = str(error)
-    if not why and provenance.another_program(now, before):
-        why = "the program of an iteration is another (method, settings or problem)"
-    if why:
-        raise ConfigError(
-            "learner",
-            f"must be the learner of the run in {out} that is resumed: {why}; give that learner, "
-            "or choose another out",
-        )
-
-
-def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[str]:
-    """Names to show and to draw: `watch`, or else what tells of success, and the score.
-
-    Raises:
-      ConfigError: sizes that do not fit, or a name that nothing logs.
-    """
-    programs.check(job)
-    state = jax.eval_shape(job.learner.init, job.keys)
-    logged = set(jax.eval_shape(job.learner.step, state)[1])
-    evaluated = set() if job.evaluate is None else set(jax.eval_shape(job.evaluate, state))
-    if score and score not in evaluated:
-        raise ConfigError("score", f"must be one of {', '.join(sorted(evaluated))}, got {score!r}")
-    for name in watch:
-        if name not in logged | evaluated:
-            known = ", ".join(sorted(logged | evaluated))
-            raise ConfigError("watch", f"must name metrics of the learner ({known}), got {name!r}")
-    chosen = watch or [name for name in SUCCESS if name in logged]
-    return list(dict.fromkeys([*filter(None, [score]), *chosen]))
-
-
-def plan_experiment(script: Command, given: Values, options: Options) -> Plan:
-    """Joins the processes of a distributed run, before anything is computed; returns its plan.
-
-    Args:
-      script: Command of the run.
+      domain: Domain of the run.
       given: Flag name to text or value.
       options: Options among these.
     """
@@ -351,59 +202,70 @@ def plan_experiment(script: Command, given: Values, options: Options) -> Plan:
             timeout=options.coordinator_timeout,
         )
     with processes.together() as require_same:
-        return prepare(script, settings.read(script, given), require_same)
+        return prepare(domain, settings.read(domain, given), require_same)
 
 
-def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = None) -> Trained:
-    """Carries out the plan and writes its results to the folder.
+def carry_out(
+    job: TrainJob,
+    *,
+    leave_early: bool = False,
+    on_row: OnRow | None = None,
+    exporters: Sequence[Exporter] = (),
+) -> Trained:
+    """Carries out a run and writes its results to the folder.
 
     Args:
-      plan: the run.
-      leave_early: whether to return after a signal too, as a command does; see `runner.run`.
-      on_row: hook that gets each line; see `runner.run`.
+      job: Job of the run.
+      leave_early: Whether to return after a signal too, as a command does; see `runner.run`.
+      on_row: Hook that gets each line; see `runner.run`.
+      exporters: Further destinations of each line.
 
     Raises:
-      ConfigError: the folder is unusable or locked, or no checkpoint in it can be used.
-      OSError: the folder can no longer be written.
-      Interrupted: see `train`.
-      FAILURES: see `runner.run`.
+      ConfigError: The folder is unusable or locked, or no checkpoint in it can be used.
+      OSError: The folder can no longer be written.
+      Interrupted: See `train`.
+      FAILURES: See `runner.run`.
     """
+    output, display, length, score = job.output, job.display, job.length, job.evaluation.score
     with contextlib.ExitStack() as hearing, contextlib.ExitStack() as stack:
         with processes.together():
-            stack.enter_context(opened(plan.setup.rewarded))
-            if plan.job.rollouts is not None:
-                stack.enter_context(contextlib.closing(plan.job.rollouts))
-            out = stack.enter_context(_place(plan))
+            stack.enter_context(opened(job.host.scorer))
+            if job.host.rollouts is not None:
+                stack.enter_context(contextlib.closing(job.host.rollouts))
+            out = stack.enter_context(_place(output))
             if processes.is_writer():
-                folder.write_settings(out, plan.settings)
+                folder.write_settings(out, output.settings)
         progress = Progress(
-            plan.title,
-            plan.job.iterations * plan.job.steps_per_iteration,
-            unit=plan.unit,
-            watch=sorted((x.metric for x in plan.setup.curves), key=lambda x: x != plan.job.score),
-            num_seeds=plan.job.num_seeds,
+            display.title,
+            length.steps(length.iterations),
+            unit=display.unit,
+            watch=sorted((x.metric for x in display.curves), key=lambda x: x != score),
+            num_seeds=job.num_seeds,
             quiet=not processes.is_writer(),
         )
+        found = [*output.exporters, *exporters] if processes.is_writer() else ()
+        start = display.title, output.settings, out if output.folder else None
         try:
-            outcome, stop = _train(plan, out, progress, leave_early, on_row, hearing)
+            with progress, Exporting(progress, found, start) as reporter:
+                for note in display.notes:
+                    progress.report(f"{display.title}: {note}")
+                outcome = _run(job, out, reporter, leave_early, on_row)
+                # Without a folder, the state is in memory only: a signal must not lose it.
+                stop = hearing.enter_context(hear_signals(None, leave_early=leave_early))
         except FAILURES:
-            draw(plan, out)
+            draw(job, out)
             raise
-        rows = draw(plan, out)
-        if processes.is_writer() and plan.options.out:
+        rows = draw(job, out)
+        if processes.is_writer() and output.folder:
             # An interrupted run's last line may lack an evaluation.
             ended = outcome.idle or outcome.stopped
-            whole = ended or (rows and rows[-1]["iteration"] == plan.job.iterations)
-            score, initial = plan.job.score, plan.setup.initial
-            if score and whole:
-                resolved = plan.settings["resolved"]
-                content = metrics.summary(
-                    rows, plan.options, resolved, score=score, initial=initial
-                )
+            if score and (ended or (rows and rows[-1]["iteration"] == length.iterations)):
+                initial = job.evaluation.initial
+                content = metrics.summary(rows, output.settings, score=score, initial=initial)
                 content |= {"stopped": outcome.stopped} if outcome.stopped else {}
                 folder.write_json(out / "summary.json", content)
-            progress.report(ending(plan, outcome, rows))
-    where = Path(plan.options.out) if plan.options.out else None
+            progress.report(ending(job, outcome, rows))
+    where = Path(output.folder) if output.folder else None
     interrupted = outcome.interrupted or processes.any_of(stop.is_set())
     trained = Trained(outcome.state, rows, where, interrupted, outcome.stopped)
     if interrupted and not leave_early:
@@ -412,53 +274,54 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
 
 
 @contextlib.contextmanager
-def _place(plan: Plan) -> Iterator[Path]:
-    """The folder of the run, or one that is deleted with its end."""
-    if plan.options.out:
-        with folder.claim(plan.options.out, overwrite=plan.options.overwrite) as place:
+def _place(output: Output) -> Iterator[Path]:
+    """Context with the folder of the run, or one that is deleted with its end."""
+    if output.folder:
+        with folder.claim(output.folder, overwrite=output.overwrite) as place:
             yield place
     else:
         with tempfile.TemporaryDirectory() as scratch:
             yield Path(scratch)
 
 
-def _train(
-    plan: Plan,
-    out: Path,
-    progress: Progress,
-    leave_early: bool,
-    on_row: OnRow | None,
-    hearing: contextlib.ExitStack,
-) -> tuple[runner.Outcome, threading.Event]:
-    found = plan.exporters if processes.is_writer() else ()
-    place = out if plan.options.out else None
-    with progress, Exporting(progress, found, (plan.title, plan.settings, place)) as reporter:
-        for note in plan.notes:
-            progress.report(f"{plan.title}: {note}")
-        try:
-            outcome = runner.run(
-                plan.job,
-                out,
-                reporter,
-                resume=plan.options.resume,
-                leave_early=leave_early,
-                on_row=on_row,
-                on_chosen=lambda number: plan.record(number, out, progress.report),
-            )
-            # Without a folder, the state is in memory only: a signal must not lose it.
-            return outcome, hearing.enter_context(hear_signals(None, leave_early=leave_early))
-        except CheckpointError as error:
-            raise ConfigError(
-                "resume", f"{error}; put the files back, or choose another out"
-            ) from None
+def _run(
+    job: TrainJob, out: Path, reporter: Reporter, leave_early: bool, on_row: OnRow | None
+) -> runner.Outcome:
+    """Runs the job in a folder, see `runner.run`; raises ConfigError for its checkpoints."""
+    try:
+        return runner.run(
+            job,
+            out,
+            reporter,
+            resume=job.output.resume,
+            leave_early=leave_early,
+            on_row=on_row,
+            on_chosen=lambda number: record_microbatches(job, number, out, reporter.report),
+        )
+    except CheckpointError as error:
+        raise ConfigError("resume", f"{error}; put the files back, or choose another out") from None
 
 
-def draw(plan: Plan, out: Path) -> list[Row]:
+def record_microbatches(
+    job: TrainJob, number: int, out: Path, report: Callable[[str], None]
+) -> None:
+    """Writes the number of microbatches that was left open to `out`, and reports it."""
+    settings = job.output.settings
+    chosen = {**settings, FLAG: number}
+    settings.clear()  # and filled again: `Exporting` holds it
+    settings.update({name: chosen[name] for name in job.output.order if name in chosen})
+    if processes.is_writer():
+        folder.write_settings(out, settings)
+    if number > 1:
+        report(f"{job.display.title}: --{FLAG}={number}, to fit in memory")
+
+
+def draw(job: TrainJob, out: Path) -> list[Row]:
     """Draws the learning curves; returns the lines of the run."""
-    rows = metrics.read(out / runner.METRICS)
-    if processes.is_writer() and plan.options.out:
+    rows, shown = metrics.read(out / runner.METRICS), job.display
+    if processes.is_writer() and job.output.folder:
         panel = plotting.Panel(
-            rows, plan.setup.curves, plan.title, f"{plan.unit}, each seed", plan.setup.y_label
+            rows, shown.curves, shown.title, f"{shown.unit}, each seed", shown.y_label
         )
         with plotting.beside(out / "curves.png"):
             plotting.save([panel], out / "curves.png")
@@ -476,22 +339,24 @@ def broken_off(out: str, error: OSError) -> str:
     return format_error(error, out, kept)
 
 
-def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
-    """The last line: how the run ended."""
+def ending(job: TrainJob, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
+    """Returns the last line, on how the run ended."""
+    title = job.display.title
     if outcome.stopped:
-        return f"{plan.title}: stopped at iteration {outcome.iteration}: {outcome.stopped}"
+        return f"{title}: stopped at iteration {outcome.iteration}: {outcome.stopped}"
     if outcome.idle:
         return (
-            f"{plan.title}: ended at iteration {outcome.iteration}: all members of a group "
+            f"{title}: ended at iteration {outcome.iteration}: all members of a group "
             "scored alike in every group of every seed for "
-            f"{plan.job.idle_patience} iterations. The task is too hard or too "
+            f"{job.patience.idle} iterations. The task is too hard or too "
             "easy for the policy: warm start it further, choose another difficulty, or raise "
             "--problem.group_size"
         )
-    if outcome.iteration < plan.job.iterations:
+    if outcome.iteration < job.length.iterations:
         return (
-            f"{plan.title}: stopped and saved at iteration {outcome.iteration}; --resume "
+            f"{title}: stopped and saved at iteration {outcome.iteration}; --resume "
             "continues from there"
         )
-    score = f"{metrics.in_words(rows, plan.job.score)}; " if plan.job.score and rows else ""
-    return f"done: {score}results in {plan.options.out}"
+    score = job.evaluation.score
+    said = f"{metrics.in_words(rows, score)}; " if score and rows else ""
+    return f"done: {said}results in {job.output.folder}"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.scoring import FAILED
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.loop.programs import Job
+from jaxrl_po.run.loop.job import TrainJob
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.types import Metrics, Row
 
@@ -100,12 +100,13 @@ class Log:
         return improved
 
 
-def without_evaluation(job: Job, rows: Sequence[Row], iteration: int) -> Row:
+def without_evaluation(job: TrainJob, rows: Sequence[Row], iteration: int) -> Row:
     """The line of an iteration if it lacks the evaluation that was due; else empty."""
-    due = iteration == 0 or (iteration > 0 and job.due(iteration, job.eval_every))
-    if not due or not job.score:
+    due = iteration == 0 or (iteration > 0 and job.length.due(iteration, job.length.eval_every))
+    score = job.evaluation.score
+    if not due or not score:
         return {}
-    return next((row for row in rows if row["iteration"] == iteration and job.score not in row), {})
+    return next((row for row in rows if row["iteration"] == iteration and score not in row), {})
 
 
 def extend_streaks(
@@ -142,7 +143,7 @@ class Doubts:
     """Warnings about metrics, each reported once in a run.
 
     Args:
-      smaller_steps: see `Job`.
+      smaller_steps: See `Display`.
     """
 
     def __init__(self, smaller_steps: str = "") -> None:

@@ -6,13 +6,14 @@ from rich import filesize
 
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.errors import RunError
-from jaxrl_po.run.loop.programs import Job, Programs, with_microbatches
+from jaxrl_po.run.loop.job import TrainJob
+from jaxrl_po.run.loop.programs import Programs, in_microbatches, with_microbatches
 
 FLAG = "config.num_microbatches"
 COMPILATIONS = 3
 
 
-def fit(job: Job, programs: Programs, space: int | None) -> tuple[int, Programs]:
+def fit(job: TrainJob, programs: Programs, space: int | None) -> tuple[int, Programs]:
     """Compiles the chunk again until it fits; returns the number of microbatches and programs.
 
     Args:
@@ -25,7 +26,7 @@ def fit(job: Job, programs: Programs, space: int | None) -> tuple[int, Programs]
     """
     require_evaluation(programs.evaluation, space)
 
-    def compile_again(other: Job, _: int) -> Memory:
+    def compile_again(other: TrainJob, _: int) -> Memory:
         nonlocal programs
         programs = with_microbatches(programs, other)
         return programs.memory
@@ -35,7 +36,10 @@ def fit(job: Job, programs: Programs, space: int | None) -> tuple[int, Programs]
 
 
 def choose_microbatches(
-    job: Job, memory: Memory, compile_again: Callable[[Job, int], Memory], space: int | None
+    job: TrainJob,
+    memory: Memory,
+    compile_again: Callable[[TrainJob, int], Memory],
+    space: int | None,
 ) -> int:
     """Finds the smallest number of microbatches with which an update fits in memory.
 
@@ -79,15 +83,16 @@ def choose_microbatches(
 
 
 def _next_job(
-    job: Job, line: list[tuple[float, int]], after: int, space: int
-) -> tuple[int, Job] | None:
+    job: TrainJob, line: list[tuple[float, int]], after: int, space: int
+) -> tuple[int, TrainJob] | None:
     """Returns the next number whose peak on the line fits, and its job; None if none fits."""
     (x0, y0), (x1, y1) = line
     slope = (y1 - y0) / (x1 - x0)
-    assert job.rebuild is not None
-    for number in range(after + 1, job.steps_per_iteration + 1):
-        if y1 + slope * (1 / number - x1) <= space and (other := job.rebuild(number)) is not None:
-            return number, other
+    for number in range(after + 1, job.length.steps_per_iteration + 1):
+        if y1 + slope * (1 / number - x1) <= space:
+            other = in_microbatches(job, number)
+            if other is not None:
+                return number, other
     return None
 
 

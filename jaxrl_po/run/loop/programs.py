@@ -1,4 +1,4 @@
-"""The job that a run carries out, and its compiled programs: init, chunk, evaluation.
+"""The compiled programs of a run: warm start, init, chunk, evaluation.
 
 A chunk is one program; two with scoring on the host in between; or one for each iteration, with
 rollouts on the host before it.
@@ -8,147 +8,29 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import Json
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import Transformer, lora, warm_start
+from jaxrl_po.language.dialogue import Dialogue, TaskLike
+from jaxrl_po.language.tasks.types import reading
+from jaxrl_po.language.warm_start import BETWEEN, Fit, WarmStart
 from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import Program, compiled, is_light, side_by_side
 from jaxrl_po.run.devices.memory import Memory, memory_of, refusal
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.loop.supervised import Warm
-from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
+from jaxrl_po.run.loop.job import Rollouts, TrainJob, WarmStartProgram
+from jaxrl_po.run.loop.progress import clock
+from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
 
 Tree = TypeVar("Tree")
 SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
-
-
-class Rollouts(Protocol):
-    """What happens on the host in an iteration, of which `sample` then makes its batch."""
-
-    def recording(self) -> PyTree:
-        """Shapes and dtypes of the recording of an iteration."""
-
-    def compile(self, like: TrainState) -> None:
-        """Compiles what acts; `like` are the shapes of the state."""
-
-    def record(self, state: TrainState, report: Callable[[str], None]) -> tuple[TrainState, PyTree]:
-        """Plays one iteration; raises PoolError where that is no longer possible."""
-
-    def with_recording(self, state: TrainState, recording: PyTree) -> TrainState:
-        """The state with what the next `collect` takes its batch from."""
-
-    def metrics(self, seconds: float) -> Metrics:
-        """Metrics `[S]` of the iteration that was recorded last and took that long."""
-
-    def evaluate(self, state: TrainState, later_seed: int | None = None) -> Json:
-        """Name to `[S, n]`; `later_seed` is that of a later evaluation."""
-
-    @property
-    def examples(self) -> Examples | None:
-        """Computed on the host."""
-
-    def close(self) -> None:
-        """Frees what is held."""
-
-
-class Host(Protocol):
-    """What a run on the host is made of, for one seed."""
-
-    def open(self, base_seed: int, seeds: Sequence[int]) -> Rollouts:
-        """Its rollouts; `seeds` is the index of the seed of each row of the state."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A run, as data.
-
-    Attributes:
-      learner: over stacked seeds: `init(keys [S])`; leaves of the state and of each metric lead
-        with `[S]`.
-      keys: what `init` takes of each seed: typed keys `[S]`, or these and settings `[S]`.
-      given: what all seeds begin with, see `assembly.Setup`; None for nothing.
-      iterations: total number of iterations.
-      steps_per_iteration: environment steps (or completions) of one iteration of one seed.
-      log_every: iterations per chunk; each chunk makes one line of metrics.
-      eval_every: chunks between evaluations; the first and the last state are always evaluated.
-      checkpoint_every: chunks between checkpoints; the last state is always saved.
-      patience: consecutive iterations in which all updates of a seed were skipped, after which the
-        run stops with an error.
-      idle_patience: consecutive iterations without a learning signal in any seed (metric `signal`,
-        if the learner reports it), after which the run ends.
-      rollouts: in environments of the host, which `sample` makes its batch of, and which evaluate;
-        None if the environments are part of the program.
-      rewarded: computes the reward on the host, between `learner.sample` and `learner.update`; None
-        if the program does.
-      evaluate: `state -> {name: [S]}`, or None. It must use a fixed key of its own.
-      judge: on the host, from what `evaluate` returns to `{name: [S]}`; None where it is that.
-      score: the evaluated quantity that selects the best checkpoint by its highest mean over seeds;
-        empty for none.
-      examples: shown at each evaluation, or None.
-      iterate: `(step, state) -> (state, metrics)`, user-defined iteration, which calls `step` once;
-        None for `step` itself.
-      explain: rows of examples to lines that are shown where the score of every seed is 0 before
-        training; None for no lines.
-      where: the placement on devices, in words.
-      replicated: with several processes, the sharding of arrays that the host reads (a copy on each
-        device); else None.
-      warm: the parts of `learner.init` if it holds a warm start; else None.
-      smaller_steps: what to do about an update that is too large, as a request; empty if the
-        settings of the learner are unknown.
-      cheap_init: whether `init` is compiled at little effort if the state is small. False for a
-        learner of the user, whose `init` may hold a warm start.
-      rebuild: `(num_microbatches) -> Job`, the job with more microbatches, or None if that number
-        does not divide its rows. None if the number of microbatches is given.
-    """
-
-    learner: Learner
-    keys: jax.Array
-    iterations: int
-    steps_per_iteration: int
-    log_every: int = 1
-    eval_every: int = 1
-    checkpoint_every: int = 1
-    patience: int = 10
-    idle_patience: int = 100
-    rollouts: Rollouts | None = None
-    rewarded: Scorer | None = None
-    evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
-    score: str = ""
-    examples: Examples | None = None
-    where: str = ""
-    replicated: jax.sharding.Sharding | None = None
-    warm: Warm | None = None
-    given: PyTree = None
-    judge: Callable[[PyTree], dict[str, Any]] | None = None
-    explain: Callable[[list[Row]], list[str]] | None = None
-    iterate: "Iterate | None" = None
-    smaller_steps: str = ""
-    cheap_init: bool = False
-    rebuild: "Callable[[int], Job | None] | None" = None
-
-    @property
-    def start(self) -> PyTree:
-        """The argument of `learner.init`."""
-        return self.keys if self.given is None else (self.keys, self.given)
-
-    @property
-    def num_seeds(self) -> int:
-        """The number of seeds, S."""
-        return len(jax.tree.leaves(self.keys)[0])
-
-    def boundary(self, iteration: int) -> int:
-        """The iteration at which the chunk that begins at `iteration` ends."""
-        return min((iteration // self.log_every + 1) * self.log_every, self.iterations)
-
-    def due(self, iteration: int, every: int) -> bool:
-        """Whether an action due every `every` chunks, and at the end, is due at `iteration`."""
-        return iteration == self.iterations or iteration % (self.log_every * every) == 0
 
 
 class Programs(NamedTuple):
@@ -167,7 +49,7 @@ class Programs(NamedTuple):
     """
 
     init: Program[TrainState]
-    warm: Warm | None
+    warm: WarmStartProgram | None
     chunk: "Chunk | None"
     evaluate: "Evaluate | None"
     describe: Callable[[TrainState], Any] | None
@@ -182,20 +64,35 @@ class Programs(NamedTuple):
         return max(both, key=lambda each: each.peak or 0)
 
 
-def check(job: Job) -> None:
+def check(job: TrainJob) -> None:
     """Traces one iteration without compiling it, so that bad sizes fail early.
 
     Raises:
       ConfigError: sizes that do not fit together.
     """
     state: TrainState = jax.eval_shape(job.learner.init, job.start)
-    if job.rollouts is not None:
-        state = job.rollouts.with_recording(state, job.rollouts.recording())
-    if job.rewarded is None:
+    rollouts = job.host.rollouts
+    if rollouts is not None:
+        state = rollouts.with_recording(state, rollouts.recording())
+    if job.host.scorer is None or rollouts is not None:
         jax.eval_shape(job.learner.step, state)  # as its program will: then it is traced once
         return
     state, batch = jax.eval_shape(job.learner.sample, state)
     jax.eval_shape(job.learner.update, state, with_reward(batch))
+
+
+def in_microbatches(job: TrainJob, number: int) -> TrainJob | None:
+    """Returns the job with a number of microbatches; None if that does not divide its rows."""
+    assert job.rebuild is not None
+    learner = job.rebuild(number)
+    if learner is None:
+        return None
+    job = dataclasses.replace(job, learner=learner)
+    try:
+        check(job)
+    except ConfigError:  # a method may learn from some of the completions
+        return None
+    return job
 
 
 def with_reward(batch: Batch) -> Batch:
@@ -203,15 +100,13 @@ def with_reward(batch: Batch) -> Batch:
     return batch._replace(reward=batch.log_prob)
 
 
-Step = Callable[[TrainState], tuple[TrainState, Metrics]]
 Chunk = Callable[
     [TrainState, np.int32, Callable[[str], None], threading.Event], tuple[TrainState, Metrics, int]
 ]
-Iterate = Callable[[Step, TrainState], tuple[TrainState, Metrics]]
 Evaluate = Callable[[TrainState], Mapping[str, Any]]
 
 
-def compile_programs(job: Job) -> Programs:
+def compile_programs(job: TrainJob) -> Programs:
     """Compiles all programs of the run, ahead of time; the largest one begins first."""
     init, warm = compile_init(job)
     shapes: TrainState = jax.eval_shape(job.learner.init, job.start)
@@ -226,14 +121,16 @@ def compile_programs(job: Job) -> Programs:
     return Programs(init, warm, chunk, evaluate, describe, like, memory, of_evaluation)
 
 
-def with_microbatches(programs: Programs, job: Job) -> Programs:
+def with_microbatches(programs: Programs, job: TrainJob) -> Programs:
     """Compiles the chunk of a job that differs in `num_microbatches`; the rest stays."""
     placed = jax.tree.map(lambda x: x.sharding, programs.like)
     chunk, memory = compile_if_it_fits(job, programs.like, placed)
     return programs._replace(chunk=chunk, memory=memory)
 
 
-def compile_if_it_fits(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk | None, Memory]:
+def compile_if_it_fits(
+    job: TrainJob, like: TrainState, placed: PyTree
+) -> tuple[Chunk | None, Memory]:
     """Compiles the chunk; None if the compiler rejects it and more microbatches may help."""
     try:
         return compile_kind(job, like, placed)
@@ -244,36 +141,48 @@ def compile_if_it_fits(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
         return None, refused
 
 
-def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """The chunk of a run, of the kind that suits it, and its memory."""
-    if (own := job.iterate) is not None:
-        placed = placed, job.replicated
+    if (own := job.host.iterate) is not None:
+        placed = placed, job.layout.replicated
         step = compiled(job.learner.step, like, donate_argnums=0, out_shardings=placed)
         return one_by_one(lambda state, report: own(step, state)), memory_of(step, like)
-    if job.rollouts is not None:
-        return compile_with_rollouts(job, job.rollouts, like, placed)
-    if job.rewarded is not None:
-        return compile_with_score(job, like, placed)
+    if job.host.rollouts is not None:
+        return compile_with_rollouts(job, job.host.rollouts, like, placed)
+    if job.host.scorer is not None:
+        return compile_with_score(job, job.host.scorer, like, placed)
     return compile_chunk(job, like, placed)
 
 
-def compile_evaluate(job: Job, like: TrainState) -> tuple["Evaluate | None", Memory | None]:
+def compile_evaluate(job: TrainJob, like: TrainState) -> tuple["Evaluate | None", Memory | None]:
     """The evaluation of a run, and its memory; None without one, or on the host."""
-    if job.evaluate is None or job.rollouts is not None:
+    if job.host.rollouts is not None:
         return job.evaluate, None
-    measured, judge = compiled(job.evaluate, like, out_shardings=job.replicated), job.judge
-    evaluate = measured if judge is None else lambda state: judge(measured(state))
-    return evaluate, memory_of(measured, like)
+    if job.evaluation.measure is None:
+        return None, None
+    judge, replicated = job.evaluation.judge, job.layout.replicated
+    measured: Any = compiled(
+        job.evaluate if judge is None else job.measure, like, out_shardings=replicated
+    )
+    if judge is None:
+        return measured, memory_of(measured, like)
+    return lambda state: job.means(judge(jax.device_get(measured(state)))), memory_of(
+        measured, like
+    )
 
 
-def compile_describe(job: Job, examples: Examples, like: TrainState) -> Callable[[TrainState], Any]:
+def compile_describe(
+    job: TrainJob, examples: Examples, like: TrainState
+) -> Callable[[TrainState], Any]:
     """What describes examples, which has few rows."""
-    if job.rollouts is not None:
+    if job.host.rollouts is not None:
         return examples.describe
-    return compiled(examples.describe, like, light=is_light(like), out_shardings=job.replicated)
+    return compiled(
+        examples.describe, like, light=is_light(like), out_shardings=job.layout.replicated
+    )
 
 
-def compile_init(job: Job) -> tuple[Program[TrainState], Warm | None]:
+def compile_init(job: TrainJob) -> tuple[Program[TrainState], WarmStartProgram | None]:
     """The init, and the warm start that comes before it, if there is one."""
     light = init_is_light(job)
     if job.warm is None:
@@ -288,7 +197,7 @@ def compile_init(job: Job) -> tuple[Program[TrainState], Warm | None]:
     return init, job.warm._replace(begin=begin, advance=advance)
 
 
-def init_is_light(job: Job) -> bool:
+def init_is_light(job: TrainJob) -> bool:
     """Whether `init` is compiled at little effort: it is small, and holds no warm start."""
     apart = job.warm is not None or job.cheap_init
     return apart and is_light(jax.eval_shape(job.learner.init, job.start))
@@ -304,7 +213,7 @@ def with_shardings(shapes: Tree, shardings: PyTree) -> Tree:
     return placed
 
 
-def chunk_of(job: Job) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
+def chunk_of(job: TrainJob) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
     """A chunk as one function, `(state, n) -> (state, metrics)`; only n rows of these are valid."""
 
     def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
@@ -315,16 +224,20 @@ def chunk_of(job: Job) -> Callable[[TrainState, jax.Array], tuple[TrainState, Me
 
         buffer = jax.eval_shape(job.learner.step, state)[1]
         # A loop with a traced count: a shorter chunk is the same program.
-        rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
+        rows = jax.tree.map(lambda x: jnp.zeros((job.length.log_every, *x.shape), x.dtype), buffer)
         return jax.lax.fori_loop(0, n, body, (state, rows))
 
     return chunk
 
 
-def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+def compile_chunk(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """A chunk as one program, and its memory."""
     program = compiled(
-        chunk_of(job), like, np.int32(0), donate_argnums=0, out_shardings=(placed, job.replicated)
+        chunk_of(job),
+        like,
+        np.int32(0),
+        donate_argnums=0,
+        out_shardings=(placed, job.layout.replicated),
     )
     return in_calls(program), memory_of(program, like)
 
@@ -360,16 +273,17 @@ def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
     return chunk
 
 
-def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+def compile_with_score(
+    job: TrainJob, scorer: Scorer, like: TrainState, placed: PyTree
+) -> tuple[Chunk, Memory]:
     """A chunk as two programs with scoring in between, and the memory of the larger one."""
-    learner, give = job.learner, job.rewarded
-    assert give is not None
+    learner = job.learner
     sample = compiled(learner.sample, like, donate_argnums=0, out_shardings=(placed, None))
     batch = with_reward(
         with_shardings(jax.eval_shape(learner.sample, like)[1], sample.output_shardings[1])
     )
     update = compiled(
-        learner.update, like, batch, donate_argnums=0, out_shardings=(placed, job.replicated)
+        learner.update, like, batch, donate_argnums=0, out_shardings=(placed, job.layout.replicated)
     )
 
     def sample_score_update(
@@ -377,7 +291,7 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
     ) -> tuple[TrainState, Metrics]:
         first = not np.max(state.step)
         state, batch = sample(state)
-        batch, of_score = give.score_batch(batch, first=first, report=report)
+        batch, of_score = scorer.score_batch(batch, first=first, report=report)
         # Two programs with collectives on CPU devices can deadlock if they run at once.
         state, row = update(state, batch)
         jax.block_until_ready((state, row))
@@ -402,14 +316,14 @@ class RolloutsFailed(Exception):
 
 
 def compile_with_rollouts(
-    job: Job, rollouts: Rollouts, like: TrainState, placed: PyTree
+    job: TrainJob, rollouts: Rollouts, like: TrainState, placed: PyTree
 ) -> tuple[Chunk, Memory]:
     """A chunk as rollouts on the host and one program for the rest of each iteration."""
 
     def iterate(state: TrainState, recording: PyTree) -> tuple[TrainState, Metrics]:
         return job.learner.step(rollouts.with_recording(state, recording))
 
-    recording, placed = rollouts.recording(), (placed, job.replicated)
+    recording, placed = rollouts.recording(), (placed, job.layout.replicated)
     program = compiled(iterate, like, recording, donate_argnums=0, out_shardings=placed)
     rollouts.compile(like)
 
@@ -452,7 +366,7 @@ def stacked(rows: Sequence[Metrics]) -> Metrics:
     return jax.tree.map(lambda *each: np.stack(each), *rows)
 
 
-def with_frozen(state: TrainState, job: Job) -> TrainState:
+def with_frozen(state: TrainState, job: TrainJob) -> TrainState:
     """A checkpoint's state with the frozen parameters, which `init` makes again."""
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
         return state
@@ -460,3 +374,75 @@ def with_frozen(state: TrainState, job: Job) -> TrainState:
     light = init_is_light(job)
     frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
     return state.with_frozen(frozen(job.start))
+
+
+def split_warm_start(
+    make: Callable[[PyTree], Learner], settings: WarmStart, task: TaskLike, policy: Transformer
+) -> WarmStartProgram | None:
+    """Returns the warm start in the `init` of a learner of one seed; None without one.
+
+    Args:
+      make: `(warm) -> Learner`, learner by the argument `warm` of `make_problem`.
+      settings: Settings of the warm start.
+      task: Task that demonstrations come from.
+      policy: Transformer of the policy.
+    """
+    if not settings.steps:
+        return None
+
+    def begin(start: PyTree) -> Fit:
+        fits = []
+
+        def hold(params: PyTree, key: jax.Array) -> PyTree:
+            fits.append(warm_start.begin(settings, params, key))
+            return params
+
+        # Traced for what reaches the warm start; the compiler drops what is made of its result.
+        make(hold).init(start)
+        return fits[0]
+
+    def init(pair: tuple[PyTree, PyTree]) -> TrainState:
+        start, params = pair
+        return make(lambda *_: params).init(start)
+
+    def advance(fit: Fit, done: jax.Array, given: PyTree) -> Fit:
+        model = policy if policy.lora is None else lora.over(policy, given)
+        source = task if isinstance(task, Dialogue) else reading(task, given)
+        return warm_start.advance(model, source, settings, fit, done)
+
+    return WarmStartProgram(settings, begin, advance, init)
+
+
+def run_warm_start(
+    warm: WarmStartProgram,
+    start: PyTree,
+    wait_for: Callable[..., tuple[PyTree, float]],
+    show: Callable[[str, str, str], None],
+    leave_if_interrupted: Callable[[], None],
+    *,
+    given: PyTree = None,
+) -> PyTree:
+    """Runs the warm start; returns the policy's parameters.
+
+    Args:
+      warm: Compiled parts.
+      start: See `TrainJob.start`.
+      wait_for: `(function, *arguments) -> (result, seconds)`, calls a function.
+      show: `(phase, detail, left)`, shows progress; see `Reporter.phase`.
+      leave_if_interrupted: Called after every `BETWEEN` steps.
+      given: See `TrainJob.given`.
+    """
+    settings, done, begun = warm.settings, 0, time.perf_counter()
+    fit, _ = wait_for(warm.begin, start)
+    accuracy = processes.whole(fit.accuracy)
+    while warm_start.unfinished(settings, done, accuracy).any():
+        fit, _ = wait_for(warm.advance, fit, np.int32(done), given)
+        leave_if_interrupted()
+        done, accuracy = min(done + BETWEEN, settings.steps), processes.whole(fit.accuracy)
+        each = max(time.perf_counter() - begun, 0.0) / done  # a clock may jump
+        detail, left = f"step {done:,}/{settings.steps:,}", clock(each * (settings.steps - done))
+        if settings.accuracy < 1.0:
+            # The mean over seeds; the warm start may end before its last step.
+            detail, left = f"{detail}, accuracy {accuracy.mean():.2f}", f"< {left}"
+        show("warm start", detail, f"{left} left")
+    return fit.params

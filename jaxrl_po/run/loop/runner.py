@@ -24,10 +24,11 @@ from jaxrl_po.run.devices import memory as memory_lib
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.loop import log, microbatches, supervised
+from jaxrl_po.run.loop import log, microbatches
 from jaxrl_po.run.loop import programs as programs_lib
+from jaxrl_po.run.loop.job import TrainJob
 from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write_aside
-from jaxrl_po.run.loop.programs import Job, RolloutsFailed
+from jaxrl_po.run.loop.programs import RolloutsFailed
 from jaxrl_po.run.loop.progress import OnRow, Stop, added_fields
 from jaxrl_po.run.loop.signals import hear_signals, result_of
 from jaxrl_po.run.store import metrics as metrics_lib
@@ -57,7 +58,7 @@ class Outcome(NamedTuple):
       state: the final training state.
       iteration: iterations done.
       interrupted: whether a signal came, even if too late to shorten the run.
-      idle: whether it ended early for lack of a learning signal, see `Job.idle_patience`.
+      idle: whether it ended early for lack of a learning signal, see `Patience`.
       stopped: why an `on_row` ended it early; empty if none did.
     """
 
@@ -69,7 +70,7 @@ class Outcome(NamedTuple):
 
 
 def run(
-    job: Job,
+    job: TrainJob,
     folder: Path,
     reporter: Reporter,
     *,
@@ -87,7 +88,7 @@ def run(
     With several processes, all compute and the first one writes; a signal to any of them ends all.
 
     Args:
-      job: see `Job`.
+      job: see `TrainJob`.
       folder: an existing folder.
       reporter: shows progress.
       resume: continue from the checkpoints in `folder`, if there are any.
@@ -103,7 +104,7 @@ def run(
 
     Raises:
       RunError: the run does not fit in memory.
-      Diverged: see `Job.patience`; the last good checkpoint is kept.
+      Diverged: see `Patience`; the last good checkpoint is kept.
       NoAction: an environment's mask of actions allowed none; the last checkpoint is kept.
       RewardError: A reward function failed on the first batch, where earlier checkpoints are kept;
         or on a whole first or last evaluation, after which the run is saved.
@@ -142,7 +143,8 @@ def run(
             (number, programs), seconds = wait_for(microbatches.fit, job, programs, space)
             compile_seconds += seconds
             on_chosen(number)
-        reporter.report("; ".join(filter(None, [job.where, programs.largest.describe(space)])))
+        where = job.layout.placement.describe()
+        reporter.report("; ".join(filter(None, [where, programs.largest.describe(space)])))
         like = programs.like.with_frozen(None)
         saved = latest.load(like, report=reporter.report) if resume else None
         run = _Run(job, folder, reporter, programs, wait_for, latest, best)
@@ -159,24 +161,24 @@ def run(
             run.go_on(*saved, rows, failed_line)
         run.train()
     # A process is also ended by a signal to another one.
-    cut = run.iteration < job.iterations and not (run.idle or run.stopped)
+    cut = run.iteration < job.length.iterations and not (run.idle or run.stopped)
     interrupted = cut or processes.any_of(stop.is_set())
     return Outcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
 
 
-def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
+def _already_done(job: TrainJob, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
     """How a run ended that has nothing left to do; None for any other. Compiles nothing."""
-    if max(latest.iterations(), default=-1) < job.iterations:
+    if max(latest.iterations(), default=-1) < job.length.iterations:
         return None
     like = jax.eval_shape(job.learner.init, job.start)
     finished = latest.load(like.with_frozen(None), report=reporter.report)
     done = finished[0] if finished is not None else -1
     rows = metrics_lib.read(folder / METRICS)
     again = processes.any_of(bool(log.without_evaluation(job, rows, done)))
-    if finished is None or done < job.iterations or again:
+    if finished is None or done < job.length.iterations or again:
         return None
     reporter.report(
-        f"nothing left to do: iteration {done} (step {done * job.steps_per_iteration:,}) is reached"
+        f"nothing left to do: iteration {done} (step {job.length.steps(done):,}) is reached"
     )
     return Outcome(programs_lib.with_frozen(finished[1], job), done, False)
 
@@ -186,7 +188,7 @@ class _Run:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainJob,
         folder: Path,
         reporter: Reporter,
         programs: programs_lib.Programs,
@@ -194,7 +196,8 @@ class _Run:
         latest: Store,
         best: Store,
     ):
-        self.job, self.folder, self.reporter, self.programs = job, folder, reporter, programs
+        self.job, self.length, self.score = job, job.length, job.evaluation.score
+        self.folder, self.reporter, self.programs = folder, reporter, programs
         self.wait_for, self.latest, self.best = wait_for, latest, best
         self.state: TrainState
         self.log: Log
@@ -207,7 +210,7 @@ class _Run:
         self.shown: list[Row] = []  # examples of the last evaluation
         self.streak = np.zeros(job.num_seeds, np.int64)
         self.stuck: tuple[int, int] | None = None
-        self.doubts = log.Doubts(job.smaller_steps)
+        self.doubts = log.Doubts(job.display.smaller_steps)
 
     def open_files(self, done: int, *, resume: bool) -> tuple[list[Row], Row]:
         """Drops the lines after iteration `done`; returns all, and one that lacks its evaluation.
@@ -220,7 +223,7 @@ class _Run:
         again = processes.any_of(bool(failed_line))
         if resume and done < 0 and rows:
             self.reporter.report("no checkpoint is left to resume from: starts at iteration 0")
-        self.log = Log(self.folder / METRICS, self.job.score, after=done - again)
+        self.log = Log(self.folder / METRICS, self.score, after=done - again)
         if self.job.examples is not None and processes.is_writer():
             metrics_lib.truncate(self.folder / EXAMPLES, done)
         return rows, failed_line
@@ -229,7 +232,7 @@ class _Run:
         """The state before the first iteration, after a warm start if there is one."""
         start, warm, show = self.job.start, self.programs.warm, self.reporter.phase
         if warm is not None:
-            fitted = supervised.run(
+            fitted = programs_lib.run_warm_start(
                 warm, start, self.wait_for, show, leave_if_interrupted, given=self.job.given
             )
             start = start, fitted
@@ -244,8 +247,9 @@ class _Run:
         held = {"memory/state_bytes": memory.state, "memory/peak_bytes": memory.peak}
         row = self.record(0, held, evaluated=True)
         self.reporter.update(row, math.inf)
-        if self.job.explain is not None and not np.any(row.get(self.job.score, 1.0)):
-            for line in self.job.explain(self.shown):
+        explain = self.job.evaluation.explain
+        if explain is not None and not np.any(row.get(self.score, 1.0)):
+            for line in explain(self.shown):
                 self.reporter.report(line)
         self.save()
 
@@ -258,7 +262,7 @@ class _Run:
         lines = [row["iteration"] for row in rows if row["iteration"] <= iteration]
         self.aside = read_aside(self.folder / ASIDE, iteration - max(lines, default=iteration))
         self.reporter.report(
-            f"resuming at iteration {iteration} (step {iteration * self.job.steps_per_iteration:,})"
+            f"resuming at iteration {iteration} (step {self.length.steps(iteration):,})"
         )
         if processes.any_of(bool(failed_line)):
             self.record(iteration, failed_line, evaluated=True)
@@ -269,7 +273,7 @@ class _Run:
 
         def unfinished() -> bool:
             ended = self.idle or self.stopped or self.failure is not None
-            ended = ended or self.iteration >= self.job.iterations
+            ended = ended or self.iteration >= self.length.iterations
             return not ended and not processes.any_of(self.stop.is_set())
 
         while unfinished():
@@ -279,12 +283,13 @@ class _Run:
                 break
             if row:
                 each = max(time.perf_counter() - begun, 0.0) / (self.iteration - first)
-                self.reporter.update(row, each * (self.job.iterations - self.iteration))
+                self.reporter.update(row, each * (self.length.iterations - self.iteration))
             seen = row or metrics_lib.by_seed(metrics_lib.pool(means))
             for doubt in self.doubts.about(before, means, seen):
                 self.reporter.report(doubt)
             self.require_sound(before, means)
-            if self.job.due(self.iteration, self.job.checkpoint_every) and not self.streak.any():
+            due = self.length.due(self.iteration, self.length.checkpoint_every)
+            if due and not self.streak.any():
                 self.save()
         if self.kept != self.iteration and not self.streak.any():
             self.save()
@@ -303,7 +308,7 @@ class _Run:
           None where n is 0.
         """
         begun, done = time.perf_counter(), self.iteration
-        end = boundary = self.job.boundary(done)
+        end = boundary = self.length.boundary(done)
         try:
             (self.state, buffer, count), seconds = self.wait_for(
                 self.programs.chunk, self.state, np.int32(end - done), self.reporter.report, stop
@@ -319,31 +324,33 @@ class _Run:
         means: Metrics = jax.tree.map(np.asarray, buffer)
         self.aside = joined(self.aside, means)
         self.iteration = end
-        self.streak, self.stuck = extend_streaks(self.streak, means.get(SKIPPED), self.job.patience)
+        self.streak, self.stuck = extend_streaks(
+            self.streak, means.get(SKIPPED), self.job.patience.skipped
+        )
         if end < boundary and self.failure is None:
             if processes.is_writer():
                 write_aside(self.folder / ASIDE, self.aside)
             return {}, means
-        steps = (end - done) * self.job.steps_per_iteration * self.job.num_seeds
+        steps = (end - done) * self.length.steps_per_iteration * self.job.num_seeds
         fields = {
             **metrics_lib.by_seed(metrics_lib.pool(self.aside)),
             "time/seconds": seconds,
             "time/steps_per_second": steps / seconds if seconds else math.nan,
         }
-        self.idle = self.log.idle(end, fields) >= self.job.idle_patience
-        due = self.failure is None and (self.idle or self.job.due(end, self.job.eval_every))
+        self.idle = self.log.idle(end, fields) >= self.job.patience.idle
+        due = self.failure is None and (self.idle or self.length.due(end, self.length.eval_every))
         self.aside = {}
         return self.record(end, fields, evaluated=due), means
 
     def record(self, iteration: int, fields: Row, *, evaluated: bool) -> Row:
         """Writes the line of `iteration`; saves the state as the best one if it is."""
-        place = {"iteration": iteration, "step": iteration * self.job.steps_per_iteration}
+        place = {"iteration": iteration, "step": self.length.steps(iteration)}
         # Twice: first in the line, and not overwritten by a metric of the same name.
         row = {**place, **fields, **place}
         row |= (self.evaluation(place) if evaluated else {}) | self.held
         if self.on_row is not None and self.failure is None:
             try:
-                row |= added_fields(self.on_row, row, self.job.num_seeds, self.job.score)
+                row |= added_fields(self.on_row, row, self.job.num_seeds, self.score)
             except Stop as stop:
                 self.stopped = str(stop) or "on_row raised Stop"
                 row |= {} if evaluated else self.evaluation(place)
@@ -377,7 +384,7 @@ class _Run:
                     metrics_lib.append(self.folder / EXAMPLES, *lines)
         except (PoolError, RewardError) as error:
             fields = {}
-            last = self.idle or self.stopped or place["iteration"] in (0, self.job.iterations)
+            last = self.idle or self.stopped or place["iteration"] in (0, self.length.iterations)
             if isinstance(error, RewardError) and not last:
                 self.reporter.report(f"{error}; training continues without this evaluation")
             else:
@@ -395,15 +402,15 @@ class _Run:
             where = before + self.stuck[0] + 1
             raise Diverged(
                 f"seed {self.stuck[1]}: loss or gradient was not finite in any update of the "
-                f"{self.job.patience} iterations up to iteration {where} (step "
-                f"{where * self.job.steps_per_iteration:,}); the last good checkpoint, of "
+                f"{self.job.patience.skipped} iterations up to iteration {where} (step "
+                f"{self.length.steps(where):,}); the last good checkpoint, of "
                 f"iteration {self.kept}, stays in {self.folder / 'checkpoints'}"
             )
         if (found := log.first_above(means.get(NO_ACTION), 0.0)) is not None:
             where = before + found[0] + 1
             raise NoAction(
                 f"seed {found[1]}: no action was legal in some state of iteration {where} "
-                f"(step {where * self.job.steps_per_iteration:,}): the action_mask of the "
+                f"(step {self.length.steps(where):,}): the action_mask of the "
                 f"environment must allow one in every state that is not the last of an "
                 f"episode; the checkpoint of iteration {self.kept} stays in "
                 f"{self.folder / 'checkpoints'}"

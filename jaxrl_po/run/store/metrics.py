@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -173,16 +172,13 @@ def curve(
     return np.array([row["step"] for row in found], np.float64), values.T
 
 
-def summary(
-    rows: Sequence[Row], options: Any, resolved: Values, *, score: str, initial: str = ""
-) -> Row:
+def summary(rows: Sequence[Row], settings: Values, *, score: str, initial: str = "") -> Row:
     """The content of `summary.json`; `steps` counts one seed, `steps_per_second` all of them.
 
     Args:
       rows: the lines of the run, of which the last holds an evaluation; those before a resume may
         have been removed.
-      options: of the run as a whole.
-      resolved: what the flags left open, such as the placement; see `plan.Plan`.
+      settings: content of `config.json`.
       score: name of the evaluated score.
       initial: name for the score of the initial policy; empty to leave it out.
     """
@@ -194,12 +190,10 @@ def summary(
         score: last[score],
         f"{score}_iqm": iqm if math.isfinite(iqm) else None,
         "steps": last["step"],
-        "steps_per_second": last["step"] * options.seeds / seconds if seconds > 0.0 else None,
+        "steps_per_second": last["step"] * settings["seeds"] / seconds if seconds > 0.0 else None,
         "compile_seconds": last["time/compile_seconds"],
-        "algorithm": options.algorithm,
-        "seed": options.seed,
-        "seeds": options.seeds,
-        **{name: resolved[name] for name in ("placement", "device", "versions")},
+        **{name: settings[name] for name in ("algorithm", "seed", "seeds") if name in settings},
+        **{name: settings["resolved"][name] for name in ("placement", "device", "versions")},
     }
 
 

@@ -1,0 +1,343 @@
+"""The jobs of runs: of experiments, from their settings, and of user-defined learners."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    SEED,
+    ConfigError,
+    Json,
+    Setting,
+    Values,
+    check_size,
+)
+from jaxrl_po.run import errors
+from jaxrl_po.run.devices import parallel, processes
+from jaxrl_po.run.devices.compilation import keep_programs
+from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.experiment.earlier import TRAIN
+from jaxrl_po.run.experiment.options import LINES, Options
+from jaxrl_po.run.experiment.settings import Domain, Settings, fields_of, settle, stored_settings
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.job import (
+    Display,
+    Evaluation,
+    Host,
+    Iterate,
+    Layout,
+    Length,
+    Measure,
+    Output,
+    TrainJob,
+    build_job,
+)
+from jaxrl_po.run.loop.microbatches import FLAG
+from jaxrl_po.run.store import checkpoint, exporters, folder, metrics, provenance, sources
+from jaxrl_po.run.store.checkpoint import CheckpointError
+from jaxrl_po.run.store.exporters import Exporter
+from jaxrl_po.types import Learner
+
+SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
+# Numbers of the run of a user-defined learner.
+RANGES = {
+    "seeds": (COUNT, "seeds"),
+    "seed": (SEED, ""),
+    "log_every": (NON_NEGATIVE, "iterations"),
+    "eval_every": (COUNT, "lines"),
+}
+
+
+def prepare(
+    domain: Domain[Any],
+    settings: Settings[Any],
+    require_same: Callable[[Values], None] = lambda settings: None,
+    described: tuple[jax.Device, ...] = (),
+) -> TrainJob:
+    """Checks all settings, chooses the placement and builds the job; compiles and writes nothing.
+
+    Args:
+      domain: Domain of the run.
+      settings: Settings of the run.
+      require_same: Comparison of the settings of all processes; see `processes.together`.
+      described: Devices of a machine that is not attached, see `Placement`.
+
+    Raises:
+      ConfigError: Settings that cannot work, or not with the run in the folder.
+    """
+    config, before = settings.config, settings.stored
+    options, sections = config.run, {x: type(y) for x, y in config.sections().items()}
+    if not described:
+        stored_settings(domain, options)
+    keep_programs(options.compilation_cache)
+    if options.deterministic:
+        provenance.ask_for_determinism()
+    values, fields = flags.flatten(config.sections()), fields_of(sections)
+    # All processes must see the same folder, so whether it holds a run is compared too.
+    holds = f"{options.out} ({'with a run' if before else 'without a run'})"
+    require_same({"out": holds, **{x: y for x, y in values.items() if fields[x].compared}})
+    earlier = before.get("resolved", {})
+    with flags.locating(sections):
+        placement = parallel.choose(
+            options.devices,
+            num_seeds=options.seeds,
+            num_rows=domain.rows(config),
+            mesh=options.mesh,
+            shard_params=vars(options).get("shard_params", False),
+            num_processes=options.num_processes if options.distributed else 1,
+            described=described,
+        )
+        chosen_exporters = _exporters(options)
+        world = domain.open_world(config)
+        config = settle(domain, settings, world)
+        job = domain.build(domain.continued(config) if before else config, placement, world)
+        if placement.cuts_params and job.layout.axes is None:
+            raise ConfigError(
+                "mesh", f"must have no model axis with jaxrl-po {domain.NAME}, got {options.mesh}"
+            )
+        log_every = earlier.get("log_every") or job.length.log_every
+        job = dataclasses.replace(job, length=job.length._replace(log_every=log_every))
+        programs.check(job)
+        if options.deterministic or FLAG in {**before, **settings.given}:
+            job = dataclasses.replace(job, rebuild=None)
+    resolved, changes = _resolve(job, options, values, earlier)
+    chosen = {
+        "tuned": flags.current(earlier.get("tuned", {}), sections) if before else settings.tuned,
+        "origin": earlier.get("origin", {}) | new_origins(settings, fields),
+    }
+    values = flags.flatten(config.sections())
+    lasting = {
+        name: value
+        for name, value in values.items()
+        if fields[name].stored and (name != FLAG or job.rebuild is None)
+    }
+    notes = [*folder.removed(before), *_notes(job, options, chosen["tuned"], changes)]
+    title = f"{job.display.title}, {metrics.counted(options.seeds, 'seeds')}"
+    return dataclasses.replace(
+        job,
+        display=job.display._replace(title=title, notes=notes),
+        output=Output(
+            options.out,
+            options.resume,
+            options.overwrite,
+            {"script": domain.NAME, **lasting, "resolved": {**chosen, **resolved}},
+            ("script", *values, "resolved"),
+            chosen_exporters,
+        ),
+    )
+
+
+def _exporters(options: Options) -> list[Exporter]:
+    """Makes the exporters that flags name.
+
+    Raises:
+      ConfigError: The package of an exporter is missing, or a user's class is not an `Exporter`.
+    """
+    found: list[Any] = [exporters.TensorBoard()] if options.tensorboard else []
+    found += [exporters.WeightsAndBiases(options.wandb)] if options.wandb else []
+    found += [user_code.make("exporter", options.exporter)] if options.exporter else []
+    exporters.require_exporters("exporter", found)
+    return found
+
+
+def new_origins(settings: Settings[Any], fields: Mapping[str, Setting]) -> dict[str, str]:
+    """Returns the origins of values that this start sets: given, tuned or preset."""
+    values, stored = flags.flatten(settings.config.sections()), settings.stored
+    return {
+        name: origin
+        for name, origin in settings.origins.items()
+        if origin not in ("default", "stored") and fields[name].stored
+        if name not in stored or metrics.strict(values[name]) != stored[name]
+    }
+
+
+def _resolve(
+    job: TrainJob, options: Options, settings: Values, earlier: Values
+) -> tuple[Json, list[str]]:
+    """Returns values that the flags left open, and changes since the run was last started."""
+    where = job.layout.placement.describe()
+    origin = provenance.describe(where, sources.digests(settings))
+    names = ("iterations", "steps_per_iteration", "log_every")
+    resolved: dict[str, Any] = {name: getattr(job.length, name) for name in names}
+    if options.deterministic:
+        provenance.require_same(origin, earlier, options.out)
+    for entry, digest in job.digests.items():
+        provenance.require_data(entry, digest, earlier, "resume", options.out)
+        resolved |= {entry: digest} if digest else {}
+    return resolved | provenance.go_on(origin, earlier), provenance.differences(origin, earlier)
+
+
+def _notes(job: TrainJob, options: Options, tuned: Values, changes: Sequence[str]) -> list[str]:
+    """Returns the lines that are shown before the run."""
+    notes, done = list[str](), job.length.steps(job.length.iterations)
+    if tuned:
+        shown = ", ".join(f"{name}={errors.shown(value)}" for name, value in tuned.items())
+        notes.append(f"with settings that suit it, which flags may replace: {shown}")
+    if options.total_steps != done:
+        notes.append(
+            f"--total_steps: {options.total_steps:,} becomes {done:,}: a whole number of iterations"
+        )
+    for name, value in vars(options).items():
+        if str(value).startswith(sources.OWN):
+            notes.append(
+                f"{name}={value} cannot be imported: run.load and run.resume must be given it again"
+            )
+    return [*notes, *job.display.notes, *provenance.note(changes)]
+
+
+def prepare_learner(
+    learner: Learner,
+    iterations: int,
+    *,
+    steps_per_iteration: int = 1,
+    evaluate: Measure | None = None,
+    score: str = "",
+    watch: Sequence[str] = (),
+    title: str = "training",
+    iterate: Iterate | None = None,
+    devices: int | str = "auto",
+    eval_every: int = 5,
+    log_every: int = 0,
+    out: str | Path = "",
+    overwrite: bool = False,
+    resume: bool = False,
+    seed: int = 0,
+    seeds: int = 1,
+    **unknown: Any,
+) -> TrainJob:
+    """Builds the job of a user-defined learner; see `train`."""
+    for name in unknown:
+        known = list(inspect.signature(prepare_learner).parameters)[1:-1]
+        raise ConfigError(name, f"is not an argument of train with a learner: {', '.join(known)}")
+    iterations = check_size("iterations", iterations, NON_NEGATIVE)
+    steps_per_iteration = check_size("steps_per_iteration", steps_per_iteration)
+    title = config_lib.static_value("title", title, str)
+    if score and evaluate is None:
+        raise ConfigError("evaluate", f"must be given where score = {score!r}")
+    given = {"seeds": seeds, "seed": seed, "log_every": log_every, "eval_every": eval_every}
+    numbers = {x: config_lib.static_value(x, value, int) for x, value in given.items()}
+    given = {"resume": resume, "overwrite": overwrite}
+    switches = {x: config_lib.static_value(x, value, bool) for x, value in given.items()}
+    for name, (within, unit) in RANGES.items():
+        config_lib.check_number(name, numbers[name], within, unit)
+    output = Output(str(out), **switches)
+    stored = _stored_of_learner(output, iterations)
+    before = stored.get("resolved", {})
+    every = numbers["log_every"] or stored.get("log_every") or max(1, iterations // LINES)
+    lasting = {
+        **{name: numbers[name] for name in ("seeds", "seed", "eval_every")},
+        "total_steps": iterations * steps_per_iteration,
+        "steps_per_iteration": steps_per_iteration,
+        "log_every": every,
+        "score": score,
+    }
+    folder.require_same(lasting, stored, {"total_steps": Setting("", resume="grows")}, str(out))
+    where = {"devices": str(devices), "num_seeds": numbers["seeds"]}
+    placement = parallel.choose(**where, num_rows=1, described=parallel.cores(**where))
+    job = build_job(
+        learner,
+        Layout(placement),
+        Length(iterations, steps_per_iteration, every, numbers["eval_every"]),
+        seed=numbers["seed"],
+        evaluation=Evaluation(evaluate, score=score),
+        display=Display(title, "iterations" if steps_per_iteration == 1 else "steps"),
+    )
+    job = dataclasses.replace(job, cheap_init=False, host=Host(iterate=iterate))
+    shown = choose_metrics(job, score, watch)
+    now = provenance.describe(placement.describe())
+    if out:
+        now["program"] = provenance.program(learner)
+    if stored:
+        require_same_learner(job, now, before, Path(out))
+    units = {metrics.unit(name) for name in shown}
+    display = job.display._replace(
+        curves=tuple(plotting.Series(name, metrics.label(name)) for name in shown),
+        y_label=metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units)),
+        notes=provenance.note(provenance.differences(now, before)),
+    )
+    settings = {"script": TRAIN, **lasting, "resolved": provenance.go_on(now, before)}
+    return dataclasses.replace(job, display=display, output=output._replace(settings=settings))
+
+
+def _stored_of_learner(output: Output, iterations: int) -> dict[str, Any]:
+    """Returns the settings of the run of a learner that is resumed; empty for a new one.
+
+    Raises:
+      ConfigError: It is another kind of run, or a longer one.
+    """
+    out = output.folder
+    if (output.resume or output.overwrite) and not out:
+        raise ConfigError("out", "must name the folder of a run that is resumed or replaced")
+    if processes.several():
+        raise ConfigError("learner", "is trained in one process; an Experiment can be distributed")
+    switches = {"resume": output.resume, "overwrite": output.overwrite}
+    stored = folder.inspect(out, **switches, script=TRAIN) if out else {}
+    least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
+    if iterations < least:
+        raise ConfigError(
+            "iterations",
+            f"must be at least {least}, those of the run in {out}, got {iterations}: they may "
+            "only grow",
+        )
+    return stored
+
+
+def require_same_learner(
+    job: TrainJob, now: Mapping[str, Any], before: Mapping[str, Any], out: Path
+) -> None:
+    """Refuses to resume a run with another learner; nothing is compiled.
+
+    Args:
+      job: of this start.
+      now: see `provenance.describe`, with the learner's `program`.
+      before: the same, of the run in the folder.
+      out: the folder.
+
+    Raises:
+      ConfigError: the state has other names, shapes or dtypes than that of the run, or the program
+        of an iteration differs under equal versions, code and devices.
+    """
+    why = ""
+    try:
+        like = jax.eval_shape(job.learner.init, job.start).with_frozen(None)
+        checkpoint.peek(out / "checkpoints" / "latest", like)
+    except CheckpointError as error:
+        why = str(error)
+    if not why and provenance.another_program(now, before):
+        why = "the program of an iteration is another (method, settings or problem)"
+    if why:
+        raise ConfigError(
+            "learner",
+            f"must be the learner of the run in {out} that is resumed: {why}; give that learner, "
+            "or choose another out",
+        )
+
+
+def choose_metrics(job: TrainJob, score: str, watch: Sequence[str]) -> list[str]:
+    """Names to show and to draw: `watch`, or else what tells of success, and the score.
+
+    Raises:
+      ConfigError: sizes that do not fit, or a name that nothing logs.
+    """
+    programs.check(job)
+    state = jax.eval_shape(job.learner.init, job.start)
+    logged = set(jax.eval_shape(job.learner.step, state)[1])
+    evaluated = (
+        set() if job.evaluation.measure is None else set(jax.eval_shape(job.evaluate, state))
+    )
+    if score and score not in evaluated:
+        raise ConfigError("score", f"must be one of {', '.join(sorted(evaluated))}, got {score!r}")
+    for name in watch:
+        if name not in logged | evaluated:
+            known = ", ".join(sorted(logged | evaluated))
+            raise ConfigError("watch", f"must name metrics of the learner ({known}), got {name!r}")
+    chosen = watch or [name for name in SUCCESS if name in logged]
+    return list(dict.fromkeys([*filter(None, [score]), *chosen]))

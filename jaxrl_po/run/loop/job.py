@@ -1,0 +1,454 @@
+"""`TrainJob`: everything that the loop reads of a run, over all seeds and devices."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import config
+from jaxrl_po.config import Json, Values
+from jaxrl_po.language.warm_start import Fit, WarmStart
+from jaxrl_po.run.data.scoring import Scorer
+from jaxrl_po.run.data.transcripts import Examples
+from jaxrl_po.run.devices import parallel, processes
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
+from jaxrl_po.run.devices.sharding import LogicalAxes
+from jaxrl_po.run.store.exporters import Exporter
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, Metrics, PyTree, Row, TrainState
+
+Step = Callable[[TrainState], tuple[TrainState, Metrics]]
+Iterate = Callable[[Step, TrainState], tuple[TrainState, Metrics]]
+Measure = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, Any]]
+
+
+class Rollouts(Protocol):
+    """Host side of an iteration, which records the batch that `sample` returns."""
+
+    def recording(self) -> PyTree:
+        """Returns shapes and dtypes of the recording of an iteration."""
+
+    def compile(self, like: TrainState) -> None:
+        """Compiles the programs that act; `like` has the shapes of the state."""
+
+    def record(self, state: TrainState, report: Callable[[str], None]) -> tuple[TrainState, PyTree]:
+        """Plays one iteration; raises PoolError if an environment failed."""
+
+    def with_recording(self, state: TrainState, recording: PyTree) -> TrainState:
+        """Returns the state with the recording that the next `collect` takes its batch from."""
+
+    def metrics(self, seconds: float) -> Metrics:
+        """Returns metrics `[S]` of the last recorded iteration, which took that many seconds."""
+
+    def evaluate(self, state: TrainState, later_seed: int | None = None) -> Json:
+        """Returns `{name: [S, n]}`; `later_seed` is the seed of a later evaluation."""
+
+    @property
+    def examples(self) -> Examples | None:
+        """Examples that the host computes."""
+
+    def close(self) -> None:
+        """Frees environments and their processes."""
+
+
+class HostProblem(Protocol):
+    """Problem of one seed whose environments run on the host."""
+
+    def open(self, base_seed: int, seeds: Sequence[int]) -> Rollouts:
+        """Returns rollouts; `seeds` holds the index of the seed of each row of the state."""
+
+
+class WarmStartProgram(NamedTuple):
+    """Warm start in a learner's `init`, in parts, so that the host can show and interrupt it.
+
+    Attributes:
+      settings: Settings of the warm start.
+      begin: `start -> fit`, before the first step; `start` is the argument of `Learner.init`.
+      advance: `(fit, done, given) -> fit`, see `warm_start.advance`; `given` is `TrainJob.given`.
+      init: `(start, params) -> state` takes a pair, returns the state that `Learner.init` makes of
+        the start if the warm start gives these parameters.
+    """
+
+    settings: WarmStart
+    begin: Callable[[Any], Fit]
+    advance: Callable[..., Fit]
+    init: Callable[[Any], TrainState]
+
+
+class Length(NamedTuple):
+    """Length of a run and its rhythm.
+
+    Attributes:
+      iterations: Total number of iterations.
+      steps_per_iteration: Environment steps (or completions) of one iteration of one seed.
+      log_every: Iterations per chunk; each chunk makes one line of metrics.
+      eval_every: Chunks between evaluations; the first and the last state are always evaluated.
+      checkpoint_every: Chunks between checkpoints; the last state is always saved.
+    """
+
+    iterations: int
+    steps_per_iteration: int
+    log_every: int = 1
+    eval_every: int = 1
+    checkpoint_every: int = 1
+
+    def steps(self, iteration: int) -> int:
+        """Returns the steps of one seed after an iteration."""
+        return iteration * self.steps_per_iteration
+
+    def boundary(self, iteration: int) -> int:
+        """Returns the iteration at which the chunk that begins at `iteration` ends."""
+        return min((iteration // self.log_every + 1) * self.log_every, self.iterations)
+
+    def due(self, iteration: int, every: int) -> bool:
+        """Returns whether an action due every `every` chunks, and at the end, is due."""
+        return iteration == self.iterations or iteration % (self.log_every * every) == 0
+
+
+class Patience(NamedTuple):
+    """Consecutive iterations without progress that end a run.
+
+    Attributes:
+      skipped: Iterations in which all updates of a seed were skipped, which is an error.
+      idle: Iterations without a learning signal in any seed (metric `signal`, if the learner
+        reports it).
+    """
+
+    skipped: int = 10
+    idle: int = 100
+
+
+class Evaluation(NamedTuple):
+    """Evaluation of one seed, and examples that are shown with it.
+
+    Attributes:
+      measure: `(params, collector, key) -> {name: array}`; each is logged as the mean over its
+        array. None evaluates nothing, or on the host if `Host.rollouts` does.
+      test: Measure of later evaluations, on data that never selected a checkpoint; None if
+        `measure` serves both, with different keys.
+      judge: `(values) -> {name: [S, n]}`, scores on the host the values of `measure`, leaves
+        `[S, …]`; None if these are the scores.
+      score: Evaluated name that marks the best checkpoint; empty to keep the latest one only.
+      initial: Name of the initial policy's score in `summary.json`; empty to leave it out.
+      examples: Examples that are shown at each evaluation; `describe` takes the stacked state, in
+        an argument of `build_job` the arguments of `measure`.
+      explain: `(rows of examples) -> lines`, shown if the score of every seed is 0 before training.
+      key: Key of each evaluation of each seed.
+    """
+
+    measure: Measure | None = None
+    test: Measure | None = None
+    judge: Callable[[Any], Json] | None = None
+    score: str = ""
+    initial: str = ""
+    examples: Examples | None = None
+    explain: Callable[[list[Row]], list[str]] | None = None
+    key: Any = None
+
+
+class Host(NamedTuple):
+    """Work on the host in each iteration.
+
+    Attributes:
+      rollouts: Rollouts in environments of the host, which evaluate too; None if the environments
+        are part of the program.
+      scorer: Reward between `learner.sample` and `learner.update`, or for `rollouts`, which then
+        call it; None if the program computes the reward.
+      iterate: `(step, state) -> (state, metrics)`, user-defined iteration, which calls `step` once;
+        None for `step` itself.
+    """
+
+    rollouts: Rollouts | None = None
+    scorer: Scorer | None = None
+    iterate: Iterate | None = None
+
+
+class Layout(NamedTuple):
+    """Placement of seeds, rows and parameters.
+
+    Attributes:
+      placement: Placement on devices.
+      axes: Logical axes of the parameters; None if they cannot be sharded.
+      dtype: Type of their products, see `sharding.over_mesh`.
+    """
+
+    placement: Placement
+    axes: LogicalAxes | None = None
+    dtype: Any = None
+
+    @property
+    def replicated(self) -> jax.sharding.Sharding | None:
+        """Sharding of arrays that the host reads: copies if there are several processes."""
+        return parallel.replicated(self.placement) if processes.several() else None
+
+
+class Display(NamedTuple):
+    """Presentation of a run.
+
+    Attributes:
+      title: Name of the run.
+      unit: Name of a step, plural.
+      curves: Metrics to draw, which are also shown while the run trains, with their labels.
+      y_label: Label of the curves' axis.
+      notes: Lines that are shown before the run.
+      smaller_steps: Advice on an update that is too large; empty if the method is unknown.
+    """
+
+    title: str = ""
+    unit: str = "steps"
+    curves: Sequence[Any] = ()
+    y_label: str = ""
+    notes: Sequence[str] = ()
+    smaller_steps: str = ""
+
+
+class Output(NamedTuple):
+    """Destinations of the results.
+
+    Attributes:
+      folder: Folder of the run; empty to keep nothing.
+      resume: Whether to resume the run in the folder.
+      overwrite: Whether to replace it.
+      settings: Content of `config.json`, without a number of microbatches that is left open.
+      order: Names of all settings, in the order of `config.json`.
+      exporters: Destinations of each line of metrics.
+    """
+
+    folder: str = ""
+    resume: bool = False
+    overwrite: bool = False
+    settings: Json = {}  # noqa: RUF012  never changed here
+    order: Sequence[str] = ()
+    exporters: Sequence[Exporter] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """A run, as data.
+
+    Attributes:
+      learner: Learner over stacked seeds: leaves of the state and of each metric lead with `[S]`.
+      keys: Argument of `init` for each seed: typed keys `[S]`, or these and settings `[S]`.
+      length: Length of the run, in iterations, lines and steps.
+      patience: Iterations without progress that end the run.
+      evaluation: Evaluation of one seed.
+      host: Work on the host in each iteration.
+      given: Parameters and prompts that all seeds begin with; `init` then takes `(keys, given)`,
+        so that they are no constants of its program. None if `init` takes the keys alone.
+      warm: Parts of `learner.init` if it holds a warm start; else None.
+      cheap_init: Whether `init` is compiled at little effort if the state is small. False for a
+        user-defined learner, whose `init` may hold a warm start.
+      layout: Placement on devices.
+      rebuild: `(num_microbatches) -> Learner`, the learner with that many microbatches, or None if
+        the number does not divide its rows. None if the number is not chosen to fit in memory.
+      display: Presentation of the run.
+      digests: Digests of data that the run depends on, by their entry in `config.json`.
+      output: Destinations of the results.
+    """
+
+    learner: Learner
+    keys: PyTree
+    length: Length
+    patience: Patience
+    evaluation: Evaluation
+    host: Host
+    given: PyTree
+    warm: WarmStartProgram | None
+    cheap_init: bool
+    layout: Layout
+    rebuild: Callable[[int], Learner | None] | None
+    display: Display
+    digests: Mapping[str, str]
+    output: Output
+
+    @property
+    def start(self) -> PyTree:
+        """The argument of `learner.init`."""
+        return self.keys if self.given is None else (self.keys, self.given)
+
+    @property
+    def num_seeds(self) -> int:
+        """The number of seeds, S."""
+        return len(jax.tree.leaves(self.keys)[0])
+
+    @property
+    def examples(self) -> Examples | None:
+        """Examples that are shown at each evaluation."""
+        rollouts = self.host.rollouts
+        return self.evaluation.examples if rollouts is None else rollouts.examples
+
+    def measure(self, state: TrainState, key: Any = None) -> Values:
+        """Returns the values of an evaluation, leaves `[S, …]`; a key makes it a later one."""
+        own, measure = self.evaluation, self.evaluation.measure
+        if key is None:
+            key = own.key
+        else:
+            measure = own.test or measure
+        assert measure is not None
+        each = jax.vmap(
+            lambda state: measure(state.params, state.collector, key), in_axes=(STATE_AXES,)
+        )
+        values: Values = parallel.spread(
+            each, self.layout.placement, (parallel.whole_state_spec(),)
+        )(state)
+        return values
+
+    def evaluate(self, state: TrainState) -> Json:
+        """Returns the mean of each value of an evaluation that no function judges, `[S]`."""
+        rollouts = self.host.rollouts
+        return self.means(self.measure(state) if rollouts is None else rollouts.evaluate(state))
+
+    def means(self, values: Values) -> Json:
+        """Returns the mean of each value over each seed, `[S]`."""
+        seeds = self.num_seeds
+        return {name: value.reshape(seeds, -1).mean(axis=1) for name, value in values.items()}
+
+
+@functools.cache
+def _fold_in(sharding: jax.sharding.Sharding | None) -> Callable[..., jax.Array]:
+    return jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), out_shardings=sharding)
+
+
+def build_job(
+    learner: Learner,
+    layout: Layout,
+    length: Length,
+    *,
+    seed: int,
+    method: Any = None,
+    methods: Sequence[Any] = (),
+    learner_of: Callable[[Any], Learner] | None = None,
+    evaluation: Evaluation,
+    given: PyTree = None,
+    warm: WarmStartProgram | None = None,
+    host: HostProblem | None = None,
+    scorer: Scorer | None = None,
+    learned: tuple[int, int] | None = None,
+    display: Display,
+    digests: Mapping[str, str] = {},
+) -> TrainJob:
+    """Builds the job of all seeds and devices from parts of one seed.
+
+    Args:
+      learner: Learner of one seed.
+      layout: Placement on devices, of all seeds.
+      length: Length of the run.
+      seed: Base seed.
+      method: Config of the method; None if it is unknown.
+      methods: C Configs of the method that differ in numbers alone, for C·S runs, the S seeds of
+        the first Config first; empty to train `learner`.
+      learner_of: `(method) -> Learner`, learners that differ from `learner` in numbers alone or in
+        `num_microbatches`; None if they are unknown.
+      evaluation: Evaluation of one seed.
+      given: See `TrainJob.given`.
+      warm: Warm start of one seed, in parts.
+      host: Environments on the host, of one seed; None if they are part of the program.
+      scorer: Reward on the host.
+      learned: Rows of a minibatch on one data device, and how many of one prompt stand together;
+        None if the number of microbatches is not chosen to fit in memory.
+      display: Presentation of the run.
+      digests: See `TrainJob.digests`.
+    """
+    # The evaluation key is the same at every evaluation and for every seed.
+    training_key, evaluation_key = jax.random.split(jax.random.key(seed))
+    shown = evaluation.examples and of_first_seed(evaluation.examples, evaluation_key)
+    evaluation = evaluation._replace(key=evaluation_key, examples=None if methods else shown)
+    placement, warm = layout.placement, None if methods else warm
+    indices = list(range(placement.num_seeds // max(1, len(methods)))) * max(1, len(methods))
+    start: Any = 0 if given is None else (0, None)
+    over = functools.partial(
+        parallel.over_devices, placement=placement, axes=layout.axes, dtype=layout.dtype
+    )
+    keys: PyTree = _fold_in(layout.replicated)(training_key, jnp.array(indices))
+    if methods:
+        each = [config.as_arrays(x) for x in methods for _ in range(len(indices) // len(methods))]
+        keys = keys, jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+
+    def stacked(learner: Learner) -> Learner:
+        init, sample, update = over(learner, start=start)
+        return Learner(jax.jit(init), jax.jit(sample), jax.jit(update))
+
+    def rebuild(rows: int, members: int, number: int) -> Learner | None:
+        # A microbatch is some prompts with all their completions, or some completions of one
+        # prompt: otherwise the completions of a prompt cannot share its activations.
+        prompts = rows // members
+        if rows % number or (prompts % number and number % prompts):
+            return None
+        assert learner_of is not None
+        return stacked(learner_of(dataclasses.replace(method, num_microbatches=number)))
+
+    if methods:
+        assert learner_of is not None
+        learner = with_settings(learner_of, alone=given is None)
+    if warm is not None:
+        each_seed = functools.partial(parallel.each_seed, placement=placement, axes=layout.axes)
+        warm = warm._replace(
+            begin=each_seed(warm.begin, in_axes=(start,)),
+            advance=each_seed(warm.advance, in_axes=(0, None, None)),
+            init=over(learner._replace(init=warm.init), start=(start, 0)).init,
+        )
+    return TrainJob(
+        learner=stacked(learner),
+        keys=keys,
+        length=length,
+        patience=Patience(),
+        evaluation=evaluation,
+        host=Host(None if host is None else host.open(seed, indices), scorer),
+        given=given,
+        warm=warm,
+        cheap_init=True,
+        layout=layout,
+        rebuild=functools.partial(rebuild, *learned) if learned else None,
+        display=display._replace(smaller_steps=smaller_steps(method)),
+        digests=digests,
+        output=Output(),
+    )
+
+
+def of_first_seed(examples: Examples, key: jax.Array) -> Examples:
+    """Returns examples of the first seed of a stacked state."""
+
+    def describe(state: TrainState) -> PyTree:
+        first = of_seed(state)
+        return examples.describe(first.params, first.collector, key)
+
+    return Examples(
+        describe, lambda arrays: [{"seed": 0, **row} for row in examples.render(arrays)]
+    )
+
+
+def smaller_steps(method: object) -> str:
+    """Returns what makes the updates of a method smaller, by the fields of its Config; or ""."""
+    if getattr(method, "early_stop", None) is False:
+        return "set --config.early_stop, which ends an update at a KL of --config.target_kl"
+    bounds = (name for name in ("max_kl", "learning_rate") if hasattr(method, name))
+    return next((f"lower --config.{name}" for name in bounds), "")
+
+
+def with_settings(learner_of: Callable[[Any], Learner], *, alone: bool) -> Learner:
+    """Returns a learner of one seed whose settings are data of its state, for `jax.vmap`.
+
+    Its `init` takes `(key, settings)`, and with `alone` false also `TrainJob.given`. The settings
+    stand in `opt_state`.
+    """
+
+    def init(start: PyTree) -> TrainState:
+        own, given = (start, None) if alone else start
+        key, settings = own
+        of_key: Any = key if alone else (key, given)
+        state = learner_of(settings).init(of_key)
+        return state._replace(opt_state=(settings, state.opt_state))
+
+    def inside(function: str) -> Callable[..., PyTree]:
+        def call(state: TrainState, *batch: Any) -> tuple[TrainState, PyTree]:
+            settings, own = state.opt_state
+            of_state = getattr(learner_of(settings), function)
+            after, out = of_state(state._replace(opt_state=own), *batch)
+            return after._replace(opt_state=(settings, after.opt_state)), out
+
+        return call
+
+    return Learner(init, inside("sample"), inside("update"))
