@@ -484,7 +484,7 @@ def other_values(field):
 @pytest.mark.parametrize(
     ("script", "run"),
     scripts_with_defaults(),
-    ids=lambda part: " ".join(part) if isinstance(part, list) else part.name,
+    ids=lambda part: " ".join(part) if isinstance(part, list) else part.NAME,
 )
 def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
     """A default that loses its effect must not be an error."""

@@ -60,7 +60,9 @@ class Options:
     )
 
 
-def evaluate(options: Options, domain: Domain[Any], config: RunConfig) -> tuple[int, str, Scores]:
+def evaluate(
+    options: Options, domain: Domain[Any], config: RunConfig[Any]
+) -> tuple[int, str, Scores]:
     """Evaluates every seed of the run; `--size` replaces the size of its config.
 
     Returns:
@@ -89,7 +91,7 @@ def evaluate(options: Options, domain: Domain[Any], config: RunConfig) -> tuple[
     return iteration, size, scores
 
 
-def record(options: Options, domain: Domain[Any], config: RunConfig) -> None:
+def record(options: Options, domain: Domain[Any], config: RunConfig[Any]) -> None:
     """Writes greedy episodes of the first seed to `--record`.
 
     Raises:

@@ -86,15 +86,13 @@ class ControlOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ControlConfig(RunConfig):
+class ControlConfig(RunConfig[ControlOptions]):
     """All settings of a run in control.
 
     Attributes:
-      run: Settings of the run as a whole.
       problem: Sizes of an iteration, by the way to collect rollouts.
       network: Networks of policy and critic.
     """
 
-    run: ControlOptions
     problem: control.Settings | control.GroupSettings | control.VineSettings
     network: control.NetworkSettings

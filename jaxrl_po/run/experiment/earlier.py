@@ -55,7 +55,7 @@ def read(domain: Domain[Config], flag: str, run: str) -> Config:
 
 def read_any(
     domains: Collection[Domain[Any]], flag: str, run: str, own: Mapping[str, object] = {}
-) -> tuple[Domain[Any], RunConfig]:
+) -> tuple[Domain[Any], RunConfig[Any]]:
     """Returns the domain, among several, of an earlier run, and its config; see `read`.
 
     `own` are objects of Python that are given again, and new paths of files and folders, by flag.
@@ -93,7 +93,7 @@ def maker(domains: Collection[Domain[Any]], flag: str, run: str) -> tuple[Domain
 
 
 def state(
-    domain: Domain[Any], config: RunConfig, flag: str, run: str, kind: str
+    domain: Domain[Any], config: RunConfig[Any], flag: str, run: str, kind: str
 ) -> tuple[TrainJob, int, TrainState]:
     """Returns the job of a run and its newest intact checkpoint of a kind, on one device.
 

@@ -1,7 +1,8 @@
 """Settings of a run of a language model."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Self
 
 from jaxrl_po import config, language
 from jaxrl_po.algorithms.reference import Settings as ReferenceSettings
@@ -12,7 +13,14 @@ from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.types import DRAWN
 from jaxrl_po.run.data import tables
 from jaxrl_po.run.experiment import flags, user_code
-from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
+from jaxrl_po.run.experiment.options import (
+    NEW_MODEL,
+    InitialModel,
+    Options,
+    RunConfig,
+    common_option,
+    option,
+)
 from jaxrl_po.run.experiment.registry import METHODS, TASKS, VERIFIER, Record, TaskEntry
 from jaxrl_po.run.store import sources
 
@@ -220,12 +228,23 @@ class ToolSettings:
     )
 
 
+class RewardModelSettings(NamedTuple):
+    """Settings of a reward model that is fitted to comparisons.
+
+    Attributes:
+      reward_model: Sizes of the reward model.
+      preferences: Comparisons that it is fitted to.
+    """
+
+    reward_model: language.ModelSettings
+    preferences: language.Preferences
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageConfig(RunConfig):
+class LanguageConfig(RunConfig[LanguageOptions]):
     """All settings of a run of a language model; None for a section that the run lacks.
 
     Attributes:
-      run: Settings of the run as a whole.
       task: Settings of the task; its entry has the record.
       problem: Sizes of an iteration, and the sampler's filters.
       tools: Settings of dialogues with tools in Python.
@@ -235,12 +254,10 @@ class LanguageConfig(RunConfig):
       reward: Settings of a reward in Python.
       lora: Adapters.
       warm_start: Training by cross-entropy before the method.
-      reward_model: Sizes of the reward model.
-      preferences: Comparisons that a reward model is fitted to.
+      judge: Settings of a reward model.
       reference: KL penalty in the reward of a method with a critic.
     """
 
-    run: LanguageOptions
     task: Record
     problem: ProblemSettings
     tools: ToolSettings | None = None
@@ -250,6 +267,12 @@ class LanguageConfig(RunConfig):
     reward: RewardSettings | None = None
     lora: Adapters
     warm_start: language.WarmStart | None = None
-    reward_model: language.ModelSettings | None = None
-    preferences: language.Preferences | None = None
+    judge: RewardModelSettings | None = None
     reference: ReferenceSettings | None = None
+
+    @classmethod
+    def of_sections(cls, sections: Mapping[str, Record], initial: InitialModel = NEW_MODEL) -> Self:
+        """Makes the config of records by the prefix of their flags."""
+        parts: Any = {x: sections[x] for x in RewardModelSettings._fields if x in sections}
+        judge = RewardModelSettings(**parts) if parts else None
+        return dataclasses.replace(super().of_sections(sections, initial), judge=judge)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, GIVEN, NON_NEGATIVE, SEED, ConfigError, Interval, static
@@ -163,10 +163,11 @@ class Options:
         return user_code.find("algorithm", self.algorithm, METHODS)
 
 
-PREFIXES = {
+OptionsOf = TypeVar("OptionsOf", bound=Options)
+PREFIXES = {  # section to the prefix of its flags, if that is not its name
     "run": "",
     "method": "config",
-}  # section to the prefix of its flags, if that is not its name
+}
 
 
 class InitialModel(NamedTuple):
@@ -186,7 +187,7 @@ NEW_MODEL = InitialModel()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Generic[OptionsOf]):
     """All settings of a run.
 
     Attributes:
@@ -195,7 +196,7 @@ class RunConfig:
       initial: Model that the run starts from; not a section.
     """
 
-    run: Options
+    run: OptionsOf
     method: MethodConfig
     initial: InitialModel = NEW_MODEL
 
@@ -207,6 +208,8 @@ class RunConfig:
         return cls(**found, initial=initial)
 
     def sections(self) -> dict[str, Record]:
-        """Returns the records by the prefix of their flags."""
-        found: dict[str, Any] = {PREFIXES.get(name, name): x for name, x in vars(self).items()}
+        """Returns the records by the prefix of their flags; a tuple has several, by name."""
+        found: dict[str, Any] = {}
+        for name, x in vars(self).items():
+            found |= x._asdict() if hasattr(x, "_asdict") else {PREFIXES.get(name, name): x}
         return {prefix: x for prefix, x in found.items() if isinstance(x, Record)}

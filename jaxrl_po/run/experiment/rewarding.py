@@ -251,22 +251,23 @@ def with_reward_model(
     Raises:
       ConfigError: process rewards of the verifier were asked for as well.
     """
-    settings, sizes = config.problem, config.reward_model
+    settings, judge = config.problem, config.judge
     assert isinstance(settings, language.Settings)
-    assert sizes is not None
-    assert config.preferences is not None
+    assert judge is not None
     if settings.process_reward:
         raise ConfigError(
             "problem.process_reward", f"has no effect with reward = {config.run.reward}"
         )
-    with flags.locating({"reward_model": type(sizes)}):
-        model = sizes.build(task.tokenizer.size, outputs=1).clone(constrain=policy.constrain)
+    with flags.locating({"reward_model": type(judge.reward_model)}):
+        model = judge.reward_model.build(task.tokenizer.size, outputs=1).clone(
+            constrain=policy.constrain
+        )
     fit = functools.partial(
         language.reward_model.fit,
         model,
         task,
         policy,
-        settings=config.preferences,
+        settings=judge.preferences,
         max_new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
     )

@@ -10,12 +10,11 @@ from jaxrl_po.optimizers import AUTO, COSINE, LINEAR, Optimization
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.options import LINES, InitialModel, Options, RunConfig
+from jaxrl_po.run.experiment.options import LINES, InitialModel, Options, OptionsOf, RunConfig
 from jaxrl_po.run.loop.job import Length, TrainJob
 from jaxrl_po.run.store import folder, sources
 
-OptionsOf = TypeVar("OptionsOf", bound=Options)
-Config = TypeVar("Config", bound=RunConfig)
+Config = TypeVar("Config", bound=RunConfig[Any])
 
 DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
 

@@ -42,7 +42,7 @@ DRAW = re.compile(r"(\w+) *\((.*)\)")
 DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
 EXACT = "exact_draws"  # entry of the folder of a sweep whose draws have all digits
 
-Group = Sequence[Settings[RunConfig]]  # of the combinations that share one program
+Group = Sequence[Settings[RunConfig[Any]]]  # of the combinations that share one program
 
 
 @config.record
@@ -94,7 +94,7 @@ class Asked(NamedTuple):
     drawn: dict[str, str]
     tuned: Values
 
-    def settings(self, domain: Domain[Any], combination: Combination) -> Settings[RunConfig]:
+    def settings(self, domain: Domain[Any], combination: Combination) -> Settings[RunConfig[Any]]:
         """Returns the settings of one combination."""
         options = settings.options_of(RECORDS[domain.NAME], self.flags)
         initial = domain.initial_model(options)
@@ -248,7 +248,7 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
 
 def group(
     domain: Domain[Any], asked: Asked, options: Sweep, *, rounded: bool
-) -> list[list[tuple[Combination, Settings[RunConfig]]]]:
+) -> list[list[tuple[Combination, Settings[RunConfig[Any]]]]]:
     """Groups the combinations, with their settings, by the program that they share.
 
     Args:
@@ -261,7 +261,7 @@ def group(
     total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
-    groups: dict[str, list[tuple[Combination, Settings[RunConfig]]]] = {}
+    groups: dict[str, list[tuple[Combination, Settings[RunConfig[Any]]]]] = {}
     for combination in found:
         made = asked.settings(domain, combination)
         groups.setdefault(static_part(made.config), []).append((combination, made))
@@ -543,7 +543,7 @@ def draw(
     return [f"{value:.4g}" if rounded else repr(float(value)) for value in drawn]
 
 
-def static_part(config: RunConfig) -> str:
+def static_part(config: RunConfig[Any]) -> str:
     """Returns all settings but the numbers of the method; equal ones share a program."""
     numbers = {
         f"config.{field.name}"
