@@ -107,7 +107,9 @@ def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         comparison = Path(scratch) / "plot.png"
         plot.save_figure(runs, metric, comparison)
-        table_of_scores = f"<pre>{html.escape(plot.table(runs, metric))}</pre>"
+        table_of_scores = (
+            f"<pre>{html.escape(plot.table(runs, plot.scores_of(runs, metric, plot.FINAL)))}</pre>"
+        )
         parts = [f"<h1>{html.escape(title)}</h1>", "<h2>Scores</h2>", table_of_scores]
         parts += ["<h2>Curves</h2>", picture(comparison, f"{metric} of {title}")]
     for path, run in zip(paths, runs, strict=True):

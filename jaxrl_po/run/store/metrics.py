@@ -212,7 +212,7 @@ def in_words(rows: Sequence[Row], score: str) -> str:
     Example:
       >>> rows = [by_seed({"greedy_return": x}) for x in ([9.0] * 4, [500.0] * 3 + [12.0])]
       >>> in_words(rows, "greedy_return")
-      'greedy return 500, worst seed 12: 1 of 4 seeds gained less than half as much'
+      'greedy return 500, worst seed 12: 1 of 4 seeds gained less than half as much as the IQM'
     """
     final = statistics.worst_if_missing(rows[-1][score])
     iqm = float(statistics.interquartile_mean(final))
@@ -226,4 +226,5 @@ def in_words(rows: Sequence[Row], score: str) -> str:
     start = float(statistics.mean(np.array(first[score], np.float64)))
     behind = int(np.sum(~(final - start >= 0.5 * (iqm - start)))) if iqm > start else 0
     seeds = counted(len(final), "seeds")
-    return said + (f": {behind} of {seeds} gained less than half as much" if behind else "")
+    less = f": {behind} of {seeds} gained less than half as much as the IQM"
+    return said + (less if behind else "")

@@ -154,19 +154,61 @@ def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArra
     return mean(wins.reshape(-1, *wins.shape[2:]))
 
 
-def improvement_interval(
-    x: npt.ArrayLike, y: npt.ArrayLike, *, replicates: int = 2000
-) -> tuple[float, float]:
-    """95 % interval of `probability_of_improvement`, resampling both `x [S]` and `y [S']`.
+def improvement_interval(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
+    """95 % score interval of `probability_of_improvement` of `x [S]` over `y [S']`.
 
-    NaN where either has no score.
+    All θ with |p − θ| ≤ 1.96·√V(θ), where
+    V(θ) = θ(1 − θ)/(S·S') · (1 + ((S + S')/2 − 1)·((1 − θ)/(2 − θ) + θ/(1 + θ))),
+    to three decimals: method 5 of Newcombe 2006, "Confidence intervals for an effect size measure
+    based on the Mann–Whitney statistic. Part 2" (https://doi.org/10.1002/sim.2324). It has a width
+    also where every score of X is better. NaN where either has no score.
+
+    Example:
+      >>> low, high = improvement_interval([5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0])
+      >>> round(low, 2), high
+      (0.58, 1.0)
     """
-    generator = np.random.default_rng(0)
+    p = float(probability_of_improvement(x, y))
+    sizes = [int(np.sum(~np.isnan(np.asarray(scores, np.float64)))) for scores in (x, y)]
+    if math.isnan(p):
+        return math.nan, math.nan
+    theta = np.linspace(0.0, 1.0, 1001)
+    spread = 1.0 + (sum(sizes) / 2 - 1.0) * ((1.0 - theta) / (2.0 - theta) + theta / (1.0 + theta))
+    variance = theta * (1.0 - theta) / math.prod(sizes) * spread
+    inside = theta[np.abs(theta - p) <= np.maximum(1.96 * np.sqrt(variance), 0.0005)]
+    return float(inside[0]), float(inside[-1])
+
+
+def improvement_p_value(x: npt.ArrayLike, y: npt.ArrayLike, *, permutations: int = 20_000) -> float:
+    """Two-sided p-value of a permutation test of P(X > Y) + ½ P(X = Y) = ½.
+
+    The share of exchanges of scores between X and Y, drawn at random, whose probability of
+    improvement is at least as far from ½; the scores as they are count as one of them.
+
+    Args:
+      x: `[S]`, scores of X; NaN is ignored.
+      y: `[S']`, scores of Y.
+      permutations: Number of exchanges; the same scores always draw the same ones.
+
+    Returns:
+      The p-value in (0, 1]; NaN where either has no score.
+
+    Example:
+      >>> round(improvement_p_value([5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0]), 2)
+      0.03
+    """
     scores = [np.asarray(values, np.float64) for values in (x, y)]
-    draws = [
-        values[generator.integers(len(values), size=(len(values), replicates))] for values in scores
-    ]
-    return tails(probability_of_improvement(*draws))
+    ours, theirs = (values[~np.isnan(values)] for values in scores)
+    if not (ours.size and theirs.size):
+        return math.nan
+    pooled = np.concatenate([ours, theirs])
+    wins = (pooled[:, None] > pooled) + 0.5 * (pooled[:, None] == pooled)
+    ranks = wins.sum(axis=1)  # of each score among all
+    everywhere = np.broadcast_to(ranks, (permutations, ranks.size))
+    drawn = np.random.default_rng(0).permuted(everywhere, axis=1)[:, : ours.size].sum(axis=1)
+    centre = ours.size * ranks.mean()
+    far = np.abs(drawn - centre) >= np.abs(ranks[: ours.size].sum() - centre) - 1e-9
+    return float((1 + far.sum()) / (1 + permutations))
 
 
 def performance_profile(
