@@ -214,7 +214,7 @@ def test_runs_on_one_environment_are_compared_without_a_word(tmp_path, capsys, d
     flags = ["--by=final", "--title=Two runs", "--labels=first,second"]
     assert plot.main([*paths, *flags, f"--out={tmp_path / 'out'}"]) == 0
     assert (drawn[2][0], drawn[2][2]) == ("Two runs", ["first", "second"])
-    with pytest.raises(ConfigError, match="^labels: must name the 2 runs"):
+    with pytest.raises(ConfigError, match=r"^labels: must name the 2 runs"):
         plot.main([*paths, "--labels=one", f"--out={tmp_path / 'out'}"])
 
 
