@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxlib import xla_client
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
@@ -173,12 +172,19 @@ def cores(devices: str | int, num_seeds: int) -> tuple[jax.Device, ...]:
     wanted, here = _parse_devices(devices), backend.cores()
     count = wanted or next(n for n in range(here, 0, -1) if num_seeds % n == 0)
     split = _available(wanted, num_processes=1) > 1 or not backend.here().on_cpu
-    return () if split or count == 1 else tuple(_cpu_client(count).devices())
+    return () if split or count == 1 else _cpu_devices(count)
 
 
 @functools.cache
-def _cpu_client(count: int) -> Any:
-    return xla_client.make_cpu_client(num_devices=count)
+def _cpu_devices(count: int) -> tuple[jax.Device, ...]:
+    """Returns the devices of a second client of the CPU; empty if jaxlib makes none."""
+    try:  # jaxlib does not document its clients
+        from jaxlib import xla_client
+
+        client: Any = xla_client.make_cpu_client(num_devices=count)
+        return tuple(client.devices())
+    except (ImportError, AttributeError, TypeError):
+        return ()
 
 
 def _choose(

@@ -142,7 +142,10 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
         isinstance(values.get(name, ""), str) for values in (stored, code) for name in texts
     ):
         raise damaged
-    return stored | sources.located(stored, code, stored.get("out", ""), folder)
+    try:
+        return stored | sources.located(stored, code, stored.get("out", ""), folder)
+    except ValueError:
+        raise damaged from None
 
 
 def require_same(given: Values, stored: Values, fields: Mapping[str, Setting], out: str) -> None:

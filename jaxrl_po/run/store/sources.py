@@ -21,9 +21,10 @@ from jaxrl_po.config import ConfigError, PythonObject, Values
 
 # `environment` is the former name of `tools`, in runs of version 0.4.
 READ = ("network.memory",)  # flags whose settings record itself reads the object
+LOSS = ("surrogate", "advantage", "optimizer")  # flags of parts of a method's loss
 FLAGS = (
     *("env", "task", "reward", "policy", "critic", "actor_critic", "tools"),
-    *("surrogate", "advantage", "optimizer", "algorithm", *READ),
+    *(*LOSS, "algorithm", *READ),
 )
 EXPORTER = "exporter"  # flag of code that does not affect numbers: has no digest, read at a start
 # Flags that stored runs name code by, including flags of former versions.
@@ -58,7 +59,11 @@ def named(flag: str, value: Any) -> str:
       >>> named("env", lambda: None), named("env", lambda: None).value is None
       ('python:lambda', False)
     """
-    if flag == "reward" and type(value) in (list, tuple):
+    listed = type(value) in (list, tuple)
+    scorers = [x for x in (value if listed else [value]) if hasattr(x, "score_batch")]
+    if flag == "reward" and any(listed or isinstance(x, type) for x in scorers):
+        raise ConfigError(flag, f"must be one object or functions, got {value!r}")
+    if flag == "reward" and listed:
         if len(value) > 1 and any(isinstance(x, str) and x.startswith("regex:") for x in value):
             raise ConfigError(flag, f"regex:PATTERN must stand alone, got it in {value!r}")
         each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
@@ -74,8 +79,7 @@ def named(flag: str, value: Any) -> str:
     if importable and module is not sys.modules["__main__"] and flag in ("reward", "tools"):
         inside = getattr(module, "__package__", "")
         return f"{value.__module__}:{name}" if inside and flag == "reward" else text
-    scores = callable(value) or hasattr(value, "score_batch")
-    if flag == "tools" or (flag == "reward" and not scores):
+    if flag == "tools" or (flag == "reward" and not (scorers or callable(value))):
         raise ConfigError(flag, f"must be a function or class that can be imported, got {value!r}")
     return PythonObject.of(text, value)
 
@@ -175,17 +179,17 @@ def digests(settings: Values) -> dict[str, str]:
     """
     named = {name: settings.get(name, "") for name in FLAGS}
     return {
-        name: ",".join(map(_digest, parts(source)))
+        name: ",".join(_digest(part, values=name in LOSS) for part in parts(source))
         for name, source in named.items()
         if is_source(source) or (name == "reward" and ":" in source)
     }
 
 
-def _digest(source: str) -> str:
+def _digest(source: str, *, values: bool = False) -> str:
     place, name = split(source)
     if isinstance(source, PythonObject) and not in_file(source):
         try:
-            texts = repr(sorted(_texts(source.value)))
+            texts = repr(sorted(_texts(source.value, values=values)))
         except Exception:  # the source is unreadable, or reading an attribute raises an error
             return source
         return f"{hashlib.sha256(texts.encode()).hexdigest()[:16]}:{name}"
@@ -197,11 +201,15 @@ def _digest(source: str) -> str:
     return f"{digest(place)}:{name}" if os.path.isfile(place) else source
 
 
-def _texts(value: object) -> set[str]:
+def _texts(value: object, *, values: bool = False) -> set[str]:
     """Returns the source of all functions that an object consists of, except in `LIBRARIES`.
 
     The functions come from the methods of its class and bases, from its attributes, and from the
     functions, classes, numbers and texts that a function refers to by name.
+
+    Args:
+      value: Object of the user.
+      values: Whether to add the numbers and texts that closures, attributes and containers hold.
 
     Raises:
       OSError, TypeError: the source of a function cannot be read.
@@ -220,7 +228,10 @@ def _texts(value: object) -> set[str]:
             texts.add(_text(each) if own else "")
             named = {x: each.__globals__.get(x) for x in _globals(each.__code__) if own}
             members = {x: y for x, y in named.items() if callable(y) or isinstance(y, PLAIN)}
-            pending += [cell.cell_contents for cell in each.__closure__ or () if cell != EMPTY]
+            cells = zip(each.__code__.co_freevars, each.__closure__ or (), strict=True)
+            held = {x: cell.cell_contents for x, cell in cells if cell != EMPTY}
+            members |= held if values else {}
+            pending += held.values()
         elif isinstance(each, type):
             members = dict(vars(each)) if own else {}
             pending += each.__bases__
@@ -228,6 +239,7 @@ def _texts(value: object) -> set[str]:
             pending += [type(each), *_inside(each)]
         attributes = {} if isinstance(each, type) else getattr(each, "__dict__", {})
         pending += [*members.values(), *attributes.values()]
+        members |= attributes | _by_name(each) if values else {}
         plain = (x for x in members if x[:2] != "__" and isinstance(members[x], PLAIN))
         texts |= {f"{x}={members[x]!r}" for x in plain}
     return texts - {""}
@@ -239,6 +251,15 @@ def _is_library(module: str) -> bool:
     package = module.partition(".")[0]
     file = getattr(sys.modules.get(package), "__file__", None) or ""
     return package in LIBRARIES or "site-packages" in file or "dist-packages" in file
+
+
+def _by_name(value: object) -> dict[str, Any]:
+    """Returns the items of a container, or the arguments that a partial holds, by name."""
+    if isinstance(value, functools.partial):
+        return _by_name(value.args) | value.keywords
+    if isinstance(value, Mapping):
+        return {str(name): each for name, each in value.items()}
+    return {str(i): each for i, each in enumerate(value)} if isinstance(value, list | tuple) else {}
 
 
 def _inside(value: object) -> Iterable[object]:
@@ -312,7 +333,7 @@ def located(settings: Values, code: Mapping[str, str], before: str, run: Path) -
         return f"{now(place, lambda path: _digest(f'{path}:{name}') == digest)}:{name}"
 
     found = {name: now(settings[name]) for name in PATHS if settings.get(name)}
-    code = {EXPORTER: "", **code}
+    code = {EXPORTER: "," * settings.get(EXPORTER, "").count(","), **code}
     for name in (name for name in STORED if name in code and name in settings):
         pairs = zip(settings[name].split(","), code[name].split(","), strict=True)
         found[name] = ",".join(of_code(*pair) for pair in pairs)
