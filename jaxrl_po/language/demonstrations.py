@@ -65,7 +65,7 @@ def make_problem(
       The `Problem`.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
 
     Example:
       >>> from jaxrl_po.language.tasks import addition

@@ -65,7 +65,7 @@ def make_answer(
       first of them for a smaller `num_prompts`.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     count, budgeted = num_asked(task, num_prompts), check_decoding(task, model, decoding)
 
@@ -144,7 +144,7 @@ def make_evaluate(
       correct.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     write = make_describe(
         task, model, num_prompts=num_prompts, num_samples=num_samples, decoding=decoding
@@ -182,10 +182,11 @@ def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
       k: number of samples of the estimated event, in [1, n].
 
     Returns:
-      `E*`, in [0, 1]. Its expectation is 1 − (1 − p)^k, which 1 − (1 − c / n)^k underestimates.
+      Estimates, `E*`, in [0, 1]. The expectation is 1 − (1 − p)^k, which 1 − (1 − c / n)^k
+      underestimates.
 
     Raises:
-      ConfigError: k outside its range.
+      ConfigError: k is outside its range.
 
     Example:
       >>> print(round(float(pass_at_k(jnp.array(2), 8, 4)), 4))  # 1 − C(6, 4) / C(8, 4)
@@ -222,7 +223,7 @@ def make_describe(
       The function.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     answer = make_answer(task, model, num_prompts=num_prompts, decoding=decoding)
     return by_decoding(answer, num_samples)

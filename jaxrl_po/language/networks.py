@@ -117,7 +117,7 @@ def make_networks(
       target: hardware that the program is compiled for; None for `backend.here()`.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     model, critic = (compiled_for(target, each) for each in (model, critic))
     target, group_size = target or backend.here(), settings.group_size

@@ -110,7 +110,7 @@ def make_problem(
       EOS); if the task has `parses`, `malformed` (share of completions that do not parse).
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
 
     Example:
       >>> from jaxrl_po.language.tasks import addition

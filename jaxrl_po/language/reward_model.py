@@ -32,7 +32,7 @@ from jaxrl_po.language.tasks.types import Sequences, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
-FRESH = 512  # comparisons for measuring the accuracy, rounded up to whole batches
+FRESH = 512  # comparisons that measure the accuracy, rounded up to a multiple of the batch size
 
 
 @record
@@ -79,7 +79,7 @@ class Comparisons(NamedTuple):
 
 
 class RewardModel(NamedTuple):
-    """A fitted model; its reward is `(output − mean) / std`.
+    """A fitted reward model; its reward is `(output − mean) / std`.
 
     Attributes:
       params: parameters of the transformer.
@@ -153,7 +153,7 @@ def compare(
     swap = (score[:, 1] > score[:, 0]) ^ jax.random.bernoulli(flip_key, flip, (num_pairs,))
     pairs = jnp.where(swap[:, None, None], pairs[:, ::-1], pairs)
     prompt, pad = (jnp.repeat(x[:, None], 2, axis=1) for x in (prompts.tokens, prompts.pad))
-    # True up to and including the first end.
+    # The mask is True up to and including the first end.
     is_end = ends.mark(pairs.reshape(-1, budget)).reshape(pairs.shape)
     mask = jnp.cumsum(is_end, axis=-1) - is_end == 0
     return Comparisons(
@@ -197,7 +197,7 @@ def fit(
     max_new_tokens: int = 0,
     temperature: float = 1.0,
 ) -> RewardModel:
-    """Fits a reward model to comparisons of the policy's samples with Adam; pure and jittable.
+    """Fits a reward model to comparisons of the policy's samples with Adam; is pure and jittable.
 
     The loss is the mean of `−log σ(r_w − r_l)` over pairs whose scores differ.
 

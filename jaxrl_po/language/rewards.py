@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError, Number
 
-OVERLONG_SHARE = 5  # the default cache is the budget divided by this
+OVERLONG_SHARE = 5  # divisor of the budget that gives the default cache
 
 
 def overlong_cache(budget: int) -> int:
@@ -48,11 +48,11 @@ def soft_overlong(
       factor: the full punishment, reward units.
 
     Returns:
-      `E*`, float32, in [−factor, 0], to be added to the reward. Source: Yu et al. 2025
+      Punishments, `E*`, float32, in [−factor, 0], to be added to the reward. Source: Yu et al. 2025
       (arXiv:2503.14476), eq. 13.
 
     Raises:
-      ConfigError: `cache` outside [1, max_length].
+      ConfigError: `cache` is outside [1, max_length].
 
     Example:
       >>> soft_overlong(jnp.array([10, 14, 16, 18, 30]), max_length=18, cache=4).tolist()

@@ -16,7 +16,7 @@ from jaxrl_po.types import PyTree
 
 ROUNDING = 1e-6  # rounding error of a sum of probabilities, and relative error of a probability
 
-# A narrower decode loop costs compile time, which does not pay below these numbers of tokens, rows.
+# Least numbers of tokens and rows for which a narrower decode loop is worth its compile time.
 NARROWING_STEPS, NARROWING_ROWS = 32, 64
 
 
@@ -38,7 +38,7 @@ def truncate(
         2024, arXiv:2407.01082, eq. 1–2); 0 is off.
 
     Returns:
-      `[…, V]`, `-inf` where a token is excluded and unchanged elsewhere; softmax renormalises.
+      Logits, `[…, V]`, `-inf` for excluded tokens and unchanged for others; softmax renormalises.
 
     Example:
       >>> print(truncate(jnp.array([-2.0, 1.0, -1.0, 0.0]), top_p=0.7))
@@ -204,7 +204,7 @@ def prefill(
       group_size: members of each group, G.
 
     Returns:
-      Logits of the first token `[P·G, V]`, the cache, and `pad` `[P·G]`.
+      Logits of the first token `[P·G, V]`, the cache, and the members' `pad` `[P·G]`.
     """
     chex.assert_rank([prompt, pad], [2, 1])
     cache = model.empty_cache(prompt.shape[0], columns)
@@ -216,7 +216,10 @@ def prefill(
 
 
 def for_decoding(model: Any, params: Any, rows: int) -> Any:
-    """Returns the parameters in the form that decodes `rows` rows fastest; as is if custom."""
+    """Returns the parameters in the form that decodes `rows` rows fastest.
+
+    The parameters of a custom module are unchanged.
+    """
     prepare = getattr(model, "for_decoding", None)
     # A narrower loop receives parameters that are already prepared.
     return params if prepare is None or kernels.FORMS & set(params) else prepare(params, rows)

@@ -115,7 +115,7 @@ class ModelSettings(Computation):
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or sizes that do not divide."""
+        """Raises ConfigError for a field out of its range, or sizes that do not divide evenly."""
         check(self)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ConfigError(

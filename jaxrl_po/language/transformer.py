@@ -298,7 +298,7 @@ class Transformer(nn.Module):
         if self.is_initializing():
             self.param("blocks", draw, "params")
             if self.lora is not None:
-                # Adapters are a separate collection, so that the base can stay frozen elsewhere.
+                # Adapters are a separate collection, so that the frozen base can live elsewhere.
                 self.variable(ADAPTERS, "blocks", lambda: draw(self.make_rng("params"), ADAPTERS))
         # Read with `get_variable`: `param` draws them again in every trace, to compare shapes.
         held = ("params", ADAPTERS, kernels.BY_OUTPUTS)
@@ -424,7 +424,7 @@ def compiled_for(target: Target | None, model: Any) -> Any:
     return model.clone(target=target) if target and isinstance(model, Transformer) else model
 
 
-@functools.lru_cache(maxsize=16)  # a run asks several times, and tracing takes half a second
+@functools.lru_cache(maxsize=16)  # a run calls it several times, and tracing takes half a second
 def _parameter_shapes(model: Transformer, default: jnp.dtype) -> PyTree:
     del default  # a part of the cache's key: the default type depends on `jax_enable_x64`
     return jax.eval_shape(

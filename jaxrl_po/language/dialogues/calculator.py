@@ -83,7 +83,7 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
       value.
 
     Raises:
-      ConfigError: an argument outside its range.
+      ConfigError: an argument is outside its range.
     """
     num_digits = check_size("num_digits", num_digits, Interval(1, MAX_DIGITS))
     tool = static_value("tool", tool, bool)

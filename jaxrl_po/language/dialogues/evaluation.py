@@ -66,7 +66,7 @@ def make_play(
       The function, which consumes `key`. The same key gives the same prompts for every n.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     count = num_asked(dialogue, num_prompts)
     check_contract(dialogue)
@@ -184,7 +184,7 @@ def _advantages(game: Games) -> Any:
     held = game.held
     if held.reward.shape[1] == 1:
         return None
-    # Host copies in this process, since the process that writes may be the only one to call this.
+    # Host copies: `_relative` of global arrays would need all processes, and one may call alone.
     copies = [np.asarray(x) for x in (held.reward, held.mask, held.message_end)]
     return np.asarray(_relative(*copies))
 

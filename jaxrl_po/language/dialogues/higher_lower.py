@@ -63,7 +63,7 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
       The dialogue; its metric is `guesses` (`max_turns` + 1 for a lost game).
 
     Raises:
-      ConfigError: an argument outside its range.
+      ConfigError: an argument is outside its range.
     """
     numbers = check_size("numbers", numbers, Interval(2, 10**DIGITS))
     max_turns = check_size("max_turns", max_turns, Interval(1, 100))

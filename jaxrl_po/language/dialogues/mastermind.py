@@ -73,7 +73,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
       (messages of a game that are not codes).
 
     Raises:
-      ConfigError: an argument outside its range.
+      ConfigError: an argument is outside its range.
     """
     length = check_size("length", length, Interval(1, 6))
     symbols = check_size("symbols", symbols, Interval(2, 10))

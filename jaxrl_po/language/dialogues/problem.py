@@ -94,8 +94,8 @@ def make_problem(
       dialogues cut by the number of turns), and the dialogue's own metrics.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names, or a dialogue that breaks its
-        contract.
+      ConfigError: an argument is invalid, or a function of the dialogue returns a wrong shape or
+        dtype; the message names it.
     """
     check_contract(dialogue)
     settings = Sampling(

@@ -54,7 +54,7 @@ def recorded_problem(
       recording's measures take the place of the dialogue's own metrics.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     check(settings)
     # Members of a group may have different prompts: a reset can add text to each one.

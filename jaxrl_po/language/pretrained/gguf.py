@@ -55,9 +55,9 @@ SCALING = tuple(
     f"rope.scaling.{name}" for name in ("type", "factor", "finetuned", "original_context_length")
 )
 FREQUENCIES = "rope_freqs.weight"
-NORMAL, USER_DEFINED, UNUSED = 1, 4, 5  # of `tokenizer.ggml.token_type`; others are special
+NORMAL, USER_DEFINED, UNUSED = 1, 4, 5  # in `tokenizer.ggml.token_type`; other types are special
 SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-ENDS = ("eos", "eot", "eom")  # of a text, a turn and a message
+ENDS = ("eos", "eot", "eom")  # end of a text, of a turn and of a message
 
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -92,7 +92,7 @@ def read(path: Path) -> ModelFiles:
     return _read(path, found.st_mtime_ns, found.st_size)
 
 
-@functools.lru_cache(maxsize=2)  # the package takes seconds for the vocabulary of a large model
+@functools.lru_cache(maxsize=2)  # `gguf` takes seconds to read the vocabulary of a large model
 def _read(path: Path, *_: int) -> ModelFiles:
     import gguf
 

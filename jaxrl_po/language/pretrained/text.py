@@ -123,7 +123,7 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
         raise ConfigError("folder", f"{files.path} must hold {TOKENIZER}")
     try:
         rules = Tokenizer.from_str(files.text(TOKENIZER))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # `tokenizers` raises no narrower type
         raise ConfigError("folder", f"{path} must be a tokenizer: {error}") from None
     rules.no_padding()
     rules.no_truncation()
@@ -296,7 +296,7 @@ def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTempla
     tokenizer.rules.save(str(folder / TOKENIZER))
     settings, others = dict(tokenizer.settings), tokenizer.others
     named = settings.pop("chat_template", None)
-    if isinstance(named, list):  # beside `chat_template.jinja`, none of them would be read
+    if isinstance(named, list):  # readers ignore these templates if `chat_template.jinja` exists
         kept = [each for each in named if each["name"] != "default"]
         default = [] if template is None else [{"name": "default", "template": template.source}]
         settings["chat_template"] = default + kept

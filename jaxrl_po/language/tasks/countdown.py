@@ -100,7 +100,7 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
     def construct(key: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
         order_key, operator_key = jax.random.split(key)
         numbers = jax.random.permutation(order_key, numbers)
-        # The argmax of uniform noise over the admitted operators draws one of them uniformly.
+        # The argmax of uniform noise over the permitted operators draws one of them uniformly.
         noise = jax.random.uniform(operator_key, (num_numbers, len(OPERATORS)))
         value, text = numbers[0], write(numbers[0], places).tokens
         for i in range(1, num_numbers):

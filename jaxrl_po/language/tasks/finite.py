@@ -29,7 +29,7 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
       problems).
 
     Raises:
-      ConfigError: `size` below 1.
+      ConfigError: `size` is below 1.
 
     Example:
       >>> from jaxrl_po.language.tasks import addition

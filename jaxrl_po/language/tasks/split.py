@@ -30,7 +30,7 @@ def rows_held_out(rows: jax.Array) -> jax.Array:
         uint32.
 
     Returns:
-      `[...]`, bool.
+      True for held-out rows, `[...]`, bool.
     """
     state = _mix(rows[..., 0])
     for i in range(1, rows.shape[-1]):

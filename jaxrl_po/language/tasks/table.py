@@ -150,7 +150,7 @@ def table(
         exact = token_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
         if rows.texts is None:
             return exact
-        found = match(rows.texts, row, tokens, tokenizer.ends)  # right in other tokens
+        found = match(rows.texts, row, tokens, tokenizer.ends)  # the same text in other tokens
         return jnp.where((found.score == 1.0) & (exact.sum() < 0.99), found.credit, exact)
 
     return Task(

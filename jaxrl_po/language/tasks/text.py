@@ -36,7 +36,7 @@ def digits(x: jax.Array, places: int) -> jax.Array:
       places: number of digits, at most 10.
 
     Returns:
-      `[places]`, int32.
+      Digits, `[places]`, int32.
 
     Example:
       >>> digits(jnp.uint32(340), 4).tolist()
@@ -104,7 +104,7 @@ def _place(
     length: int,
     tokenizer: Tokenizer,
 ) -> jax.Array:
-    # Invalid tokens get the index `length`, which is out of bounds and dropped.
+    # Invalid tokens get the index `length`, which is out of bounds, so that they are dropped.
     position = jnp.where(keep, start + keep.cumsum() - 1, length)
     return jnp.full(length, tokenizer.pad, jnp.int32).at[position].set(tokens, mode="drop")
 

@@ -77,8 +77,8 @@ class Task(NamedTuple):
       strata: number of strata; 0 to disable them.
       stratum: `stratum(problem) -> []` int32 below `strata`: the problem's number in a finite set,
         or its difficulty. None without strata.
-      step_end: `step_end(problem, tokens [T]) -> [T]` bool: the tokens that end a step, at which a
-        process reward is due, even if it is 0. The last token of a completion always ends a step.
+      step_end: `step_end(problem, tokens [T]) -> [T]` bool: True for tokens that end a step, where
+        a process reward is due, even if it is 0. The last token of a completion always ends a step.
         None if every token is a step.
       row: `row(i) -> Prompt`, the prompt of row i of a finite set. None for an unlimited number of
         prompts, which an evaluation draws by `sample`.
