@@ -215,7 +215,7 @@ def make_describe(
     Args:
       task: task to evaluate on.
       model: transformer of the policy.
-      num_prompts: number of held-out prompts: for the same key, the first ones of an evaluation.
+      num_prompts: number of held-out prompts; the same key gives an evaluation's first prompts.
       num_samples: samples per prompt; 0 for the greedy answers only.
       decoding: budget, temperature and filters of sampling.
 

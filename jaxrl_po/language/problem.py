@@ -68,7 +68,7 @@ def make_problem(
 ) -> Problem:
     """Builds a language problem with `num_prompts` prompts of `group_size` completions each.
 
-    Each iteration draws new prompts and completions.
+    Each iteration draws its prompts and completions anew.
 
     The reward is the verifier's score, at the last generated token, or its credit for each token.
     The last token terminates the episode. Without EOS within the budget it is also marked as
