@@ -22,14 +22,14 @@ class Config(group_config.Reference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """RLOO on any problem in groups; arguments as for `grpo.make`."""
+    """Builds RLOO for any problem in groups; for the arguments see `grpo.make`."""
     return group_policy.make(
         config,
         problem.with_target(target),
         optimizer,
         group_advantage=group_policy.outcome_advantage(advantages.leave_one_out),
         surrogate=surrogates.plain,
-        # Mean over responses of the sum over tokens.
+        # The mean over responses of the sum over tokens.
         aggregate=functools.partial(losses.fixed_length_mean, length=1),
         reward_kl=divergences.k1,
     )
