@@ -46,7 +46,7 @@ def make(
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         distance = jnp.abs(log_ratio(log_prob, samples.log_prob))
-        # Before the first step log r is rounding error, whose sign must not choose a gradient.
+        # Before the first step r is 1 to rounding, whose sign must not choose a gradient.
         moved = samples.columns["penalized"] & (distance > divergences.ROUNDING)
         penalty = jnp.where(moved, config.penalty * distance, 0.0)
         return losses.surrogate(log_prob, samples.log_prob, samples.advantage) + penalty, {}

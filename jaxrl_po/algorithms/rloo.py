@@ -29,7 +29,7 @@ def make(
         optimizer,
         group_advantage=group_policy.outcome_advantage(advantages.leave_one_out),
         surrogate=surrogates.plain,
-        # The mean over responses of the sum over tokens.
+        # Mean over responses of the sum over tokens.
         aggregate=functools.partial(losses.fixed_length_mean, length=1),
         reward_kl=divergences.k1,
     )
