@@ -76,7 +76,7 @@ class Freeing:
     """Clears the caches of a module after its tests, and compiled programs when memory is high.
 
     It does not clear more often: all tests share small programs, and compiling them takes a second
-      or two.
+    or two.
     """
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
