@@ -1,4 +1,4 @@
-"""Environments for tests, as TRL takes them; they run in processes of their own."""
+"""Environments for tests, as TRL takes them; each runs in its own process."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ class Guess:
 
 
 class Echo:
-    """Has no tools; its reward is that of what `random` draws at the reset."""
+    """Has no tools; its reward is the number that `random` draws at the reset."""
 
     def reset(self, **columns):
         self.drawn = random.random()
