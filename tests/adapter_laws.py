@@ -35,7 +35,7 @@ def differ(x, y):
 
 
 def begun(environment, key):
-    """Returns a state in which an episode begins."""
+    """Returns a state at the start of an episode."""
     return jax.jit(environment.reset)(key)[1]
 
 

@@ -275,7 +275,7 @@ def records(tree, names, renamed=""):
 
 
 def with_new_names(value, renamed):
-    """Returns JSON in which some keys are renamed."""
+    """Returns JSON with some keys renamed."""
     if isinstance(value, dict):
         return {renamed.get(k, k): with_new_names(each, renamed) for k, each in value.items()}
     return [with_new_names(each, renamed) for each in value] if isinstance(value, list) else value

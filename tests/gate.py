@@ -125,7 +125,7 @@ def results(path: Path) -> dict[tuple[str, str], Outcome]:
 
 
 def run(lists: list[list[Trial]], workers: int) -> Iterator[tuple[Trial, Outcome]]:
-    """Runs all trials; those of one file run one after another and share compiled programs."""
+    """Runs all trials; trials of one file run one after another and share compiled programs."""
     ahead = collections.deque(lists)
     at: dict[str, collections.deque[Trial]] = {
         f"gate{i}": collections.deque() for i in range(workers)
@@ -179,7 +179,7 @@ def counts(found: dict[tuple[str, str], Outcome]) -> dict[str, int]:
 
 
 def report(found: dict[tuple[str, str], Outcome], chosen: list[Wrong]) -> bool:
-    """Prints the table of kills and its errors; returns whether there are no errors."""
+    """Prints the table of kills and its errors; returns True without errors."""
     table: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0])
     survivors = []
     for wrong in chosen:

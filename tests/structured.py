@@ -50,7 +50,7 @@ class Structured(AlwaysTruncated):
 
 
 class NoneLegal(Structured):
-    """Environment in which no action is legal at the second step of an episode."""
+    """Environment without a legal action at the second step of an episode."""
 
     def observation(self, state):
         seen = super().observation(state)

@@ -37,7 +37,7 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
     key, (fresh, _) = laws.cuts_by_time(MAKE, LEFT)
     env, params = raw()
     want = jax.jit(env.reset_env)(key, params)[0]
-    laws.same(vector(fresh), want, rtol=1e-6)  # another program, in which daylight is a cosine
+    laws.same(vector(fresh), want, rtol=1e-6)  # another program; daylight is a cosine
 
 
 @pytest.mark.slow

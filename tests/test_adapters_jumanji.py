@@ -192,7 +192,7 @@ def test_what_cannot_work_is_refused():
 
 
 def test_a_snake_that_has_enclosed_itself_may_do_anything():
-    """Where the suite allows no action before the episode has ended, our environment allows all."""
+    """Our environment allows all actions where the suite allows none before the episode ends."""
     environment = SNAKE(num_rows=3, num_cols=3)
     observation, running = jax.jit(jax.vmap(environment.reset))(
         jax.random.split(jax.random.key(0), 64)

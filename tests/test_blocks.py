@@ -178,7 +178,7 @@ def test_the_cache_of_scanned_blocks_is_updated_in_place():
 
 
 def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
-    """By hand: Adam's first step is 0.001957, just over half of the distance from 1 to 1 − 2⁻⁸.
+    """Adam's first step is 0.001957 by hand, just over half of the distance from 1 to 1 − 2⁻⁸.
 
     Rounded to bfloat16 first, the step would be exactly half of that distance, 2⁻⁹, and 1 would
     stay 1.

@@ -323,7 +323,7 @@ def test_unknown_spaces_are_named():
 
 
 class Costs(AlwaysTruncated):
-    """Environment in which each step costs 1."""
+    """Environment whose steps each cost 1."""
 
     def reward(self, state, action):
         return jnp.float32(-1.0)

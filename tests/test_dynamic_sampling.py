@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups it selects, in which order, and the result without any groups."""
+"""Dynamic sampling: which groups it selects, their order, and the result without any groups."""
 
 import dataclasses
 import functools

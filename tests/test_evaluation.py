@@ -197,7 +197,7 @@ def test_samples_differ_among_themselves_and_not_from_time_to_time():
 
 
 def test_truncation_reaches_the_samples():
-    """With only one token allowed, every sample is the greedy answer."""
+    """Every sample is the greedy answer if only one token is allowed."""
     one, greedy = answers(2, decoding=Decoding(top_k=1)), answers(0)
     np.testing.assert_array_equal(one.tokens, np.repeat(greedy.tokens, 2, axis=1))
 

@@ -132,7 +132,7 @@ def test_trpo_stays_within_its_region_and_gains():
 
 
 def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
-    """With a line search that accepts at once, both methods take the same step."""
+    """Both methods take the same step with a line search that accepts at once."""
     shared = {**FIT, "max_kl": 1e-4, "damping": 1e-3}
     (_, natural, one), (_, searched, other) = (
         train(module, module.Config(**shared), TABULAR, 30) for module in (npg, trpo)

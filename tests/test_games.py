@@ -119,7 +119,7 @@ def test_the_calculator_adds(message, reply):
     assert state.terms.tolist() == [a, b]
     last, _, _, done = played(dialogue, state._replace(turns=jnp.int32(2)), message)
     assert done
-    assert not last.used  # the dialogue has no turn left in which to use a value
+    assert not last.used  # the dialogue has no turn left that could use a value
     state, said, reward, done = played(dialogue, state, message)
     assert (said, reward, done) == (reply, 0.0, False)
     assert bool(state.used) == (reply != "!")

@@ -273,7 +273,7 @@ def test_a_group_of_one_has_no_baseline():
 
 
 def hopeless(from_iteration=0):
-    """Returns a problem in which all responses score equally from some iteration on."""
+    """Returns a learner whose responses all score equally from some iteration on."""
     learner = grpo.make(grpo.Config(use_reference=False), PROBLEM)
 
     def step(state):
@@ -300,7 +300,7 @@ class Quiet:
     ("from_iteration", "ends"), [pytest.param(0, 6, marks=pytest.mark.slow), (3, 10), (99, 12)]
 )
 def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
-    """With lines of 2 iterations, patience 6 and no signal, the run ends at iteration 6.
+    """The run without a signal ends at iteration 6, with lines of 2 iterations and patience 6.
 
     If the signal stops after iteration 3, the last line with a signal is the line of iteration 4.
     """

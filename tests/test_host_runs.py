@@ -1,4 +1,4 @@
-"""Runs of the commands in environments on the host, and the ways in which they end."""
+"""Runs of the commands in environments on the host, and their ends."""
 
 import json
 import os

@@ -351,7 +351,7 @@ def test_gae_at_both_ends_of_lambda(ends):
 
 
 def test_gae_of_exact_values_is_unbiased_for_every_lambda():
-    """With V = V_π, E[Â_t | s, a] is A(s, a), enumerated over all paths of three steps."""
+    """E[Â_t | s, a] is A(s, a) for V = V_π, enumerated over all paths of three steps."""
     mdp = jax.tree.map(
         lambda x: x[0], random_mdps(np.random.default_rng(3), 1, num_states=2, num_actions=2)
     )

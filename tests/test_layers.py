@@ -1,4 +1,4 @@
-"""A module imports only from lower layers or its own folder, and there are no import cycles."""
+"""A module imports only from lower layers or its own folder, and imports form no cycles."""
 
 import ast
 import functools

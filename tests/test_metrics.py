@@ -64,7 +64,7 @@ def test_pool_adds_before_it_divides():
 
 
 def test_intervals_hold_nineteen_of_twenty_resamples():
-    """Of a hundred tosses of a coin, 40 to 60 are heads with 96 %; 42 to 58 with 91 %."""
+    """A hundred tosses of a coin have 40 to 60 heads with 96 %, and 42 to 58 with 91 %."""
     coin = np.repeat([0.0, 1.0], 50)
     for interval in (
         statistics.bootstrap_interval(coin, statistic=statistics.mean),

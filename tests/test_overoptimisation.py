@@ -8,7 +8,7 @@ from jaxrl_po.config import ConfigError
 
 
 def curves():
-    """Returns curves of two seeds, two β and twenty iterations, of which the last two count."""
+    """Returns curves of two seeds, two β and twenty iterations; the last two count."""
     shape = 2, 2, 20
     ramp = np.broadcast_to(np.arange(20.0), shape)
     seed = np.arange(2.0)[:, None, None]

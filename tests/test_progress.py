@@ -67,7 +67,7 @@ def terminal(monkeypatch):
 
 
 def lines(capsys):
-    """What a terminal shows, line by line, without colours."""
+    """Returns the lines that a terminal shows, without colours."""
     return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out))
 
 

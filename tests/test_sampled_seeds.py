@@ -21,7 +21,7 @@ def places(jaxpr):
 
 @pytest.mark.parametrize("make", [language_problem, dialogue_problem])
 def test_seeds_write_in_one_slice(make):
-    """With a counter for each seed, every write to the cache would be a scatter over seeds."""
+    """Every write to the cache would be a scatter over seeds with a counter for each seed."""
     problem = make()
 
     def collect(key):

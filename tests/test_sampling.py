@@ -344,7 +344,7 @@ def test_samples_their_sets_and_their_log_probs_are_of_one_distribution(options,
 
 
 def test_truncation_keeps_the_meaning_of_the_end():
-    """With top-p and a shared key: PAD after EOS, consistent lengths and ends, allowed tokens."""
+    """Top-p with a shared key: PAD after EOS, consistent lengths and ends, only allowed tokens."""
     full = sampler(group_size=50)(parameters(), PROMPT, PADDING, KEYS)
     cut = sampler(group_size=50, top_p=0.7, top_k=4)(parameters(), PROMPT, PADDING, KEYS)
     assert not np.array_equal(full.tokens, cut.tokens)

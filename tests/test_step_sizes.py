@@ -161,7 +161,7 @@ def test_each_refusal_shortens_the_step_by_that_factor(algorithm):
 
 @number("target_kl", "ppo")
 def test_the_target_is_what_an_early_stop_admits(algorithm):
-    """Of two full-batch steps, the KL after the first decides whether the second is stopped."""
+    """The KL after the first of two full-batch steps decides whether the second is stopped."""
     k = known(algorithm)
     stop = {"early_stop": True, "num_epochs": 2}
     kl = float((weights(algorithm) * (np.expm1(k.now - k.old) - (k.now - k.old))).sum())
@@ -182,7 +182,7 @@ def test_the_target_is_what_the_penalty_aims_at(algorithm):
 
 
 # Policies before and after a step; actions of the first policy; KL(old ‖ new) and KL(new ‖ old)
-# by hand, and the mean of k3; a target, and the factors by which β changes in either direction.
+# by hand, and the mean of k3; a target, and the factors that change β in either direction.
 STEPS = {
     "categorical": (
         Categorical(jnp.zeros(2)),  # probabilities ½, ½
@@ -206,7 +206,7 @@ STEPS = {
 @pytest.mark.parametrize("direction", ["old_new", "new_old"])
 @pytest.mark.parametrize("family", STEPS)
 def test_the_penalty_is_the_kl_in_its_direction(family, direction):
-    """With one state and no rewards, the loss is the penalty, and the optimizer steps to `new`."""
+    """The loss is the penalty, with one state and no rewards; the optimizer steps to `new`."""
     old, new, action, kls, k3, (target, *factors) = STEPS[family]
     way = ppo_penalty.DIRECTIONS.index(direction)
 

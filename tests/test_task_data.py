@@ -133,7 +133,7 @@ def asked(experiment):
 
 
 def test_rows_of_the_test_set_select_no_checkpoint(tmp_path):
-    """With a reward function, the rows of its evaluations remain readable."""
+    """The rows of evaluations remain readable with a reward function."""
     rows = [{"prompt": f"{i}+{i}="} for i in range(40)]
     train = write(tmp_path / "train.jsonl", rows[:30])
     test = write(tmp_path / "test.jsonl", rows[30:])

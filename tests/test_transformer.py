@@ -179,7 +179,7 @@ def parameter_count(**switches):
 
 
 def test_parameter_counts():
-    """With D = 16, F = 24, V = 7, 2 layers: V·D = 112 in, 112 out, norms 5·16 = 80.
+    """For D = 16, F = 24, V = 7, 2 layers: V·D = 112 in, 112 out, norms 5·16 = 80.
 
     A layer has 4·D² = 1024 and 3·D·F = 1152.
     """

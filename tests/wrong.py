@@ -12,7 +12,7 @@ class Wrong(NamedTuple):
       module: Name of a module in `jaxrl_po`, or full name of a module in `experiments`.
       before: Text that occurs exactly once in the module.
       after: Text of the wrong program in its place.
-      tests: Files or tests in this folder, each of which must notice the mistake.
+      tests: Files or tests in this folder; each must notice the mistake.
     """
 
     name: str
