@@ -15,7 +15,7 @@ def exact(prompts, completions, **columns):
 
 
 def digits(completions, **columns):
-    return [completion.isdecimal() for completion in completions]  # numbers of another type
+    return [completion.isdecimal() for completion in completions]  # booleans in place of floats
 
 
 def right(prompt):

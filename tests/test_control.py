@@ -81,7 +81,7 @@ def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode
 
 
 def test_values_and_log_probs_are_those_of_apply():
-    """Checks the second iteration, whose observations the statistics of the first normalise.
+    """Checks the second iteration, which normalises by the statistics of the first.
 
     The next value of a step is the value of the following step.
     """

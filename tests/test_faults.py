@@ -335,7 +335,7 @@ def test_a_run_saves_its_best_state_first(tmp_path, monkeypatch):
 
 
 def jumping(jumps):
-    """Clock that jumps ahead or back by another of `jumps` seconds at each reading."""
+    """Returns a clock that jumps ahead or back by the next of `jumps` seconds at each reading."""
     state = {"looks": 0, "time": 1e6}
 
     def look():
