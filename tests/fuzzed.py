@@ -371,10 +371,7 @@ ROWS = {
         statistics.probability_of_improvement, "scores scores", **NUMPY, law=laws.improvement
     ),
     "improvement_interval": Row(
-        partial(statistics.improvement_interval, replicates=20),
-        "scores scores",
-        **NUMPY,
-        law=laws.ordered,
+        statistics.improvement_interval, "scores scores", **NUMPY, law=laws.ordered
     ),
     "performance_profile": Row(
         lambda x: statistics.performance_profile(x, [-1.0, 0.0, 1.0]),
