@@ -7,10 +7,10 @@ GOAL = {"that of": 0.3, "what": 1.0, "likewise": 0.05, "is no": 1.5}
 GOAL |= {prose.ENTRY: 0.03, prose.SUMMARY: 0.01}
 # A folder above a goal has its present figure, which is lowered as its sentences are rewritten.
 LIMITS = {
-    "jaxrl_po": dict(zip(GOAL, (1.77, 5.26, 0.76, 2.75, 0.18, 0.08), strict=True)),
-    "experiments": dict(zip(GOAL, (1.96, 7.04, 0.40, 2.35, 0.17, 0.08), strict=True)),
-    "examples": GOAL | {"what": 11.25, "is no": 2.25},
-    "tests": GOAL | {"that of": 0.68, "what": 2.96, prose.SUMMARY: 0.03},
+    "jaxrl_po": GOAL | {"that of": 0.4, "what": 1.2, "likewise": 0.07, prose.SUMMARY: 0.02},
+    "experiments": GOAL,
+    "examples": GOAL,
+    "tests": GOAL | {"that of": 0.7, "what": 3.0, prose.SUMMARY: 0.03},
 }
 GOOD = """Computes the loss of a batch.
 
