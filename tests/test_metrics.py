@@ -12,9 +12,9 @@ from jaxrl_po.run.store import metrics, statistics
 
 
 def test_interquartile_mean_drops_a_quarter_at_each_end():
-    # n = 8: two dropped at each end, (3 + 4 + 5 + 60) / 4 = 18
+    # n = 8: two are dropped at each end, (3 + 4 + 5 + 60) / 4 = 18
     assert statistics.interquartile_mean([-900.0, 1.0, 3.0, 4.0, 5.0, 60.0, 70.0, 900.0]) == 18.0
-    # n = 3: ⌊3/4⌋ = 0 dropped
+    # n = 3: ⌊3/4⌋ = 0 are dropped
     assert statistics.interquartile_mean([1.0, 2.0, 6.0]) == 3.0
 
 
@@ -22,7 +22,7 @@ def test_nan_is_left_out_of_aggregates():
     columns = [[1.0, np.nan], [np.nan, np.nan], [3.0, np.nan]]
     np.testing.assert_array_equal(statistics.mean(columns), [2.0, np.nan])
     np.testing.assert_array_equal(statistics.interquartile_mean(columns), [2.0, np.nan])
-    # four numbers are left of five: one dropped at each end, (2 + 4) / 2
+    # four of five numbers are finite: one is dropped at each end, (2 + 4) / 2
     assert statistics.interquartile_mean([100.0, np.nan, 2.0, 4.0, -5.0]) == 3.0
 
 
@@ -65,7 +65,7 @@ def test_pool_adds_before_it_divides():
 
 
 def test_intervals_hold_nineteen_of_twenty_resamples():
-    """Of a hundred draws of a coin, 40 to 60 are heads with 96 %; 42 to 58 with 91 %."""
+    """A hundred tosses of a coin have 40 to 60 heads with 96 %, and 42 to 58 with 91 %."""
     coin = np.repeat([0.0, 1.0], 50)
     interval = statistics.bootstrap_interval(coin, statistic=statistics.mean)
     np.testing.assert_allclose(interval, [0.4, 0.6], atol=0.011)
@@ -76,8 +76,8 @@ def test_bootstrap_is_reproducible_and_keeps_curves_whole():
     low, high = statistics.bootstrap_interval(curve)
     again = statistics.bootstrap_interval(curve)
     np.testing.assert_array_equal((low, high), again)
-    # the same seeds are drawn at every point: twice the values have twice the bounds, mirrored
-    # values mirrored bounds
+    # every point draws the same seeds: twice the values have twice the bounds, mirrored values have
+    # mirrored bounds
     np.testing.assert_allclose([low[1], high[1]], [2 * low[0], 2 * high[0]])
     np.testing.assert_allclose([low[2], high[2]], [-high[0], -low[0]])
 
@@ -90,7 +90,7 @@ def test_bootstrap_of_a_point_without_values_is_nan():
 
 def test_lines_are_strict_json(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with pytest.raises(FileNotFoundError):  # of a folder that was moved
+    with pytest.raises(FileNotFoundError):  # the folder of the file was moved
         metrics.append(path, {"iteration": 0})
     path.touch()
     metrics.append(
