@@ -1,4 +1,4 @@
-"""A griffe extension for the API pages: doctests as code, descriptions of the fields of records."""
+"""Extension of griffe for the API pages: doctests as code, descriptions of fields of records."""
 
 import dataclasses
 import importlib

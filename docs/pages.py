@@ -1,4 +1,4 @@
-"""A hook of mkdocs: equations as MathML, which needs no script, and notebooks as pages."""
+"""Hook of mkdocs: equations as MathML, which needs no script, and notebooks as pages."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _cell(cell: dict[str, Any]) -> str:
-    """A cell in Markdown, with what it printed and drew."""
+    """Returns a cell in Markdown, with its output and pictures."""
     source = "".join(cell["source"])
     if cell["cell_type"] != "code":
         return source
@@ -42,7 +42,7 @@ def _cell(cell: dict[str, Any]) -> str:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces equations: fences of `math`, and in notebooks `$$…$$` and `$…$`."""
     markdown = BLOCK.sub(lambda found: _block(found[1] or found[2]), markdown)
-    parts = CODE.split(markdown)  # code at the odd places
+    parts = CODE.split(markdown)  # code at odd indices
     parts[::2] = [INLINE.sub(_inline, part) for part in parts[::2]]
     return "".join(parts)
 
@@ -56,7 +56,7 @@ def _inline(found: re.Match[str]) -> str:
 
 
 def mathml(latex: str, **how: str) -> str:
-    """An equation; raises ValueError where a command of it is not known."""
+    """Returns an equation as MathML; raises ValueError on an unknown command."""
     found = convert(latex.replace("{aligned}", "{align*}"), **how)
     if re.search(r"&amp;|&#x00026;|\\\\|&#x0005C;", found):
         raise ValueError(f"not understood: {latex}")

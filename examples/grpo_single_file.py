@@ -2,10 +2,10 @@
 
     python examples/grpo_single_file.py
 
-It needs jax, flax and optax, nothing else: read it from top to bottom and change what you like.
-Source: Shao et al. 2024 (arXiv:2402.03300). `7+5=` is answered by `12` and EOS. A few supervised
-steps make a policy that is right now and then; it is also the reference of the KL penalty. P are
-prompts, G the completions of each, which stand in a row; B = P * G; T are tokens of a completion.
+It needs only jax, flax and optax: read it from top to bottom and change anything in it.
+Source: Shao et al. 2024 (arXiv:2402.03300). The answer to `7+5=` is `12` and EOS. A few supervised
+steps make a policy that is sometimes right; it is also the reference of the KL penalty. P prompts
+have G completions each, in adjacent rows, B = P * G; a completion has T tokens.
 """
 
 from collections import namedtuple
@@ -42,19 +42,19 @@ Batch = namedtuple("Batch", "tokens log_prob mask reward")  # [B, PROMPT + T], [
 
 
 def write_prompts(a, b):
-    """Tokens `[B, PROMPT]` of `a+b=`."""
+    """Returns the tokens `[B, PROMPT]` of `a+b=`."""
     a, b = a + ZERO, b + ZERO
     return jnp.stack([a, jnp.full_like(a, PLUS), b, jnp.full_like(a, EQUALS)], axis=1)
 
 
 def right_answers(prompts):
-    """Tokens `[B, T]` of the one right answer to each prompt."""
+    """Returns the tokens `[B, T]` of the right answer to each prompt."""
     total = prompts[:, 0] - ZERO + prompts[:, 2] - ZERO
     return jnp.stack([total // 10 + ZERO, total % 10 + ZERO, jnp.full_like(total, EOS)], axis=1)
 
 
 def completion_log_prob(params, tokens):
-    """Log-probabilities `[B, T]` of the tokens after the prompts."""
+    """Computes the log-probabilities `[B, T]` of the tokens after the prompts."""
     logits = network.apply(params, tokens[:, :-1])[:, PROMPT - 1 :]
     return -optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, PROMPT:])
 
@@ -62,24 +62,24 @@ def completion_log_prob(params, tokens):
 def sample(params, prompts, keys, greedy=False):
     """Completes `prompts` `[B, PROMPT]` with `keys` `[T, B]`, and verifies the answers."""
     tokens, ended, mask = prompts, jnp.zeros(len(prompts), bool), []
-    for t in range(ANSWER):  # without a cache of keys and values: each step reads all once more
+    for t in range(ANSWER):  # without a cache of keys and values, each step reads all tokens again
         logits = network.apply(params, tokens)[:, -1]
         action = logits.argmax(1) if greedy else jax.vmap(jax.random.categorical)(keys[t], logits)
         tokens = jnp.concatenate([tokens, jnp.where(ended, PAD, action)[:, None]], axis=1)
-        mask.append(~ended)  # EOS is trained, what follows it is not
+        mask.append(~ended)  # trains EOS, but no token after it
         ended |= action == EOS
     reward = jnp.all(tokens[:, PROMPT:] == right_answers(prompts), axis=1).astype(float)
     return Batch(tokens, completion_log_prob(params, tokens), jnp.stack(mask, axis=1), reward)
 
 
 def group_relative(reward):
-    """`(R - mean) / std` within each group, `[P, G]`; 0 where all of a group are equal."""
+    """Computes `(R - mean) / std` within each group, `[P, G]`; 0 if all are equal."""
     centred = reward - reward.mean(axis=1, keepdims=True)
     return centred / (reward.std(axis=1, keepdims=True) + 1e-6)
 
 
 def grpo_loss(params, batch, advantage, reference_log_prob):
-    """Clipped surrogate and KL penalty: the mean over completions of the mean over their tokens."""
+    """Computes clipped surrogate plus KL penalty: a mean over completions of means over tokens."""
     log_prob = completion_log_prob(params, batch.tokens)
     ratio = jnp.exp(log_prob - batch.log_prob)
     clipped = jnp.clip(ratio, 1.0 - EPSILON, 1.0 + EPSILON)
@@ -91,12 +91,12 @@ def grpo_loss(params, batch, advantage, reference_log_prob):
 
 
 def supervised_loss(params, tokens):
-    """Cross-entropy of the answers in `tokens`."""
+    """Computes the cross-entropy of the answers in `tokens`."""
     return -completion_log_prob(params, tokens).mean()
 
 
 def adam(loss, params, opt_state, *inputs):
-    """One step on `loss(params, *inputs)`."""
+    """Takes one Adam step on `loss(params, *inputs)`."""
     change, opt_state = optimizer.update(jax.grad(loss)(params, *inputs), opt_state)
     return optax.apply_updates(params, change), opt_state
 
@@ -127,16 +127,16 @@ def iteration(carry, key):
 
 
 def main(iterations=200, supervised_steps=40):
-    """Trains, and prints how many answers are right."""
+    """Trains the policy and prints the number of right answers."""
     init_key, train_key = jax.random.split(jax.random.key(0))
-    prompts = write_prompts(*jnp.divmod(jnp.arange(100), 10))  # every problem there is
+    prompts = write_prompts(*jnp.divmod(jnp.arange(100), 10))  # all 100 problems
     tokens = jnp.concatenate([prompts, right_answers(prompts)], axis=1)
     params = jax.jit(network.init)(init_key, tokens)
     carry = params, optimizer.init(params)
     imitate = jax.jit(lambda carry: adam(supervised_loss, *carry, tokens))
     for _ in range(supervised_steps):
         carry = imitate(carry)
-    carry = *carry, carry[0]  # the reference
+    carry = *carry, carry[0]  # parameters of the reference policy
     train = jax.jit(lambda carry, keys: jax.lax.scan(iteration, carry, keys))
     greedy = jax.jit(lambda params: sample(params, prompts, None, greedy=True).reward.mean())
     print(f"after the supervised steps {greedy(carry[0]):.2f} of the greedy answers are right")

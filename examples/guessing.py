@@ -1,11 +1,11 @@
-"""An environment with a tool, as TRL's GRPOTrainer takes it: a number is to be guessed."""
+"""An environment with a tool, in the form that TRL's GRPOTrainer takes: guess a number."""
 
 
 class Guessing:
-    """A number from 0 to 15, to be found in as few guesses as possible."""
+    """A number from 0 to 15 that the policy must find in as few guesses as possible."""
 
     def reset(self, secret, **columns):
-        """Begins a game; what it returns is added to the prompt."""
+        """Begins a game and returns a text that is added to the prompt."""
         self.secret, self.guesses, self.found = secret, 0, False
         return " It is one from 0 to 15."
 
@@ -25,5 +25,5 @@ class Guessing:
         return "higher" if self.secret > number else "lower"
 
     def get_reward(self) -> float:
-        """(9 − guesses) / 8 where the number was found."""
+        """Returns (9 − guesses) / 8 if the number was found, else 0."""
         return (9 - self.guesses) / 8 if self.found else 0.0

@@ -1,8 +1,8 @@
-"""A model with a tool, from nothing: `python examples/guessing_model.py runs/guessing`.
+"""Builds a small model with a tool from scratch: `python examples/guessing_model.py runs/guessing`.
 
-Fits a small Llama to dialogues with the environment of `guessing.py` in which every guess is drawn
-at random, and leaves what a downloaded model would: a folder with weights, tokenizer and a chat
-template that writes tools (`model`), beside prompts (`prompts.jsonl`) to train it on with
+Fits a small Llama to dialogues with the environment of `guessing.py`, whose guesses are drawn at
+random, and writes the files of a downloaded model: a folder with weights, tokenizer and a chat
+template that writes tools (`model`), and also prompts (`prompts.jsonl`) to train it on with
 `jaxrl-po language --tools=examples/guessing.py:Guessing …`; see docs/dialogues.md.
 """
 
@@ -33,7 +33,7 @@ QUESTION = "Find my number."
 
 
 def call(number: int) -> dict[str, object]:
-    """A message that guesses."""
+    """Returns a message that guesses."""
     guess = {"name": "guess", "arguments": {"number": number}}
     return {
         "role": "assistant",
@@ -43,7 +43,7 @@ def call(number: int) -> dict[str, object]:
 
 
 def dialogue(drawn: random.Random) -> list[dict[str, object]]:
-    """A game of random guesses, cut after three of them."""
+    """Returns a game of random guesses, cut after three of them."""
     game = Guessing()
     said = game.reset(drawn.randrange(16))
     messages = [{"role": "user", "content": QUESTION + said}]
@@ -54,7 +54,7 @@ def dialogue(drawn: random.Random) -> list[dict[str, object]]:
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """A byte-level BPE of the dialogues, in which what stands around a number is a few tokens."""
+    """Trains a byte-level BPE on the dialogues, with few tokens for the text around a number."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -71,7 +71,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def main() -> None:
-    """Writes the folder."""
+    """Fits the model and writes its folder."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, help="folder, new or empty")
     parser.add_argument("--steps", type=int, default=300, help="of the fit")
@@ -86,7 +86,7 @@ def main() -> None:
     drawn, template = random.Random(0), pretrained.ChatTemplate(TEMPLATE, {"eos_token": END})
     tools = [schema_of(Guessing().guess, "guess")]
     dialogues = [dialogue(drawn) for _ in range(3000)]
-    # A message is what is to be written next, after all that was said.
+    # The model learns to write the next message after all previous ones.
     examples = {}
     for messages in dialogues:
         last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")

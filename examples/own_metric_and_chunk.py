@@ -1,4 +1,4 @@
-"""A custom metric, and an iteration of one's own, with work on the host around its program.
+"""A custom metric and a custom iteration, with work on the host around its program.
 
 `python examples/own_metric_and_chunk.py runs/own` trains PPO on CartPole-v1 with both.
 """
@@ -17,7 +17,7 @@ from jaxrl_po.masked import Mean
 
 
 def with_norm(learner):
-    """The learner with the metric `norm`: the global norm of the policy's parameters."""
+    """Returns the learner with the metric `norm`: the global norm of the policy's parameters."""
 
     def update(state, batch):
         state, metrics = learner.update(state, batch)
@@ -28,7 +28,7 @@ def with_norm(learner):
 
 
 def timed(step, state):
-    """One iteration, as a call of its program; the metric `seconds` times it."""
+    """Runs one iteration as a call of its program and adds its time as the metric `seconds`."""
     begun = time.perf_counter()
     state, row = jax.block_until_ready(step(state))
     seconds = np.full(state.step.shape, time.perf_counter() - begun, np.float32)
@@ -36,7 +36,7 @@ def timed(step, state):
 
 
 def main(out, iterations=50):
-    """Trains two seeds; the folder then holds what a run of a command holds."""
+    """Trains two seeds; the folder then has the files of a run of the command."""
     env = gymnax.make("CartPole-v1")[0]
     problem = control.make_problem(env, num_envs=8, num_steps=32)
     learner = with_norm(ppo.make(ppo.Config(), problem))

@@ -2,8 +2,8 @@
 
     python examples/ppo_single_file.py
 
-It needs jax, flax, optax and gymnax (and six, which gymnax forgets), nothing else: read it from
-top to bottom and change what you like. Source: Schulman et al. 2017 (arXiv:1707.06347).
+It needs only jax, flax, optax and gymnax (and six, which gymnax does not install): read it from
+top to bottom and change anything in it. Source: Schulman et al. 2017 (arXiv:1707.06347).
 """
 
 from collections import namedtuple
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-NUM_ENVS, NUM_STEPS = 16, 128  # B environments, T steps of each in a rollout
+NUM_ENVS, NUM_STEPS = 16, 128  # B environments, T steps of each per rollout
 NUM_EPOCHS, NUM_MINIBATCHES = 4, 4
 GAMMA, LAMBDA, EPSILON = 0.99, 0.95, 0.2  # the ratio is clipped to 1 ± EPSILON
 VALUE_COEFFICIENT, ENTROPY_COEFFICIENT = 0.5, 0.01
@@ -24,7 +24,7 @@ env, env_params = gymnax.make("CartPole-v1")
 
 
 class ActorCritic(nn.Module):
-    """Actor and critic, each with a body of its own."""
+    """Actor and critic with separate hidden layers."""
 
     @nn.compact
     def __call__(self, observation):
@@ -46,7 +46,7 @@ Batch = namedtuple(  # leaves [T, B, ...]
 
 
 def log_prob_of(action, logits):
-    """Log-probabilities of the actions, `[...]`."""
+    """Computes the log-probabilities of the actions, `[...]`."""
     return -optax.softmax_cross_entropy_with_integer_labels(logits, action)
 
 
@@ -60,7 +60,7 @@ def rollout(params, envs, keys):
         answer = jax.vmap(env.step, (0, 0, 0, None))(keys[:, 1], state, action, env_params)
         following, state, reward, terminated, truncated, info = answer
         # Where an episode ends, gymnax resets by itself: `following` is then the first observation
-        # of the next episode, and the one that the action led to is in `info` alone.
+        # of the next episode, and the observation after the action is only in `info`.
         log_prob, final = log_prob_of(action, logits), info["final_observation"]
         batch = Batch(observation, action, log_prob, reward, final, terminated, truncated)
         so_far, ended = so_far + reward, terminated | truncated
@@ -70,8 +70,8 @@ def rollout(params, envs, keys):
 
 
 def gae(reward, value, next_value, terminated, truncated):
-    """Generalised advantage estimation, `[T, B]` (Schulman et al. 2016, arXiv:1506.02438)."""
-    # Nothing follows a termination; after a truncation the critic's value stands for what would.
+    """Computes generalised advantages, `[T, B]` (Schulman et al. 2016, arXiv:1506.02438)."""
+    # Nothing follows a termination; after a truncation the critic's value replaces the rest.
     delta = reward + GAMMA * jnp.where(terminated, 0.0, next_value) - value
     decay = GAMMA * LAMBDA * (1.0 - (terminated | truncated))
 
@@ -84,7 +84,7 @@ def gae(reward, value, next_value, terminated, truncated):
 
 
 def ppo_loss(params, observation, action, old_log_prob, advantage, target):
-    """Clipped surrogate, error of the critic and entropy bonus; a scalar to minimise."""
+    """Sums clipped surrogate, error of the critic and entropy bonus into a scalar to minimise."""
     logits, value = network.apply(params, observation)
     ratio = jnp.exp(log_prob_of(action, logits) - old_log_prob)
     clipped = jnp.clip(ratio, 1.0 - EPSILON, 1.0 + EPSILON)
@@ -114,7 +114,7 @@ def update(params, opt_state, batch, orders):
 
 
 def train(key, iterations):
-    """Trains one seed; returns its parameters, and sum and number of the returns of episodes."""
+    """Trains one seed; returns its parameters, and sum and number of episode returns."""
     key, params_key, env_key = jax.random.split(key, 3)
     env_keys = jax.random.split(env_key, NUM_ENVS)
     observation, state = jax.vmap(env.reset, (0, None))(env_keys, env_params)
@@ -137,7 +137,7 @@ def train(key, iterations):
 
 
 def main(total_steps=250_000, seeds=4):
-    """Trains the seeds side by side, then prints the mean return of each as training went on."""
+    """Trains the seeds in parallel, then prints the mean return of each during training."""
     iterations = total_steps // (NUM_STEPS * NUM_ENVS)
     keys = jax.random.split(jax.random.key(0), seeds)
     _, (total, count) = jax.jit(jax.vmap(lambda key: train(key, iterations)))(keys)

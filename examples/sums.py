@@ -1,8 +1,8 @@
-"""A pretrained model from nothing, in a minute: `python examples/sums.py runs/sums`.
+"""Builds a small pretrained model in a minute: `python examples/sums.py runs/sums`.
 
 Writes word problems, trains a byte-level BPE on their text, fits a small Llama to some of the
-answers, and leaves what a downloaded model would: a folder with weights, tokenizer and chat
-template (`model`), beside prompts with answers (`train.jsonl`, `test.jsonl`) to train it on with
+answers, and writes the files of a downloaded model: a folder with weights, tokenizer and chat
+template (`model`), and also prompts with answers (`train.jsonl`, `test.jsonl`) for training by
 `jaxrl-po language --init_from=runs/sums/model --task=file …`; see docs/pretrained.md.
 """
 
@@ -28,7 +28,7 @@ NAMES, THINGS = ("Ada", "Ben", "Cleo", "Dan"), ("apples", "books", "coins", "egg
 
 
 def problems() -> list[dict[str, object]]:
-    """Rows of messages and answers: sums and differences of digits."""
+    """Returns rows of messages and answers: sums and differences of digits."""
     rows = []
     for name, thing, a, b in itertools.product(NAMES, THINGS, range(10), range(10)):
         story, answer = (f"gets {b} more", a + b) if a < b or (a + b) % 2 else (f"gives {b}", a - b)
@@ -39,7 +39,7 @@ def problems() -> list[dict[str, object]]:
 
 
 def train_tokenizer(rows: list[dict[str, object]]) -> Tokenizer:
-    """A byte-level BPE of the problems' text, with a token for each digit."""
+    """Trains a byte-level BPE on the problems' text, with a token for each digit."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
@@ -56,7 +56,7 @@ def train_tokenizer(rows: list[dict[str, object]]) -> Tokenizer:
 
 
 def main() -> None:
-    """Writes the folder."""
+    """Fits the model and writes its folder."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, help="folder, new or empty")
     parser.add_argument("--accuracy", type=float, default=0.45, help="where the fit stops")

@@ -9,7 +9,7 @@ from jaxrl_po.divergences import ratio
 
 
 def v_trace(trajectory, gamma=1.0, max_rho=1.0, max_c=1.0):
-    """`v_t = V_t + ρ_t δ_t + γ c_t (v_{t+1} − V_{t+1})`, the critic's target.
+    """Computes `v_t = V_t + ρ_t δ_t + γ c_t (v_{t+1} − V_{t+1})`, the critic's target.
 
     The advantage is `ρ_t (r_t + γ v_{t+1} − V_t)`. ρ and c are π_old / μ, cut at `max_rho` and
     `max_c`; PPO's own ratio is π / π_old.
@@ -30,7 +30,7 @@ def v_trace(trajectory, gamma=1.0, max_rho=1.0, max_c=1.0):
 
 
 def make():
-    """PPO on one-digit sums, sampled by the policy of two iterations ago."""
+    """Builds PPO on one-digit sums, sampled by the policy of two iterations ago."""
     task = language.tasks.addition(1)
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=2, mlp_width=16)
     problem = language.make_problem(
@@ -49,4 +49,4 @@ if __name__ == "__main__":
     learner = make()
     state = jax.jit(lambda key: learner.init(key))(jax.random.key(0))
     state, metrics = jax.lax.scan(lambda state, _: learner.step(state), state, length=4)
-    print(metrics["sampler_kl"].metric())  # KL(μ ‖ π_old): not 0, the sampler is older
+    print(metrics["sampler_kl"].metric())  # KL(μ ‖ π_old): not 0, because the sampler is older

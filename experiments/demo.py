@@ -32,23 +32,23 @@ from jaxrl_po.run.store import statistics
 
 @config.record
 class Options:
-    """Where the results go."""
+    """Place of the results."""
 
     out: str = static("runs/demo", "folder for the results; an earlier demo in it is replaced")
 
 
 class Part(NamedTuple):
-    """One of the runs.
+    """One run of the demo.
 
     Attributes:
-      name: name of its folder.
+      name: name of the folder of the run.
       title: title in the picture.
-      domain: Domain of the run.
+      domain: domain of the run.
       main: `main` of its command.
       arguments: flags of the run.
-      score: in `summary.json`, one number per seed.
-      aggregate: how the seeds are aggregated.
-      target: what the aggregate must reach.
+      score: key in `summary.json`, with one number per seed.
+      aggregate: function that aggregates the seeds.
+      target: smallest aggregate that counts as success.
     """
 
     name: str
@@ -77,7 +77,7 @@ CARTPOLE = Part(
 
 
 def on_addition(algorithm: str, *arguments: str) -> Part:
-    """A method on two-digit addition, from a warm start that answers about half of the prompts."""
+    """Builds a part with a method on two-digit addition, warm-started to half of the answers."""
     shared = (
         *("--task=addition", "--task.num_digits=2", "--seeds=4", "--total_steps=64000"),
         *("--model.width=32", "--model.mlp_width=96", "--warm_start.steps=2000"),
@@ -112,12 +112,12 @@ GRPO = on_addition("grpo", *IN_GROUPS, "--config.use_reference=false")
 DAPO = on_addition("dapo", *IN_GROUPS)
 PARTS = (CARTPOLE, ADDITION, GRPO, DAPO)
 
-# Compared with PPO, which is a part already; each with the settings that a sweep found.
+# Methods to compare with PPO, which is already a part; their settings come from a sweep.
 FAMILY = family.Options(methods="reinforce,a2c,trpo", seeds=8, total_steps=100_000)
 
 
 def learned(part: Part, result: Result) -> bool:
-    """Whether a part reached its target; prints the verdict."""
+    """Returns whether a part reached its target; prints the verdict."""
     scores = [-np.inf if score is None else score for score in result.summary[part.score]]
     reached = float(part.aggregate(scores))
     verdict = "learned" if reached >= part.target else "NOT LEARNED"
@@ -126,9 +126,9 @@ def learned(part: Part, result: Result) -> bool:
 
 
 def groups(results: Sequence[Result]) -> list[plotting.Panel]:
-    """Panels of PPO, GRPO and DAPO on addition: accuracy, entropy and tokens with an advantage.
+    """Builds panels of accuracy, entropy and tokens with an advantage, for methods on addition.
 
-    The last one is drawn without PPO.
+    The methods are PPO, GRPO and DAPO; the last panel is drawn without PPO.
     """
     ppo, *others = results
     named, steps = [ppo._replace(name="ppo"), *others], "completions trained on, each seed"
@@ -142,7 +142,7 @@ def groups(results: Sequence[Result]) -> list[plotting.Panel]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the demo; returns 0 when all parts reach their targets.
+    """Runs the demo; returns 0 if all parts reach their targets.
 
     Raises:
       UsageError: a run did not finish.

@@ -51,18 +51,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry(*command: str) -> NoReturn:
-    """Starts the installed command and the scripts.
+    """Starts the installed command and the scripts of the repository.
 
-    An interrupt while modules are loaded is one line.
+    An interrupt while modules are being imported is reported in one line.
     """
-    # An exception inside an import of JAX would come out as another one.
+    # An exception inside an import of JAX would surface as a different exception.
     before = signal.signal(signal.SIGINT, _leave)
     try:
         from jaxrl_po.run.experiment import flags
 
-        importlib.import_module("jaxrl_po.run.experiment.training")  # JAX and the others
+        importlib.import_module("jaxrl_po.run.experiment.training")  # imports JAX and others
         importlib.import_module("jaxrl_po.run.devices.topology").silence_libtpu()
-    except ValueError as error:  # of matplotlib, as it is imported
+    except ValueError as error:  # raised by matplotlib while it is imported
         if "MPLBACKEND" not in os.environ:
             raise
         print(f"error: MPLBACKEND={os.environ['MPLBACKEND']}: {error}", file=sys.stderr)
@@ -81,7 +81,7 @@ def entry(*command: str) -> NoReturn:
 
 
 def _leave(number: int, frame: Any) -> None:
-    with contextlib.suppress(OSError):  # nobody hears it
+    with contextlib.suppress(OSError):  # the reader of the pipe has gone
         os.write(2, b"\ninterrupted: nothing was started\n")
     os._exit(128 + number)
 

@@ -4,7 +4,7 @@ In a stream, `reward`, `value` = V(s_t) and `next_value` are in reward units, `t
 `truncated` are bool, and γ and λ lie in [0, 1]. `next_value[t]` is V of the *true* next
 observation: the final one where an episode ended, never the first of the next episode. Termination
 bootstraps nothing, truncation bootstraps V(final observation), and no return crosses either.
-`unroll` is how many steps of a loop are one pass, see `backend.Target.unroll`.
+`unroll` is the number of loop steps that one pass computes, see `backend.Target.unroll`.
 
 In float32, rewards up to 1e30 do not overflow; deviations above 1e19 have an infinite std, which
 makes the normalised advantages 0.
@@ -27,11 +27,11 @@ def discounted_returns(
     gamma: Number,
     unroll: int = 1,
 ) -> jax.Array:
-    """Monte Carlo returns, bootstrapped where an episode is truncated and at the segment's end.
+    """Computes Monte Carlo returns, bootstrapped at truncations and at the segment's end.
 
     `G_t = r_t + γ G_{t+1}` within an episode, `G_t = r_t` where it terminates, and
-    `G_t = r_t + γ V(final)` where it is truncated and at the last step of the segment. Equal to
-    the λ-return at λ = 1.
+    where it is truncated and at the last step of the segment. The result equals the λ-return at
+    λ = 1.
 
     Example:
       >>> no = jnp.zeros(3, bool)
@@ -53,7 +53,7 @@ def n_step_returns(
     gamma: Number,
     n: int,
 ) -> jax.Array:
-    """`G_t = r_t + γ r_{t+1} + … + γ^{n−1} r_{t+n−1} + γ^n V(s_{t+n})`.
+    """Computes `G_t = r_t + γ r_{t+1} + … + γ^{n−1} r_{t+n−1} + γ^n V(s_{t+n})`.
 
     Fewer steps are summed where the episode or the segment ends first. n ≥ T gives
     `discounted_returns`; some lecture notes write A3C(k) for n = k + 1.
@@ -93,7 +93,7 @@ def gae(
     lambda_: Number,
     unroll: int = 1,
 ) -> jax.Array:
-    """Generalised advantage estimation: `Â_t = δ_t + γλ Â_{t+1}`.
+    """Computes generalised advantage estimates `Â_t = δ_t + γλ Â_{t+1}`.
 
     `δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t)`; the recursion is cut where an episode is
     terminated or truncated. λ = 0 gives δ, λ = 1 the Monte Carlo return minus V. Adding `value`
@@ -115,7 +115,7 @@ def gae(
 
 
 def _discounted_sum(x: jax.Array, decay: jax.Array, unroll: int) -> jax.Array:
-    """`y_t = x_t + decay_t · y_{t+1}`, `[T]`, with `y_T = 0`."""
+    """Computes `y_t = x_t + decay_t · y_{t+1}`, `[T]`, with `y_T = 0`."""
 
     def step(y: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, decay = inputs
@@ -135,10 +135,10 @@ def _check_stream(
 
 
 def informative(score: jax.Array) -> jax.Array:
-    """Whether the scores of a group differ, `max ≠ min`: `[…, G]` to bool `[…]`.
+    """Returns whether the scores of a group differ, `max ≠ min`: `[…, G]` to bool `[…]`.
 
-    A group in which all are equal has no relative advantages and gives no gradient. Scores that are
-    sums come from `outcomes`.
+    A group of equal scores has no relative advantages and gives no gradient. Scores that are
+    sums of rewards come from `group_advantages.outcomes`.
 
     Example:
       >>> informative(jnp.array([[0.0, 1.0], [1.0, 1.0]])).tolist()
@@ -150,19 +150,19 @@ def informative(score: jax.Array) -> jax.Array:
 def group_relative(
     reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6
 ) -> jax.Array:
-    """`(r_i − mean(r)) / (std(r) + ε)` within one group; exactly 0 if all rewards are equal.
+    """Computes `(r_i − mean(r)) / (std(r) + ε)` within one group; exactly 0 if all are equal.
 
     Args:
-      reward: `[G]`, one per member.
-      scale: `std`, or `none` for the centred reward alone (Dr. GRPO).
-      ddof: of the std: 0 is the papers' formula, 1 what TRL, verl and tunix compute.
-      epsilon: added to the std.
+      reward: `[G]`, one reward per member.
+      scale: divisor: `std`, or `none` for the centred reward alone (Dr. GRPO).
+      ddof: correction of the std's divisor: 0 is the papers' formula; TRL, verl and tunix use 1.
+      epsilon: constant added to the std.
 
     Returns:
       `[G]`. Shao et al. 2024 (arXiv:2402.03300), section 4.1.2.
 
     Raises:
-      ValueError: G = 1 (there is no baseline), ddof ≥ G, or an unknown scale.
+      ValueError: G = 1 (a baseline needs another member), ddof ≥ G, or an unknown scale.
 
     Example:
       >>> [round(a, 2) for a in group_relative(jnp.array([3.8, 5.2, 6.1])).tolist()]
@@ -188,7 +188,7 @@ def group_relative(
 
 
 def leave_one_out(reward: jax.Array) -> jax.Array:
-    """`r_i − mean_{j≠i} r_j = G/(G−1) · (r_i − mean(r))`: `[G]` to `[G]`, within one group.
+    """Computes `r_i − mean_{j≠i} r_j = G/(G−1) · (r_i − mean(r))` in one group: `[G]` to `[G]`.
 
     A baseline that does not depend on r_i leaves the gradient unbiased. RLOO, Ahmadian et al. 2024
     (arXiv:2402.14740), eq. 8.
@@ -209,14 +209,14 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
 
 
 def maximum_likelihood(reward: jax.Array) -> jax.Array:
-    """`(r_i − mean(r)) / mean(r)` within one group; 0 where no member has a reward.
+    """Computes `(r_i − mean(r)) / mean(r)` within one group; 0 if no member has a reward.
 
-    The gradient is that of `log p`, p the probability of a right answer, up to terms that need more
-    than G samples: a prompt that is solved one time in ten counts ten times as much as in the
-    gradient of p.
+    The gradient equals the gradient of `log p`, where p is the probability of a right answer, up to
+    terms that need more than G samples: a prompt that is solved one time in ten counts ten times
+    as much as in the gradient of p.
 
     Args:
-      reward: `[G]`, at least 0; one below 0 makes the whole group NaN, and the update is skipped.
+      reward: `[G]`, at least 0; a negative one makes the whole group NaN and skips the update.
 
     Returns:
       `[G]`. Tajwar et al. 2026 (arXiv:2602.02710), MaxRL.
@@ -235,14 +235,14 @@ def maximum_likelihood(reward: jax.Array) -> jax.Array:
 
 
 def scale_of(mean: jax.Array, std: jax.Array) -> jax.Array:
-    """`max(std, |mean| / 10)`: the std with a floor, as a divisor that gives unit scale.
+    """Computes `max(std, |mean| / 10)`: the std with a floor, as a divisor that gives unit scale.
 
     The std of a nearly constant return is small or mere rounding error, and dividing by it would
     amplify noise.
 
     Args:
-      mean: `E*`.
-      std: `E*`, ddof 0.
+      mean: `E*`, mean of the values to scale.
+      std: `E*`, their std with ddof 0.
 
     Returns:
       `E*`, at least 0; 0 only where mean and std are both 0.
@@ -262,14 +262,14 @@ def whiten(
     epsilon: float = 1e-8,
     axis_name: str | None = None,
 ) -> jax.Array:
-    """`(x − mean) / (std + ε)` over all unmasked elements `E*`, ddof 0; masked entries are 0.
+    """Computes `(x − mean) / (std + ε)` over unmasked elements `E*`, ddof 0; 0 where masked.
 
     Args:
       x: `E*`, any shape.
       mask: `E*`, bool; None counts all.
       shift_mean: False adds the mean back: `(x − mean) / (std + ε) + mean`.
-      epsilon: added to the std.
-      axis_name: device axis over which the statistics are pooled, or None.
+      epsilon: constant added to the std.
+      axis_name: device axis that the statistics are pooled over, or None.
 
     Example:
       >>> whiten(jnp.array([1.0, 3.0, 99.0]), jnp.array([True, True, False])).tolist()

@@ -1,4 +1,4 @@
-"""What programs are compiled for, as a value: what is fast on one platform is not on another."""
+"""The platform that programs are compiled for, as a value: fast code differs between platforms."""
 
 import os
 from typing import NamedTuple
@@ -7,15 +7,15 @@ import jax
 
 
 class Target(NamedTuple):
-    """What a program is compiled for.
+    """Platform and devices that a program is compiled for.
 
-    Every `make` of a method and of a problem takes one, so that a program for one platform can be
-    traced on another. It decides how things are computed, never what.
+    Every `make` of a method and of a problem takes a target, so that a program for one platform can
+    be traced on another. It affects how results are computed, but not the results.
 
     Attributes:
       platform: `cpu`, `gpu` or `tpu`, as JAX names it.
-      devices: of the platform, in one process.
-      cores: processor cores of that process.
+      devices: number of devices of the platform in one process.
+      cores: number of processor cores of that process.
 
     Example:
       >>> Target("cpu", 8, 8).one_core_each, Target("cpu", 1, 8).one_core_each
@@ -30,34 +30,35 @@ class Target(NamedTuple):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it is a CPU, whose small operations cost what they compute.
+        """True on a CPU, where the cost of a small operation is its computation.
 
-        On a GPU each is a kernel, of 1 µs and more: there, few operations are fast.
+        On a GPU each operation is a kernel, of 1 µs and more: there, few operations are fast.
         """
         return self.platform == "cpu"
 
     @property
     def one_core_each(self) -> bool:
-        """Whether each device is one core of a CPU: what it works on should stay in its cache.
+        """True if each device is one core of a CPU, whose working set should stay in its cache.
 
-        A device of several cores shares large operations out over them, and not what is cut up.
+        A device of several cores divides large operations among them, but not an operation that was
+        cut into parts.
         """
         return self.on_cpu and self.devices >= self.cores
 
     def unroll(self, steps: int) -> int:
-        """Steps of a short loop in one pass, for `jax.lax.scan`: 1 on a CPU, `steps` elsewhere.
+        """Returns the steps in one pass of a short `jax.lax.scan`: 1 on a CPU, `steps` elsewhere.
 
-        Elementwise steps become one kernel, and what several steps return is written by one. On a
-        CPU the loop over generalised advantages would take 2.5 times as long.
+        Elementwise steps become one kernel, and one kernel writes the results of several steps. On
+        a CPU the loop over generalised advantages would take 2.5 times as long.
         """
         return 1 if self.on_cpu else steps
 
 
 def here() -> Target:
-    """The backend of this process, which it starts: the target where none is given."""
+    """Returns the default target, the backend of this process; starts the backend."""
     return Target(jax.default_backend(), jax.local_device_count(), cores())
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Returns the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

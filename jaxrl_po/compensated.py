@@ -1,4 +1,4 @@
-"""Compensated sums: whether two are equal up to their rounding."""
+"""Compensated sums, which tell whether two sums are equal up to their rounding."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 
 class Sums(NamedTuple):
-    """Compensated sums, a shape `E*` each.
+    """Compensated sums; each field has the shape `E*`.
 
     Attributes:
-      value: the sums.
-      error: what was rounded off, on the way to `value`.
+      value: sums in floating point.
+      error: error of `value`: the sum of all that was rounded off.
       size: sums of absolute values.
       terms: numbers of terms other than 0.
     """
@@ -31,7 +31,7 @@ def _add(a: Sums, b: Sums) -> Sums:
 
 
 def sums_to_go(reward: jax.Array) -> Sums:
-    """`Σ_{u ≥ t} r_u` along the last axis, `[…, T]`, with what decides whether two are equal."""
+    """Computes `Σ_{u ≥ t} r_u`, `[…, T]`, along the last axis, as compensated sums."""
     terms = (reward != 0).astype(jnp.int32)
     single = Sums(reward, jnp.zeros_like(reward), jnp.abs(reward), terms)
     sums: Sums = jax.lax.associative_scan(_add, single, reverse=True, axis=reward.ndim - 1)
@@ -39,12 +39,12 @@ def sums_to_go(reward: jax.Array) -> Sums:
 
 
 def rounding(value: jax.Array, size: jax.Array, terms: jax.Array, length: int) -> jax.Array:
-    """What compensated sums may err by: `4 ε |value| + T ε² size`, and 0 for a single term.
+    """Computes the error bound of compensated sums, `4 ε |value| + T ε² size`; 0 for one term.
 
     Args:
-      value: `E*`, the sum, or the largest of several.
-      size: `E*`, its sum of absolute values.
-      terms: `E*`, its number of terms other than 0.
+      value: `E*`, sum, or the largest of several sums.
+      size: `E*`, sum of absolute values of the terms.
+      terms: `E*`, number of terms other than 0.
       length: T, the largest number of terms.
     """
     epsilon = jnp.finfo(value.dtype).eps
@@ -52,14 +52,14 @@ def rounding(value: jax.Array, size: jax.Array, terms: jax.Array, length: int) -
 
 
 def sums_differ(sums: Sums, length: int, valid: jax.Array | bool = True) -> jax.Array:
-    """Whether sums of a group, along the first axis, differ by more than `rounding`.
+    """Returns whether sums of a group, along the first axis, differ by more than `rounding`.
 
-    NaN and infinity differ.
+    A NaN or an infinity differs from every sum.
 
     Args:
-      sums: `[G, …]`.
+      sums: `[G, …]`, sums of the members of a group.
       length: T, the largest number of terms.
-      valid: which members there are, `[G, …]`.
+      valid: `[G, …]`, bool, False for a member without such a sum.
     """
 
     def largest(x: jax.Array) -> jax.Array:

@@ -5,8 +5,8 @@ the program. Each field declares its unit and range once, for the check, the com
 documentation.
 
 One rule holds for every record, every factory and `run.Experiment`. A NumPy scalar or a 0-d array
-counts as the Python number that it holds. Text is not a number, a bool is not a number, and 1 is
-not a bool: each is refused by name. So is a traced size, switch or name.
+counts as the Python number in it. Text is not a number, a bool is not a number, and 1 is not a
+bool: each is refused with the name of its field. So is a traced size, switch or name.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ import numpy as np
 
 Number = float | jax.Array
 Json = dict[str, Any]
-"""Content of a JSON object."""
+"""Contents of a JSON object."""
 Values = Mapping[str, Any]
-"""Name of a setting to its value."""
+"""Map from the name of a setting to its value."""
 Record = TypeVar("Record")
 Value = TypeVar("Value")
 
@@ -61,12 +61,12 @@ class NoEffectError(ConfigError):
 
 
 class PythonObject(str):
-    """Text `file.py:name` or `python:name` of a setting that stands for an object of Python.
+    """Text `file.py:name` or `python:name` of a setting that stands for a Python object.
 
-    It is compared, hashed and written as its text.
+    It is compared, hashed and written to files as its text.
 
     Attributes:
-      value: The object.
+      value: Python object that the text stands for.
     """
 
     value: Any
@@ -79,7 +79,7 @@ class PythonObject(str):
         return made
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # Another process imports the file, whose module may have another name there.
+        # Another process imports the file itself and may give its module another name.
         in_files = all(".py:" in each for each in self.split(","))
         return (str, (str(self),)) if in_files else super().__reduce__()
 
@@ -89,7 +89,7 @@ class PythonObject(str):
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Valid values of a field: from `low` to `high`, an open end excluded, and finite."""
+    """Valid values of a field: finite numbers from `low` to `high`; an open end is excluded."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -113,24 +113,24 @@ UNIT = Interval(0.0, 1.0)
 POSITIVE = Interval(0.0, open_low=True)
 NON_NEGATIVE = Interval(0.0)
 COUNT = Interval(1)
-SEED = Interval(0, 2**32 - 1)  # a key holds no more of it
+SEED = Interval(0, 2**32 - 1)  # the bits of a seed that a key uses
 SETTING = "setting"  # entry of a field's metadata
-GIVEN = object()  # in `Setting.when`: any text but the empty one
+GIVEN = object()  # in `Setting.when`: any text except the empty one
 
 
 When = tuple[Any, ...]
-"""A field of the same record, and its values with which another field has an effect."""
+"""A field of the same record, and those of its values that give another field an effect."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Metadata of a setting; type and default are the field's own.
+    """Metadata of a setting; type and default are stored in the field itself.
 
     Attributes:
       doc: Description in one line, also shown by `--help`.
-      unit: Unit of the value, such as `nats`; empty for none.
+      unit: Unit of the value, such as `nats`; empty if it has none.
       within: Valid values of a number; None for any.
-      choices: Valid values of a name, or a table of which they are the keys; empty for any. A
+      choices: Valid values of a name, or a table with these names as keys; empty for any. A
         `PythonObject` is valid too.
       static: Whether another value compiles another program.
       when: `(field, *values)`: the setting has an effect if that field of the record has one of the
@@ -138,10 +138,10 @@ class Setting:
       common: Whether `--help` shows the field; `--help=all` shows all.
       resume: Whether a resumed run may have another value: `same`, `grows` or `any`.
       sweep: Use in a sweep: `varies`, `same` in all runs, or `absent`.
-      stored: Whether `config.json` keeps the value; False for a setting of one start.
+      stored: Whether `config.json` stores the value; False for a setting of a single start.
       compared: Whether the processes of a run must agree on the value.
       was: Former names of the field, read from JSON only.
-      were: Pairs of a former value of the field and the present one, read from JSON only.
+      were: Pairs of a former and a present value of the field, read from JSON only.
     """
 
     doc: str
@@ -176,7 +176,7 @@ class About(TypedDict, total=False):
 def number(
     default: float, doc: str, *, within: Interval = Interval(), **about: Unpack[About]
 ) -> float:
-    """A numeric field: a pytree leaf, which can be vmapped and changed without recompilation.
+    """Declares a numeric field: a pytree leaf that can be vmapped and changed without recompiling.
 
     Args:
       default: Default value.
@@ -196,13 +196,13 @@ def static(
     choices: tuple[Any, ...] | dict[str, Any] = (),
     **about: Unpack[About],
 ) -> Value:
-    """A static field: a size, a switch or a name; another value compiles another program.
+    """Declares a static field: a size, a switch or a name; another value compiles another program.
 
     Args:
       default: Default value; its type is the flag's type on the command line.
       doc: Description in one line, also shown by `--help`.
       within: Valid values of a number.
-      choices: Valid values of a name, or a table of which they are the keys.
+      choices: Valid values of a name, or a table with these names as keys.
       about: Further fields of `Setting`.
     """
     setting = Setting(doc, within=within, choices=choices, **about)
@@ -222,11 +222,18 @@ def setting_of(field: dataclasses.Field[Any]) -> Setting:
     return setting
 
 
+def is_record(value: object) -> bool:
+    """Returns whether a value is a class that `record` has made."""
+    if not (isinstance(value, type) and dataclasses.is_dataclass(value)):
+        return False
+    return all(SETTING in field.metadata for field in dataclasses.fields(value))
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[Record]) -> type[Record]:
-    """Class decorator: a frozen dataclass of `number` and `static` fields, as a pytree.
+    """Makes a class a frozen dataclass of `number` and `static` fields, and a pytree.
 
-    The docstring gets a line on each field, inherited ones included, for `help(cls)`.
+    The docstring gets a line on each field, including inherited fields, for `help(cls)`.
 
     Example:
       >>> @record
@@ -273,8 +280,8 @@ def static_value(name: str, value: Any, kind: type = object) -> Any:
 
     Args:
       name: static field or argument, for the message.
-      value: any value.
-      kind: its type; `float` also takes a whole number, and a traced one.
+      value: value to convert.
+      kind: expected type; `float` also accepts a whole number and a traced number.
 
     Raises:
       ConfigError: the value is traced and not a `float`, or of another type.
@@ -284,7 +291,7 @@ def static_value(name: str, value: Any, kind: type = object) -> Any:
       (8, 0.9)
     """
     if isinstance(value, jax.core.Tracer):
-        if kind is float:  # as a temperature that is vmapped over whole problems
+        if kind is float:  # such as a temperature that is vmapped over problems
             return value
         raise ConfigError(name, "is static: build one program for each value")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and not value.ndim:
@@ -299,7 +306,7 @@ def static_value(name: str, value: Any, kind: type = object) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a real number, but not a bool, or an array of such."""
+    """Returns whether a value is a real number or an array of them, but not a bool."""
     if isinstance(value, numbers.Real):
         return not isinstance(value, bool)
     if not isinstance(value, jax.Array):
@@ -327,8 +334,8 @@ def check(config: Any) -> None:
     Traced numbers were checked before tracing. A field without effect must have its default.
 
     Args:
-      config: a record; of numeric leaves that are arrays (stacked hyperparameters), every element
-        is checked.
+      config: record to check; every element of a numeric leaf that is an array (stacked
+        hyperparameters) is checked.
 
     Raises:
       ConfigError: names the first field out of range, its value and the range.
@@ -353,7 +360,7 @@ def check(config: Any) -> None:
 
 
 def _matches(value: Any, wanted: Any) -> bool:
-    """Returns whether a value is the wanted one or lies in the interval; True for a traced one."""
+    """Returns whether a value equals the wanted one or lies in its interval; True if traced."""
     if isinstance(value, jax.core.Tracer):
         return True
     if wanted is GIVEN:
@@ -392,8 +399,8 @@ def check_size(name: str, value: Any, within: Interval = COUNT, *, part: str = "
     Args:
       name: name of the setting or argument.
       value: any value.
-      within: valid values.
-      part: part of the setting that the value is, for the message; empty if it is the setting.
+      within: valid range.
+      part: part of the setting that the value is, for the message; empty for a whole setting.
 
     Raises:
       ConfigError: the value is traced, or is not an integer in `within`.
@@ -413,10 +420,10 @@ def require_effect(config: Any, name: str, condition: bool, when: str) -> None:
     """Rejects a field that was set although it has no effect.
 
     Args:
-      config: a record.
-      name: of the field.
-      condition: whether it has an effect.
-      when: the condition in words, for the message.
+      config: record that holds the field.
+      name: name of the field.
+      condition: whether the field has an effect.
+      when: condition in words, for the message.
 
     Raises:
       NoEffectError: the field differs from its default, and `condition` is False.
@@ -431,7 +438,7 @@ def require_unset(config: Any, name: str, when: str) -> None:
 
 
 def require_order(low: Number, high: Number, low_name: str, high_name: str) -> None:
-    """Rejects two fields in the wrong order; traced values are skipped.
+    """Rejects two fields in the wrong order; skips traced values.
 
     Raises:
       ConfigError: `high` is below `low` somewhere.
@@ -443,18 +450,18 @@ def require_order(low: Number, high: Number, low_name: str, high_name: str) -> N
 
 
 def changed(config: Any, name: str) -> bool:
-    """Whether a field differs from its default; a traced value counts as unchanged."""
+    """Returns whether a field differs from its default; a traced value counts as unchanged."""
     value, default = getattr(config, name), getattr(type(config), name)
     if isinstance(value, jax.core.Tracer):
         return False
     if isinstance(default, str):
         return bool(value != default)
-    # In float32, since that is what a leaf has become after `as_arrays`.
+    # Compares in float32, the type of a leaf after `as_arrays`.
     return bool(np.any(np.float32(value) != np.float32(default)))
 
 
 def as_arrays(config: Record) -> Record:
-    """Numeric leaves as float32 arrays.
+    """Converts numeric leaves to float32 arrays.
 
     Passing an `int` or a `np.float32` for a `float` then does not recompile.
     """

@@ -1,7 +1,7 @@
 """Action distributions as pytrees: `sample`, `mode`, `log_prob`, `entropy` and the exact `kl`.
 
 Everything is in nats and computed in float32 at least. The parameters carry the batch shape, so
-that `vmap`, `scan` and masks see plain arrays. A distribution of your own must be a pytree with
+that `vmap`, `scan` and masks see plain arrays. A user-defined distribution must be a pytree with
 these five methods.
 """
 
@@ -17,8 +17,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.divergences import exp_excess
 from jaxrl_po.types import Distribution
 
-# Actions from which on drawing one of them takes long enough to be worth a pass more, and unlikely
-# ones are together likely enough to be drawn by finer random numbers.
+# Number of actions at which sampling takes so long that a second pass is worth its cost, and at
+# which unlikely actions together are likely enough to need finer random numbers.
 MANY = 1024
 
 
@@ -39,35 +39,35 @@ class Categorical:
     logits: jax.Array
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One int32 action per batch element, `E*`; consumes `key`."""
+        """Returns one int32 action per batch element, `E*`; consumes `key`."""
         logits = _wide(self.logits)
         gumbel = _gumbel if logits.shape[-1] > MANY else jax.random.gumbel
         return _argmax(logits + gumbel(key, logits.shape, logits.dtype))
 
     def mode(self) -> jax.Array:
-        """The most likely action, `E*`; the lowest index wins a tie."""
+        """Returns the most likely action, `E*`; the lowest index wins a tie."""
         return _argmax(self.logits)
 
     def log_probs(self) -> jax.Array:
-        """Log-probabilities of all actions, `[E*, A]`, float32."""
+        """Computes log-probabilities of all actions, `[E*, A]`, float32."""
         return jax.nn.log_softmax(_wide(self.logits))
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability of `action` `E*`, in nats."""
+        """Computes the log-probability of `action` `E*`, in nats."""
         chex.assert_shape(action, self.logits.shape[:-1])
         # A masked sum: the gradient of indexing is a scatter, ten times as slow on a CPU.
         chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=bool)
         return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
 
     def entropy(self) -> jax.Array:
-        """`−Σ_a p log p`, `E*`, in nats; excluded actions contribute 0."""
+        """Computes `−Σ_a p log p`, `E*`, in nats; excluded actions contribute 0."""
         log_probs = self.log_probs()
         return -_expectation(log_probs, log_probs)
 
     def kl(self, other: "Categorical") -> jax.Array:
-        """Exact KL(self ‖ other) = `Σ_a p (log p − log q)`, `E*`, in nats, never negative.
+        """Computes the exact KL(self ‖ other) = `Σ_a p (log p − log q)`, `E*`, nats, at least 0.
 
-        As `Σ_a p (q/p − 1 − log(q/p))`, whose terms do not cancel; q alone where p = 0.
+        The terms of `Σ_a p (q/p − 1 − log(q/p))` do not cancel; a term is q if p = 0.
         """
         chex.assert_equal_shape([self.logits, other.logits])
         mine, its = self.log_probs(), other.log_probs()
@@ -78,35 +78,35 @@ class Categorical:
 
 
 def _gumbel(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Standard Gumbel numbers up to 22.9; those of `jax.random.gumbel` end at 15.9.
+    """Draws standard Gumbel numbers up to 22.9; `jax.random.gumbel` ends at 15.9.
 
     Tokens down to e⁻²² of the largest probability are then drawn at their true rate; a large
     vocabulary has thousands of these. Uses all 32 bits of a draw, as −log E with E = −log(1 − u),
     which is finest near 0.
     """
     uniform = (jax.random.bits(key, shape, jnp.uint32).astype(dtype) + 0.5) * 2.0**-32
-    return -jnp.log(-jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24)))  # it may round up to 1
+    return -jnp.log(-jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24)))  # u may round up to 1
 
 
 def _argmax(x: jax.Array) -> jax.Array:
-    """Index of the largest number along the last axis, int32; the lowest wins a tie."""
+    """Returns the index of the largest number along the last axis, int32; the lowest wins a tie."""
     size = x.shape[-1]
     if size <= MANY:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
     # Two vectorised passes over finished numbers. XLA's `argmax` on a CPU is scalar and fused with
-    # its input: three times as long.
+    # its input: it takes three times as long.
     x = jax.lax.optimization_barrier(x)
     index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     return jnp.min(jnp.where(x < jnp.max(x, axis=-1, keepdims=True), size, index), axis=-1)
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    """`x` in float32 at least, so that sampling and scoring use the same distribution."""
+    """Widens `x` to float32 at least, so that sampling and scoring use the same distribution."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _expectation(log_probs: jax.Array, x: jax.Array) -> jax.Array:
-    """`Σ_a p x` over the last axis; an action with p = 0 contributes 0 and no NaN gradient."""
+    """Computes `Σ_a p x` over the last axis; an action with p = 0 adds 0 and no NaN gradient."""
     probs = jnp.exp(log_probs)
     return jnp.sum(probs * jnp.where(probs > 0.0, x, 0.0), axis=-1)
 
@@ -130,27 +130,27 @@ class DiagonalGaussian:
     log_std: jax.Array
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One unclipped action per batch element, `[E*, D]`; consumes `key`."""
+        """Returns one unclipped action per batch element, `[E*, D]`; consumes `key`."""
         mean, log_std = _wide(self.mean), _wide(self.log_std)
         return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, mean.dtype)
 
     def mode(self) -> jax.Array:
-        """The mean, `[E*, D]`."""
+        """Returns the mean, `[E*, D]`."""
         return self.mean
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-density of `action` `[E*, D]` summed over D, `E*`, in nats."""
+        """Computes the log-density of `action` `[E*, D]` summed over D, `E*`, in nats."""
         chex.assert_equal_shape([action, self.mean])
         mean, log_std = _wide(self.mean), _wide(self.log_std)
         z = (action - mean) * jnp.exp(-log_std)
         return -jnp.sum(0.5 * jnp.square(z) + log_std + 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self) -> jax.Array:
-        """Differential entropy `Σ_d (log_std + ½ log(2πe))`, `E*`, in nats."""
+        """Computes the differential entropy `Σ_d (log_std + ½ log(2πe))`, `E*`, in nats."""
         return jnp.sum(_wide(self.log_std) + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
     def kl(self, other: "DiagonalGaussian") -> jax.Array:
-        """Exact KL(self ‖ other), `E*`, in nats, never negative."""
+        """Computes the exact KL(self ‖ other), `E*`, in nats, never negative."""
         chex.assert_equal_shape([self.mean, other.mean])
         mean, log_std, other_mean, other_log_std = map(
             _wide, (self.mean, self.log_std, other.mean, other.log_std)
@@ -176,11 +176,11 @@ class TanhGaussian:
     """`tanh(u)` with u from a diagonal Gaussian; the action that is stored and scored is u.
 
     `log π(u) = log N(u) − Σ_d log(1 − tanh²(u_d))`, the density of tanh(u) (Haarnoja et al. 2018,
-    arXiv:1801.01290, appendix C). Tanh is a bijection, so the KL is that of the Gaussians.
+    arXiv:1801.01290, appendix C). Tanh is a bijection, so the KL equals the Gaussians' KL.
 
     Attributes:
-      mean: `[E*, D]`, of u.
-      log_std: `[E*, D]`, of u.
+      mean: `[E*, D]`, mean of u.
+      log_std: `[E*, D]`, logarithm of the standard deviation of u.
 
     Example:
       >>> standard = TanhGaussian(jnp.zeros(1), jnp.zeros(1))
@@ -192,30 +192,30 @@ class TanhGaussian:
     log_std: jax.Array
 
     def gaussian(self) -> DiagonalGaussian:
-        """The distribution of u."""
+        """Returns the distribution of u."""
         return DiagonalGaussian(self.mean, self.log_std)
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One u per batch element, `[E*, D]`; consumes `key`."""
+        """Returns one u per batch element, `[E*, D]`; consumes `key`."""
         return self.gaussian().sample(key)
 
     def mode(self) -> jax.Array:
-        """The mean of u, `[E*, D]`, whose tanh is the usual greedy action."""
+        """Returns the mean of u, `[E*, D]`, whose tanh is the usual greedy action."""
         return self.mean
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-density of tanh(u) at u = `action` `[E*, D]`, summed over D, `E*`, in nats."""
+        """Computes the log-density of tanh(u) at u = `action` `[E*, D]`: `E*`, nats, over all D."""
         return self.gaussian().log_prob(action) - jnp.sum(_log_slope(_wide(action)), axis=-1)
 
     def entropy(self) -> jax.Array:
-        """Differential entropy of tanh(u), `E*`, in nats, by quadrature: to about 1e-3."""
-        # Each formula gets a σ for which it holds: else the gradient of the other may be NaN.
+        """Computes the differential entropy of tanh(u), `E*`, nats, by quadrature to about 1e-3."""
+        # Each formula gets a σ for which it holds: otherwise the other's gradient may be NaN.
         mean, std = _wide(self.mean), jnp.exp(_wide(self.log_std))
         small, large = jnp.where(std < 1.0, std, 1.0), jnp.where(std < 1.0, 1.0, std)
-        # A narrow Gaussian: E log(1 − tanh²(u)) at Gauss and Hermite's nodes.
+        # For a narrow Gaussian: E log(1 − tanh²(u)) at Gauss and Hermite's nodes.
         u = mean[..., None] + jnp.multiply.outer(small, _NODES.astype(std.dtype))
         narrow = _log_slope(u) @ _WEIGHTS.astype(std.dtype)
-        # A wide one would miss the bend at 0: 2 log 2 − 2 E|u| in closed form, and the rest,
+        # A wide Gaussian would miss the bend at 0: 2 log 2 − 2 E|u| in closed form, and the rest,
         # −2 log(1 + e^(−2|u|)), at Gauss and Legendre's nodes.
         distance = (jnp.subtract.outer(mean, side * _PLACES.astype(std.dtype)) for side in (-1, 1))
         density = sum(jnp.exp(-0.5 * jnp.square(x / large[..., None])) for x in distance)
@@ -227,22 +227,22 @@ class TanhGaussian:
         return self.gaussian().entropy() + jnp.sum(slope, axis=-1)
 
     def kl(self, other: "TanhGaussian") -> jax.Array:
-        """Exact KL(self ‖ other), `E*`, in nats."""
+        """Computes the exact KL(self ‖ other), `E*`, in nats."""
         return self.gaussian().kl(other.gaussian())
 
 
 def _log_slope(u: jax.Array) -> jax.Array:
-    """`log(1 − tanh²(u)) = 2 (log 2 − u − softplus(−2u))`, without cancellation."""
+    """Computes `log(1 − tanh²(u)) = 2 (log 2 − u − softplus(−2u))`, without cancellation."""
     return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MultiCategorical:
-    """Independent choices, made at once: the event is a vector of one option for each.
+    """Independent simultaneous choices: the event is a vector with one option for each choice.
 
     Attributes:
-      logits: `[E*, A]`, of all choices, concatenated; `-inf` excludes an option.
+      logits: `[E*, A]`, concatenated logits of all choices; `-inf` excludes an option.
       sizes: number of options of each choice; their sum is A.
 
     Example:
@@ -255,7 +255,7 @@ class MultiCategorical:
     sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     def parts(self) -> list[Categorical]:
-        """The distribution of each choice."""
+        """Returns the distribution of each choice."""
         ends = np.cumsum(self.sizes)
         return [
             Categorical(self.logits[..., end - size : end])
@@ -263,17 +263,17 @@ class MultiCategorical:
         ]
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One option of each choice, `[E*, D]`, int32; consumes `key`."""
+        """Returns one option of each choice, `[E*, D]`, int32; consumes `key`."""
         keys = jax.random.split(key, len(self.sizes))
         each = [part.sample(key) for part, key in zip(self.parts(), keys, strict=True)]
         return jnp.stack(each, axis=-1)
 
     def mode(self) -> jax.Array:
-        """The most likely option of each choice, `[E*, D]`."""
+        """Returns the most likely option of each choice, `[E*, D]`."""
         return jnp.stack([part.mode() for part in self.parts()], axis=-1)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability of `action` `[E*, D]`, `E*`, in nats."""
+        """Computes the log-probability of `action` `[E*, D]`, `E*`, in nats."""
         chex.assert_shape(action, (*self.logits.shape[:-1], len(self.sizes)))
         return sum(
             (part.log_prob(action[..., i]) for i, part in enumerate(self.parts())),
@@ -281,13 +281,13 @@ class MultiCategorical:
         )
 
     def entropy(self) -> jax.Array:
-        """The sum of the choices' entropies, `E*`, in nats."""
+        """Returns the sum of the choices' entropies, `E*`, in nats."""
         return sum(
             (part.entropy() for part in self.parts()), start=jnp.zeros(self.logits.shape[:-1])
         )
 
     def kl(self, other: "MultiCategorical") -> jax.Array:
-        """Exact KL(self ‖ other), the sum over choices, `E*`, in nats."""
+        """Computes the exact KL(self ‖ other), the sum over choices, `E*`, in nats."""
         return sum(
             (mine.kl(its) for mine, its in zip(self.parts(), other.parts(), strict=True)),
             start=jnp.zeros(self.logits.shape[:-1]),
@@ -295,17 +295,17 @@ class MultiCategorical:
 
 
 def allow(distribution: Distribution, legal: jax.Array) -> Distribution:
-    """The distribution over the legal actions alone; the others have probability 0.
+    """Restricts a distribution to the legal actions; the others have probability 0.
 
-    Where no action of a choice is legal, nothing is excluded: a NaN there would spoil the whole
-    batch. Who collects counts such steps.
+    If a choice has no legal action, nothing is excluded: a NaN there would make the whole batch
+    NaN. The collecting problem counts such steps.
 
     Args:
-      distribution: over discrete actions.
-      legal: bool, `[E*, A]`, in the order of its logits.
+      distribution: distribution over discrete actions.
+      legal: bool, `[E*, A]`, in the order of the distribution's logits.
 
     Raises:
-      ConfigError: the actions of the distribution are not discrete, or as many as the flags.
+      ConfigError: the actions are not discrete, or their number differs from the flags'.
 
     Example:
       >>> two = allow(Categorical(jnp.zeros(3)), jnp.array([True, False, True]))
@@ -337,7 +337,7 @@ def allow(distribution: Distribution, legal: jax.Array) -> Distribution:
 
 
 def possible(legal: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
-    """Whether each choice has a legal option: bool, `[E*, len(sizes)]`.
+    """Returns whether each choice has a legal option: bool, `[E*, len(sizes)]`.
 
     Example:
       >>> possible(jnp.array([True, False, False, False]), (2, 2)).tolist()
@@ -353,7 +353,7 @@ def possible(legal: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
 def log_prob_and_entropy(
     distribution: Distribution, action: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Both, `E*` each, in nats; at once where the distribution has a method of this name."""
+    """Computes both, `E*` each, nats, together if the distribution has a method of this name."""
     at_once = getattr(distribution, "log_prob_and_entropy", None)
     if at_once is None:
         return distribution.log_prob(action), distribution.entropy()

@@ -19,14 +19,14 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import Number
 
-# Nats. Less than this a sampler and a pass over whole sequences may differ by rounding, in log π.
+# Nats. Rounding can make the log π of a sampler and of a pass over sequences differ by this much.
 ROUNDING = 1e-4
 
 MAX_LOG_RATIO = 20.0
 
 
 def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
-    """Probability ratio `exp(clip(log_prob − old_log_prob, ±20))`, in float32 at least.
+    """Computes the ratio `exp(clip(log_prob − old_log_prob, ±20))`, in float32 at least.
 
     Without the clamp one token could overflow `exp` and turn a whole update into NaN; beyond it the
     gradient is 0. The result lies in [2e-9, 5e8].
@@ -40,14 +40,14 @@ def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
 
 
 def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
-    """`clip(log_prob − old_log_prob, ±20)`, in float32 at least."""
+    """Computes `clip(log_prob − old_log_prob, ±20)`, in float32 at least."""
     dtype = jnp.promote_types(jnp.result_type(log_prob, old_log_prob), jnp.float32)
     return jnp.clip(log_prob.astype(dtype) - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def exp_excess(x: jax.Array) -> jax.Array:
-    """`eˣ − 1 − x`, `E*`: never negative, and without cancellation near 0."""
-    # Below it the difference cancels more than the series leaves out.
+    """Computes `eˣ − 1 − x`, `E*`: never negative, and without cancellation near 0."""
+    # Below the limit the difference loses more to cancellation than the series leaves out.
     limit = 1e-3 if x.dtype == jnp.float64 else 0.05
     small = jnp.abs(x) < limit
     near = jnp.clip(x, -limit, limit)  # its powers must not overflow: 0 · ∞ would be the gradient
@@ -56,7 +56,7 @@ def exp_excess(x: jax.Array) -> jax.Array:
 
 
 def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-    """`log π − log π_ref`, nats: unbiased and of either sign.
+    """Computes `log π − log π_ref`, nats: unbiased and of either sign.
 
     Useful inside a reward; as a loss its expected gradient is 0.
 
@@ -69,9 +69,9 @@ def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
 
 
 def k2(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-    """`½ (log π − log π_ref)²`, nats: biased and never negative.
+    """Computes `½ (log π − log π_ref)²`, nats: biased and never negative.
 
-    As a loss its expected gradient is that of KL(policy ‖ reference).
+    As a loss its expected gradient is the gradient of KL(policy ‖ reference).
 
     Example:
       >>> round(float(k2(jnp.log(0.5), jnp.log(0.25))), 4)
@@ -82,10 +82,11 @@ def k2(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
 
 
 def k3(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-    """`r − 1 − log r` with `r = π_ref / π`, nats: unbiased and never negative.
+    """Computes `r − 1 − log r` with `r = π_ref / π`, nats: unbiased and never negative.
 
-    As a loss its expected gradient is that of KL(reference ‖ policy). Shao et al. 2024 (GRPO), eq.
-    4, where π is the policy being trained: the old policy's log-probabilities have no gradient.
+    As a loss its expected gradient is the gradient of KL(reference ‖ policy). Shao et al. 2024
+    (GRPO), eq. 4, where π is the policy being trained: the old policy's log-probabilities have no
+    gradient.
 
     Example:
       >>> round(float(k3(jnp.log(0.5), jnp.log(0.25))), 4)
@@ -103,15 +104,15 @@ def adapt_coefficient(
     tolerance: Number = 1.5,
     factor: Number = 2.0,
 ) -> jax.Array:
-    """β · factor if `kl > tolerance · target`, β / factor if `kl < target / tolerance`, else β.
+    """Adapts β: β · factor if `kl > tolerance · target`, β / factor if `kl < target / tolerance`.
 
     Args:
       coefficient: `[]`, β.
       kl: `[]`, nats, between the policies before and after the last update; if it is not finite, β
         does not change.
       target: d_targ, nats.
-      tolerance: above 1.
-      factor: above 1.
+      tolerance: ratio of KL and target, above 1, beyond which β changes.
+      factor: change of β, above 1.
 
     Returns:
       `[]`, the next β, within [1e-8, 1e8]. Schulman et al. 2017 (PPO), section 4.
@@ -135,14 +136,14 @@ def adapt_proportionally(
     gain: Number = 0.1,
     limit: Number = 0.2,
 ) -> jax.Array:
-    """`β · (1 + gain · e)` with the error `e = clip((kl − target) / target, −limit, limit)`.
+    """Computes `β · (1 + gain · e)` with error `e = clip((kl − target) / target, −limit, limit)`.
 
     Args:
       coefficient: `[]`, β.
       kl: `[]`, nats, KL(policy ‖ reference); if it is not finite, β does not change.
-      target: nats, above 0.
-      gain: of the proportional controller.
-      limit: of the error; with the defaults β changes by at most 2 % per call.
+      target: target KL, nats, above 0.
+      gain: gain of the proportional controller.
+      limit: bound of the error; with the defaults β changes by at most 2 % per call.
 
     Returns:
       `[]`, the next β, within [1e-8, 1e8]. Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
@@ -158,7 +159,7 @@ def adapt_proportionally(
 
 
 def _scaled(coefficient: jax.Array, kl: jax.Array, scale: jax.Array) -> jax.Array:
-    """`β · scale` within [1e-8, 1e8], so that β can always adapt back; β after a KL not finite."""
+    """Computes `β · scale` in [1e-8, 1e8], so that β can adapt back; β if the KL is not finite."""
     coefficient = jnp.asarray(coefficient)
     chex.assert_rank([coefficient, kl], 0)
     return jnp.where(jnp.isfinite(kl), jnp.clip(coefficient * scale, 1e-8, 1e8), coefficient)

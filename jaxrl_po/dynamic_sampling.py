@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling as a wrapper of any problem in groups: only informative groups are kept.
+"""DAPO's dynamic sampling as a wrapper of problems in groups: only informative groups are used.
 
 Rejection sampling with a bounded number of batches, inside the jitted program: a loop collects
 until a buffer of fixed size is full of informative groups, or the bound is reached and the rest of
@@ -19,13 +19,13 @@ from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size, static_value
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem
 
-# Entries of `CollectorState`, if a surplus is carried.
-SURPLUS = "surplus"  # sharded: groups `[P, …]`, of which the first `SURPLUS_COUNT` are valid
+# Entries of `CollectorState` if a surplus is carried.
+SURPLUS = "surplus"  # sharded: groups `[P, …]`; the first `SURPLUS_COUNT` are valid
 SURPLUS_COUNT = "surplus_count"  # replicated: `[]`, int32, over all devices
 
 
 class Fill(NamedTuple):
-    """Carry of the loop: the groups kept so far, this device's share."""
+    """Carry of the loop: this device's share of the groups accepted so far."""
 
     collector: CollectorState
     buffer: Any
@@ -36,14 +36,15 @@ class Fill(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Where groups are kept: a device has its share of the batch, then its share of the surplus.
+    """Positions of accepted groups: a device has its share of the batch, then of the surplus.
 
     Attributes:
-      wanted: groups of the batch, over all devices.
-      share: of these, on this device.
-      generated: groups of one generated batch on this device, and slots for its surplus.
-      devices: their number.
-      device: number of this one.
+      wanted: number of groups of the batch, over all devices.
+      share: number of these groups on this device.
+      generated: number of groups of a generated batch on this device, and of slots for its
+        surplus.
+      devices: number of devices.
+      device: index of this device.
       axis_name: device axis, or None.
     """
 
@@ -65,7 +66,7 @@ def dynamic_sampling(
     axis_name: str | None = None,
     name: str = "num_groups",
 ) -> Problem:
-    """The same problem, but `collect` generates until it has enough informative groups.
+    """Wraps a problem: `collect` generates batches until it has enough informative groups.
 
     The raw score decides, never a shaped reward. Groups keep the order in which they were
     generated, for any number of devices. Slots still empty after `max_generation_batches` are
@@ -73,21 +74,21 @@ def dynamic_sampling(
     biased sample of a prompt's outcomes.
 
     Args:
-      problem: in groups of at least 2.
+      problem: problem in groups of at least 2.
       max_generation_batches: most batches that one `collect` generates, at least 1.
-      carry_surplus: keep, for the next iteration, the accepted groups that did not fit. It takes
-        them after its own first batch, before it generates a second; they are then one update old
-        and keep the log-probabilities under which they were sampled. Those that do not fit again
-        are dropped. False drops all surplus, as in the paper.
+      carry_surplus: True stores, for the next iteration, the accepted groups that did not fit. It
+        takes them after its own first batch, before it generates a second; they are then one update
+        old and keep the log-probabilities from their sampling. Those that do not fit again are
+        dropped. False drops all surplus, as in the paper.
       num_groups: groups per training batch, over all devices; 0 for as many as `problem` generates.
-      accept: raw scores `[P, G]` to bool `[P]`.
-      axis_name: device axis over which rows are sharded, or None. With one, each batch is
+      accept: `(raw scores [P, G]) -> bool [P]`, True for informative groups.
+      axis_name: device axis that rows are sharded over, or None. With one, each batch is
         all-gathered.
-      name: setting that `num_groups` comes from, for messages.
+      name: name of the setting that sets `num_groups`, for messages.
 
     Returns:
-      The `Problem`. Metrics are those of `problem` over everything generated, and `filled` (share
-      of the slots), `acceptance` (of the generated groups), `generation_batches` (per
+      The `Problem`. It has the metrics of `problem` over everything generated, and `filled` (share
+      of the slots), `acceptance` (share of the generated groups), `generation_batches` (per
       `collect`, at least 1) and, with a surplus, `sample_age` (in updates, at most 1, averaged over
       the groups trained on). Yu et al. 2025 (arXiv:2503.14476), section 3.2 and algorithm 1.
 
@@ -161,13 +162,13 @@ def dynamic_sampling(
 
 
 def require_one_age(problem: Problem, carry_surplus: bool) -> None:
-    """Raises ConfigError for a surplus that is carried where rows are already of another age."""
+    """Raises ConfigError if a surplus is carried and the problem's rows already have ages."""
     if carry_surplus and problem.staleness:
         raise ConfigError("carry_surplus", f"must be off with staleness = {problem.staleness}")
 
 
 def require_scored_groups(batch: Batch) -> None:
-    """Raises ConfigError unless a batch has scores `[P, G]` in the program."""
+    """Raises ConfigError unless a batch has scores `[P, G]` inside the program."""
     if batch.reward is None:
         raise ConfigError(
             "dynamic_sampling", "must be off or reweight where groups are scored in Python"
@@ -177,7 +178,7 @@ def require_scored_groups(batch: Batch) -> None:
 
 
 def slots_of(num_groups: int, generated: int, axis_name: str | None, name: str) -> Slots:
-    """The slots of this device; raises ConfigError where the groups do not divide over devices."""
+    """Returns the slots of this device; raises ConfigError if groups do not divide over devices."""
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
     wanted = num_groups or generated * devices
     if wanted % devices:
@@ -228,16 +229,17 @@ def _fill(
     surplus: Any,
     count: jax.Array | None,
 ) -> Fill:
-    """Collects until the slots of the batch are filled, or so many batches are generated.
+    """Collects until the slots of the batch are filled or the bound on batches is reached.
 
     Args:
-      collect: collector and key to collector and batch.
-      slots: of this device.
-      empty: see `_empty`.
-      key: consumed.
-      accept: see `dynamic_sampling`, as for `max_generation_batches`.
+      collect: `(collector, key) -> (collector, batch)`.
+      slots: slots of this device.
+      empty: buffer without groups, see `_empty`.
+      key: PRNG key, consumed.
+      accept: `(raw scores [P, G]) -> bool [P]`, see `dynamic_sampling`, also for
+        `max_generation_batches`.
       surplus: groups of the last iteration, or None.
-      count: their number over all devices, or None.
+      count: number of these groups over all devices, or None.
     """
 
     def unfilled(fill: Fill) -> jax.Array:
@@ -268,7 +270,7 @@ def _fill(
 
 
 def _trained_on(fill: Fill, slots: Slots) -> Batch:
-    """The groups of the batch, as rows; slots that were not filled are masked."""
+    """Returns the groups of the batch, as rows; slots that were not filled are masked."""
     kept = jax.tree.map(lambda x: x[: slots.share], fill.buffer)
     valid = slots.device * slots.share + jnp.arange(slots.share) < fill.filled
     metrics = {
@@ -286,7 +288,7 @@ def _trained_on(fill: Fill, slots: Slots) -> Batch:
 
 
 def _left_over(fill: Fill, slots: Slots) -> tuple[Any, jax.Array]:
-    """The groups of the surplus, by now an update older, and their number over all devices."""
+    """Returns the surplus groups, now one update older, and their number over all devices."""
     spare = jax.tree.map(lambda x: x[slots.share :], fill.buffer)
     older = {**spare.columns, "age": spare.columns["age"] + 1}
     count = jnp.clip(fill.filled - slots.wanted, 0, slots.generated * slots.devices)
@@ -298,13 +300,13 @@ def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:
 
 
 def _with_age(batch: Batch) -> Batch:
-    """The batch with ages, 0 if the wrapped problem has none."""
+    """Returns the batch with ages, 0 if the wrapped problem has none."""
     fresh = jnp.zeros(batch.mask.shape[0], jnp.int32)
     return batch._replace(columns={"age": fresh, **batch.columns})
 
 
 def _by_group(batch: Any) -> Any:
-    """Leaves `[P·G, …]` as `[P, G, …]`, without metrics and strata; `score` is so already."""
+    """Reshapes leaves `[P·G, …]` to `[P, G, …]`, without metrics and strata; `score` fits."""
     columns = {name: x for name, x in batch.columns.items() if name != "stratum"}
     return jax.tree.map(
         lambda x: x.reshape(*batch.score.shape, *x.shape[1:]),
@@ -313,5 +315,5 @@ def _by_group(batch: Any) -> Any:
 
 
 def _zeros(groups: Any, count: int) -> Any:
-    """A buffer of `count` groups."""
+    """Returns a zeroed buffer of `count` groups."""
     return jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), groups)

@@ -1,6 +1,6 @@
-"""Advantages in one group beyond those of its outcomes: of steps, of turns, of the best of k.
+"""Advantages within one group beyond outcome advantages: for steps, turns and the best of k.
 
-See `advantages` for the units, and for advantages of outcomes.
+See `advantages` for the units, and for outcome advantages.
 """
 
 import math
@@ -14,7 +14,7 @@ from jaxrl_po.config import Number
 
 
 def outcomes(reward: jax.Array) -> jax.Array:
-    """`R_i = Σ_t r_it` of the members of a group: `[G, T]` to `[G]`.
+    """Computes `R_i = Σ_t r_it` for the members of a group: `[G, T]` to `[G]`.
 
     Sums that differ by no more than their rounding, such as the same rewards in another order, are
     made equal to the bit. So callers may compare outcomes exactly.
@@ -41,18 +41,18 @@ def process_relative(
     ddof: int = 0,
     epsilon: Number = 1e-6,
 ) -> jax.Array:
-    """`Â_t = Σ_{steps u ≥ t} (r_u − mean(r)) / (std(r) + ε)`: process supervision in one group.
+    """Computes `Â_t = Σ_{steps u ≥ t} (r_u − mean(r)) / (std(r) + ε)`, for process supervision.
 
-    Mean and std are over the rewards of all steps of the group; a token that ends no step adds
-    nothing, so that length alone costs nothing. Exactly 0 if all rewards are equal.
+    Mean and std are over the rewards of all steps of the group; a token that does not end a step
+    adds nothing, so that length alone costs nothing. Exactly 0 if all rewards are equal.
 
     Args:
-      reward: `[G, T]`, read at the ends of steps.
-      mask: `[G, T]`, bool.
+      reward: `[G, T]`, rewards, read at the ends of steps.
+      mask: `[G, T]`, bool, True for tokens of the response.
       step_end: `[G, T]`, bool, the tokens that end a step; None makes every token a step.
-      scale: `std`, or `none` for the centred rewards alone.
-      ddof: of the std.
-      epsilon: added to the std.
+      scale: divisor: `std`, or `none` for the centred rewards alone.
+      ddof: delta degrees of freedom of the std.
+      epsilon: constant added to the std.
 
     Returns:
       `[G, T]`, 0 where masked. Shao et al. 2024 (arXiv:2402.03300), section 4.1.3.
@@ -93,19 +93,20 @@ def turn_relative(
     ddof: int = 0,
     epsilon: Number = 1e-6,
 ) -> jax.Array:
-    """`(R_k − mean(R_k)) / (std(R_k) + ε)`, R_k = Σ_{u ≥ k} r_u: rewards-to-go, turn by turn.
+    """Computes `(R_k − mean(R_k)) / (std(R_k) + ε)`, turn by turn, for R_k = Σ_{u ≥ k} r_u.
 
-    Turn k of a member is compared with turn k of the other members that have one. Their histories
-    may differ: the baseline depends on the turn's number alone. Exactly 0 where all are equal, up
-    to the rounding of sums, and where only one member has a turn k.
+    R_k is the reward-to-go of turn k. Turn k of a member is compared with turn k of the other
+    members that have one. Their histories may differ: the baseline depends on the turn's number
+    alone. Exactly 0 if all are equal, up to the rounding of sums, or if only one member has a turn
+    k.
 
     Args:
       reward: `[G, T]`; the rewards of a turn's tokens are summed.
-      mask: `[G, T]`, bool.
+      mask: `[G, T]`, bool, True for tokens of the response.
       turn_end: `[G, T]`, bool, the last token of each turn.
-      scale: `std`, or `none` for the centred rewards alone.
-      ddof: of the std.
-      epsilon: added to the std.
+      scale: divisor: `std`, or `none` for the centred rewards alone.
+      ddof: delta degrees of freedom of the std.
+      epsilon: constant added to the std.
 
     Returns:
       `[G, T]`, the same for all tokens of a turn, 0 where masked.
@@ -123,10 +124,10 @@ def turn_relative(
     if scale not in ("std", "none"):
         raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
     end = mask & turn_end
-    turn = jnp.cumsum(end, axis=1) - end  # k of each token
+    turn = jnp.cumsum(end, axis=1) - end  # index k of the turn of each token
     slots = reward.shape[1]
 
-    # From the first token of each turn on.
+    # Rewards from the first token of each turn on.
     first = jax.vmap(lambda turn: jnp.searchsorted(turn, jnp.arange(slots)))(turn)
     sums = jax.tree.map(
         lambda x: jnp.take_along_axis(x, jnp.minimum(first, slots - 1), axis=1),
@@ -146,15 +147,15 @@ def turn_relative(
 
 
 def pass_at_k(reward: jax.Array, k: int) -> jax.Array:
-    """`k · E[max(r_i − max of k − 1 others, 0)]` over subsets of the other members of a group.
+    """Computes `k · E[max(r_i − max of k − 1 others, 0)]` over subsets of a group's other members.
 
-    Weights of the scores in an unbiased gradient of the expected maximum of k samples, which is
-    pass@k for rewards of 0 and 1, less a baseline: the maximum without member i. In the paper's
-    terms it is `G · s_i^(loo−1)`, for a mean over the group where the paper has a sum.
+    The result weights the scores in an unbiased gradient of the expected maximum of k samples,
+    which is pass@k for rewards of 0 and 1, less a baseline: the maximum without member i. In the
+    paper's terms it is `G · s_i^(loo−1)`, for a mean over the group where the paper has a sum.
 
     Args:
-      reward: `[G]`.
-      k: in [2, G]; at 1 pass@k is the mean reward, see `leave_one_out`.
+      reward: `[G]`, one per member.
+      k: number of samples, in [2, G]; at 1 pass@k is the mean reward, see `leave_one_out`.
 
     Returns:
       `[G]`, never negative; exactly 0 if all rewards are equal. Walder and Karkhanis 2025
@@ -174,7 +175,7 @@ def pass_at_k(reward: jax.Array, k: int) -> jax.Array:
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     order = jnp.argsort(reward)
     ascending = reward[order]
-    # Row i: the other members in ascending order. The m-th of them is the largest of k − 1 in
+    # Row i holds the other members in ascending order. The m-th of them is the largest of k − 1 in
     # C(m − 1, k − 2) of C(G − 1, k − 1) subsets.
     others = ascending[jnp.array([[j for j in range(size) if j != i] for i in range(size)])]
     largest = jnp.array(

@@ -15,9 +15,9 @@ class Running(NamedTuple):
     """Running moments of the outcomes of S strata (prompts, or difficulties), `[S]` each.
 
     Attributes:
-      weight: number of outcomes, each decayed once per iteration since it was seen; 0 if none was.
-      mean: reward units.
-      variance: ddof 0, reward units squared; exactly 0 while all outcomes were equal.
+      weight: number of outcomes, each decayed once per iteration since it was seen; 0 before any.
+      mean: mean outcome, reward units.
+      variance: variance with ddof 0, reward units squared; exactly 0 while all outcomes were equal.
     """
 
     weight: jax.Array
@@ -30,7 +30,7 @@ OUTCOME_STATISTICS = "outcome_statistics"
 
 
 def nothing(strata: int) -> Running:
-    """`Running` before the first iteration."""
+    """Returns `Running` before the first iteration."""
     return Running(*[jnp.zeros(strata)] * 3)
 
 
@@ -49,11 +49,11 @@ def observe(
     are not finite are ignored.
 
     Args:
-      running: before this iteration.
-      outcome: `[B]`, reward units, below 1e19 (float32 overflows at its square).
-      stratum: `[B]`, int32 in [0, S).
-      decay: λ in [0, 1]; 0 forgets all earlier iterations.
-      axis_name: device axis over which rows are sharded, or None.
+      running: moments before this iteration.
+      outcome: `[B]`, reward units, below 1e19 (its square overflows float32 above).
+      stratum: `[B]`, int32 in [0, S), stratum of each outcome.
+      decay: decay factor λ in [0, 1]; 0 forgets all earlier iterations.
+      axis_name: device axis that rows are sharded over, or None.
 
     Returns:
       The new moments, equal on every device.
@@ -101,18 +101,18 @@ def relative(
     epsilon: Number = 1e-6,
     rounding: jax.Array | float = 0.0,
 ) -> jax.Array:
-    """`(R − mean) / (std + ε)` with the moments of each outcome's stratum.
+    """Computes `(R − mean) / (std + ε)` from the moments of each outcome's stratum.
 
-    Exactly 0 where all outcomes of the stratum were equal, up to rounding.
+    Exactly 0 if all outcomes of the stratum were equal, up to rounding.
 
     Args:
       running: moments that include these outcomes.
-      outcome: `[B]`.
-      stratum: `[B]`.
-      scale: `std`, or `none` for the centred outcome alone.
-      ddof: the variance is multiplied by `weight / (weight − ddof)`.
-      epsilon: added to the std.
-      rounding: `[B]`, a std that is rounding alone; see `compensated.rounding`.
+      outcome: `[B]`, outcome of each row.
+      stratum: `[B]`, stratum of each row.
+      scale: divisor: `std`, or `none` for the centred outcome alone.
+      ddof: correction: the variance is multiplied by `weight / (weight − ddof)`.
+      epsilon: constant added to the std.
+      rounding: `[B]`, largest std that is rounding error alone; see `compensated.rounding`.
 
     Returns:
       `[B]`.
@@ -122,7 +122,7 @@ def relative(
     if scale == "std":
         unbiased = variance * weight / jnp.where(weight > ddof, weight - ddof, 1.0)
         centred = centred / (jnp.sqrt(unbiased) + epsilon)
-    # An outcome that is not finite stays so, and the update's own check then skips the step.
+    # An outcome that is not finite stays so, and the update's check then skips the step.
     return jnp.where(
         variance > jnp.square(rounding), centred, jnp.where(jnp.isfinite(outcome), 0.0, outcome)
     )
@@ -137,7 +137,7 @@ def running_relative(
     epsilon: Number = 1e-6,
     axis_name: str | None = None,
 ) -> Problem:
-    """The problem with each row's reward replaced by its outcome relative to its stratum's moments.
+    """Replaces each row's reward by its outcome relative to the moments of its stratum.
 
     The relative outcome is the reward of the first step; all others are 0. The moments include this
     iteration's outcomes, so a prompt seen for the first time is compared within its group. After
@@ -145,12 +145,12 @@ def running_relative(
     advantages other than 0.
 
     Args:
-      problem: with strata.
-      decay: λ in [0, 1], see `observe`.
-      scale: see `relative`.
-      ddof: see `relative`.
-      epsilon: see `relative`.
-      axis_name: device axis over which rows are sharded, or None.
+      problem: problem with strata.
+      decay: decay factor λ in [0, 1], see `observe`.
+      scale: divisor, `std` or `none`, see `relative`.
+      ddof: correction of the variance, see `relative`.
+      epsilon: constant added to the std, see `relative`.
+      axis_name: device axis that rows are sharded over, or None.
 
     Returns:
       The `Problem`, with the metric `revisited`: share of rows whose stratum was seen in an earlier

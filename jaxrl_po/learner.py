@@ -57,13 +57,13 @@ def make(
       problem: source of samples.
       estimate: `estimate(state, batch) -> samples`.
       improve: `improve(state, samples, key) -> (state, metrics)`; consumes `key`.
-      init_optimizer: `params -> opt_state`, over the subtree that is trained by gradient; `params`
-        come without the frozen ones.
-      init_reference: `params -> reference parameters`; None by default.
+      init_optimizer: `params -> opt_state`, for the subtree that is trained by gradient; `params`
+        exclude the frozen ones.
+      init_reference: `params -> reference parameters`; by default they are None.
       kl_coefficient: initial β of an adaptive penalty.
       num_parts: number of parts in which the old policy's log-probabilities are recomputed, to
         bound memory, if the sampler is not exact (`Problem.log_prob_matches_sampler`).
-      axis_name: device axis over which rows are sharded, or None.
+      axis_name: device axis that rows are sharded over, or None.
 
     Returns:
       The `Learner`. Its metrics are pooled over devices.
@@ -124,7 +124,7 @@ def make(
 
 
 def next_key(state: TrainState) -> tuple[TrainState, jax.Array]:
-    """Splits the state's key: the state with the next key, and a key to consume."""
+    """Splits the state's key; returns the state with the next key, and a key to consume."""
     following, key = jax.random.split(state.key)
     return state._replace(key=following), key
 
@@ -140,14 +140,14 @@ def require_reward(batch: Batch) -> None:
 
 
 def log_prob(problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: int) -> jax.Array:
-    """Log-probabilities `[B, T]`, nats, of the batch's actions by the policy of `params`.
+    """Computes log-probabilities `[B, T]`, nats, of the batch's actions by the policy of `params`.
 
     Args:
-      problem: its `apply` is the policy.
-      params: parameters; the critic is not evaluated.
-      batch: see `Batch`.
-      num_parts: largest number of parts to process one after another, to bound memory; their number
-        divides the rows.
+      problem: problem whose `apply` is the policy.
+      params: parameters of the policy; the critic is not evaluated.
+      batch: batch with actions, see `Batch`.
+      num_parts: largest number of parts to process one after another, to bound memory; the actual
+        number divides the rows.
     """
 
     def of_part(part: tuple[PyTree, jax.Array]) -> jax.Array:
@@ -163,7 +163,7 @@ def log_prob(problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: 
 def recompute_log_prob(
     problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: int, axis_name: str | None
 ) -> tuple[Batch, Metrics]:
-    """Replaces the sampler's log-probabilities by those of `apply`, and measures their difference.
+    """Replaces the sampler's log-probabilities by those from `apply`, and measures the difference.
 
     A sampler that decodes in bfloat16 through a cache rounds differently from the learner's pass
     over whole sequences, so that a ratio to its log-probabilities would not start at 1. Rows
@@ -171,17 +171,17 @@ def recompute_log_prob(
     that generated them are gone.
 
     Args:
-      problem: its `apply` is the learner's pass.
-      params: under which the batch was collected.
-      batch: with `sampler_log_prob`.
-      num_parts: largest number of parts to process one after another; their number divides the
-        rows.
+      problem: problem whose `apply` is the learner's pass.
+      params: parameters under which the batch was collected.
+      batch: batch with `sampler_log_prob`.
+      num_parts: largest number of parts to process one after another; the actual number divides
+        the rows.
       axis_name: device axis, or None.
 
     Returns:
       The batch, and metrics over the fresh rows: `sampler_kl`, the k3 estimate of KL(μ ‖ π_old) in
-      nats, `learner_kl`, that of KL(π_old ‖ μ), and `sampler_max_ratio`, the largest of π_old / μ
-      and μ / π_old at any token.
+      nats, `learner_kl`, the estimate of KL(π_old ‖ μ), and `sampler_max_ratio`, the largest of
+      π_old / μ and μ / π_old at any token.
     """
     recomputed = log_prob(problem, params, batch, num_parts=num_parts)
     recomputed = masked.zero(recomputed, batch.mask)
@@ -190,7 +190,7 @@ def recompute_log_prob(
     largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
     return batch._replace(log_prob=jnp.where(fresh, recomputed, batch.log_prob)), {
         "sampler_kl": masked.total(divergences.k3(sampled, recomputed), fresh),
-        # The samples are of μ: each counts π_old / μ times.
+        # The samples are drawn from μ: each counts π_old / μ times.
         "learner_kl": masked.total(
             ratio(recomputed, sampled) * divergences.k3(recomputed, sampled), fresh
         ),
@@ -200,18 +200,19 @@ def recompute_log_prob(
 
 ZEROED = (
     *("action", "log_prob", "reward", "value", "next_value", "terminated", "truncated"),
-    "columns",  # those of slots
+    "columns",  # the columns `[B, T]`
 )
 
 
 def zero_masked(batch: Batch) -> Batch:
     """Zeroes the masked slots of the fields that losses and estimators read.
 
-    Done once, so that no NaN there reaches a gradient. The fields are named: `inputs` belong to the
-    problem, and data that it keeps there for a reward (an answer, say) may have any shape.
+    This is done once, so that no NaN there reaches a gradient. The fields are named, because
+    `inputs` belong to the problem, and data that it stores there for a reward (an answer, say) may
+    have any shape.
 
     Args:
-      batch: see `Batch`; `mask` is bool `[B, T]`.
+      batch: batch whose `mask` is bool `[B, T]`, see `Batch`.
 
     Returns:
       The batch with zeros (False) in the masked slots of the fields in `ZEROED`.

@@ -1,4 +1,4 @@
-"""Rows of unequal length are sorted, and each part is computed up to its longest row."""
+"""Sums over rows of unequal length: rows are sorted, and each part ends at its longest row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,24 +10,24 @@ from jaxrl_po import minibatches
 from jaxrl_po.types import Samples, SumInParts
 
 Shorten = Callable[[Samples, int], Samples]
-"""`(samples, n) -> samples` with the first n slots of each row, and what `apply` reads for them."""
+"""`(samples, n) -> samples` with the first n slots of each row and the inputs of `apply` there."""
 
-PARTS = (4, 2, 1)  # rows are cut to a quarter, to half, or not at all; each length is compiled
+PARTS = (4, 2, 1)  # rows are cut to a quarter, a half, or not at all; each length is compiled
 
 
 def lengths(samples: Samples) -> jax.Array:
-    """The number of slots of each row up to its last in `mask`: `[B]`, int32."""
+    """Returns the number of slots of each row up to its last in `mask`: `[B]`, int32."""
     return (samples.mask * jnp.arange(1, samples.mask.shape[1] + 1)[None, :]).max(axis=1)
 
 
 def sort(samples: Samples) -> Samples:
-    """The rows by their length, ascending."""
+    """Sorts the rows by their length, ascending."""
     order = jnp.argsort(lengths(samples))
     return jax.tree.map(lambda x: x[order], samples)
 
 
 def sizes(steps: int) -> list[int]:
-    """The lengths to which rows of `steps` slots may be cut, ascending.
+    """Returns the lengths that rows of `steps` slots may be cut to, ascending.
 
     Example:
       >>> sizes(50)
@@ -37,9 +37,9 @@ def sizes(steps: int) -> list[int]:
 
 
 def by_length(shorten: Shorten) -> SumInParts:
-    """`minibatches.sum_in_parts` of rows sorted by length, each part up to its longest row.
+    """Builds `minibatches.sum_in_parts` for rows sorted by length, each part up to its longest row.
 
-    The sum, of a function in which masked elements do not count, is the same up to the order of its
+    Masked elements of the function must not count; the sum is the same up to the order of its
     terms. With `in_order=True` rows are not sorted, for inputs that `apply` reads group by group.
     """
 
@@ -57,11 +57,11 @@ def by_length(shorten: Shorten) -> SumInParts:
 
 
 def cut(function: Callable[[Samples], Any], shorten: Shorten) -> Callable[[Samples], Any]:
-    """`function`, computed on samples without the slots beyond the longest row.
+    """Computes `function` on samples without the slots beyond the longest row.
 
     Args:
-      function: samples to sums over their elements, in which masked ones do not count.
-      shorten: see `Shorten`.
+      function: `(samples) -> sums over their elements`; masked elements must not count.
+      shorten: function that cuts rows, see `Shorten`.
 
     Returns:
       A function of samples with leaves `[B, T, …]`, equal to `function` up to the order of sums.
@@ -79,7 +79,7 @@ def cut(function: Callable[[Samples], Any], shorten: Shorten) -> Callable[[Sampl
 
 @jax.custom_batching.custom_vmap
 def _of_all(longest: jax.Array) -> jax.Array:
-    """The largest number over all axes of `vmap`."""
+    """Returns the largest number over all axes of `vmap`."""
     return longest
 
 

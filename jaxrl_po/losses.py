@@ -1,8 +1,8 @@
 """Per-element losses, all to be minimised, and the aggregators that turn elements into a `Mean`.
 
 In every loss, `log_prob` is log π(a|s) in nats under the parameters being trained, `old_log_prob`
-the same under the policy that sampled, and r = π / π_old the probability ratio. Inputs and outputs
-are `E*`, any common shape. No gradient flows into advantages, targets and old values.
+is log π_old(a|s) under the policy that sampled, and r = π / π_old is the probability ratio. Inputs
+and outputs are `E*`, any common shape. No gradient flows into advantages, targets and old values.
 
 An aggregator pools the unmasked elements and leaves the division to the end, after totals and
 counts have been summed over microbatches and devices. It is where the losses of GRPO, DAPO and
@@ -23,7 +23,7 @@ from jaxrl_po.masked import Mean
 
 
 def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
-    """`−log π · A`, whose gradient is the score-function estimate of the policy gradient.
+    """Computes `−log π · A`, whose gradient is the score-function estimate of the policy gradient.
 
     Williams 1992; Sutton et al. 2000.
 
@@ -36,7 +36,7 @@ def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
 
 
 def surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
-    """`−r · A`: its gradient at π = π_old is that of `policy_gradient`.
+    """Computes `−r · A`, with the gradient of `policy_gradient` at π = π_old.
 
     Schulman et al. 2015 (TRPO), eq. 14, with samples of π_old.
 
@@ -51,7 +51,7 @@ def surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array
 def self_normalized_surrogate(
     log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array
 ) -> jax.Array:
-    """`−Σ_k r_k A_k / Σ_k r_k` over K actions sampled in one state: `[K]` to `[]`.
+    """Computes `−Σ_k r_k A_k / Σ_k r_k` over K actions sampled in one state: `[K]` to `[]`.
 
     A constant added to all A_k does not change the gradient, so no baseline is needed. Schulman et
     al. 2015 (TRPO), section 5.2: the vine method with continuous actions.
@@ -76,7 +76,7 @@ def clipped_surrogate(
     epsilon_high: Number,
     dual_clip: Number | None = None,
 ) -> jax.Array:
-    """`−min(r·A, clip(r, 1 − ε_low, 1 + ε_high)·A)`: a pessimistic bound for either sign of A.
+    """Computes `−min(r·A, clip(r, 1 − ε_low, 1 + ε_high)·A)`, pessimistic for either sign of A.
 
     The gradient vanishes where A > 0 and r > 1 + ε_high, and where A < 0 and r < 1 − ε_low. Where
     A < 0 the loss grows with r without bound, unless `dual_clip` = c limits it to −c·A:
@@ -85,10 +85,10 @@ def clipped_surrogate(
     Args:
       log_prob: `E*`, nats.
       old_log_prob: `E*`, nats.
-      advantage: `E*`.
-      epsilon_low: in [0, 1).
-      epsilon_high: at least 0; DAPO's clip-higher has ε_high > ε_low.
-      dual_clip: c > 1, or None (Ye et al. 2020, eq. 5).
+      advantage: `E*`, advantage A.
+      epsilon_low: lower clip ε_low in [0, 1).
+      epsilon_high: upper clip ε_high, at least 0; DAPO's clip-higher has ε_high > ε_low.
+      dual_clip: bound c > 1, or None (Ye et al. 2020, eq. 5).
 
     Returns:
       `E*`. Schulman et al. 2017 (PPO), eq. 7; Yu et al. 2025 (DAPO), eq. 10.
@@ -118,7 +118,7 @@ def clipped_surrogate(
 def clip_fraction_low(
     log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_low: Number
 ) -> jax.Array:
-    """1 where the lower clip removes the gradient (A < 0, r < 1 − ε_low), else 0; float32."""
+    """Returns 1.0 where the lower clip removes the gradient (A < 0, r < 1 − ε_low), else 0.0."""
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
     return ((advantage < 0) & (ratio(log_prob, old_log_prob) < 1.0 - epsilon_low)).astype(
         jnp.float32
@@ -128,7 +128,7 @@ def clip_fraction_low(
 def clip_fraction_high(
     log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_high: Number
 ) -> jax.Array:
-    """1 where the upper clip removes the gradient (A > 0, r > 1 + ε_high), else 0; float32."""
+    """Returns 1.0 where the upper clip removes the gradient (A > 0, r > 1 + ε_high), else 0.0."""
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
     return ((advantage > 0) & (ratio(log_prob, old_log_prob) > 1.0 + epsilon_high)).astype(
         jnp.float32
@@ -143,16 +143,16 @@ def cispo(
     epsilon_low: Number,
     epsilon_high: Number,
 ) -> jax.Array:
-    """`−stop_gradient(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π`.
+    """Computes `−stop_gradient(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π`.
 
     The importance weight is clipped, but every token keeps a gradient.
 
     Args:
       log_prob: `E*`, nats.
       old_log_prob: `E*`, nats.
-      advantage: `E*`.
-      epsilon_low: at 1 or above nothing is clipped from below.
-      epsilon_high: above 0.
+      advantage: `E*`, advantage A.
+      epsilon_low: lower clip; at 1 or above nothing is clipped from below.
+      epsilon_high: upper clip, above 0.
 
     Returns:
       `E*`. MiniMax 2025 (arXiv:2506.13585), eq. 4 and 5.
@@ -175,16 +175,16 @@ def sapo(
     temperature_positive: Number,
     temperature_negative: Number,
 ) -> jax.Array:
-    """`−(4/τ) σ(τ (r − 1)) · A`: a soft gate in place of the clip.
+    """Computes `−(4/τ) σ(τ (r − 1)) · A`: a soft gate in place of the clip.
 
-    Its gradient is that of `−r · A` times `4 p (1 − p)`, p = σ(τ (r − 1)): 1 at r = 1, and falling
-    on either side of it, to 0 for large r and to 0.79 at r = 0 for τ = 1.
+    Its gradient is the gradient of `−r · A` times `4 p (1 − p)`, p = σ(τ (r − 1)): 1 at r = 1, and
+    falling on either side, to 0 for large r and to 0.79 at r = 0 for τ = 1.
 
     Args:
       log_prob: `E*`, nats.
       old_log_prob: `E*`, nats.
-      advantage: `E*`.
-      temperature_positive: τ where A > 0, above 0; larger is narrower.
+      advantage: `E*`, advantage A.
+      temperature_positive: τ where A > 0, above 0; larger values give a narrower gate.
       temperature_negative: τ elsewhere, above 0.
 
     Returns:
@@ -213,22 +213,22 @@ def dppo(
     delta_high: Number,
     max_ratio: Number,
 ) -> jax.Array:
-    """`−stop_gradient(min(r, c) · 1[inside]) · A · log π`, r = π / μ: DPPO's binary TV.
+    """Computes `−stop_gradient(min(r, c) · 1[inside]) · A · log π`, r = π / μ: DPPO's binary TV.
 
-    A token leaves the trust region by the change of its probability, not by its ratio: outside is
-    `π − μ > δ_high` where A > 0 and `π − μ < −δ_low` where A < 0. A rare token may then change by a
-    large factor, a frequent one may not change by much.
+    A token leaves the trust region through the change of its probability, not through its ratio:
+    outside is `π − μ > δ_high` where A > 0 and `π − μ < −δ_low` where A < 0. So a rare token may
+    change by a large factor, a frequent one may not change by much.
 
     Args:
       log_prob: `E*`, nats.
       sampler_log_prob: `E*`, nats, log μ of the policy that sampled.
-      advantage: `E*`.
-      delta_low: in (0, 1).
-      delta_high: in (0, 1).
-      max_ratio: c, above 0.
+      advantage: `E*`, advantage A.
+      delta_low: largest fall of the probability, δ_low in (0, 1).
+      delta_high: largest rise of the probability, δ_high in (0, 1).
+      max_ratio: bound c of the ratio, above 0.
 
     Returns:
-      `E*`. Qi et al. 2026 (arXiv:2602.04879); the bound c is of section 5.4.
+      `E*`. Qi et al. 2026 (arXiv:2602.04879); the bound c is from section 5.4.
 
     Example:
       >>> bounds = {"delta_low": 0.2, "delta_high": 0.2, "max_ratio": 20.0}
@@ -254,7 +254,7 @@ def outside_total_variation(
     delta_low: Number,
     delta_high: Number,
 ) -> jax.Array:
-    """Where `dppo` removes the gradient, bool `E*`; arguments as there."""
+    """Returns where `dppo` removes the gradient, bool `E*`; takes the arguments of `dppo`."""
     change = jnp.exp(log_prob) - jnp.exp(sampler_log_prob)
     return jnp.where(advantage > 0, change > delta_high, (advantage < 0) & (change < -delta_low))
 
@@ -267,16 +267,16 @@ def clipped_log_ratio(
     epsilon_low: Number,
     epsilon_high: Number,
 ) -> jax.Array:
-    """`s · min(s · log r, s · clip(log r, −ε_low, ε_high))`, s the sign of A: GMPO's log-ratio.
+    """Computes `s · min(s · log r, s · clip(log r, −ε_low, ε_high))`, s the sign of A (GMPO).
 
-    As in `clipped_surrogate`, the side that would take a step back is not clipped.
+    As in `clipped_surrogate`, the side that would undo a step is not clipped.
 
     Args:
       log_prob: `E*`, nats.
       old_log_prob: `E*`, nats.
-      advantage: `E*`; where it is 0 the result is that of a negative one.
-      epsilon_low: above 0, nats.
-      epsilon_high: above 0, nats.
+      advantage: `E*`, advantage A; 0 counts as a negative one.
+      epsilon_low: lower clip ε_low, above 0, nats.
+      epsilon_high: upper clip ε_high, above 0, nats.
 
     Returns:
       `E*`, nats. Zhao et al. 2025 (arXiv:2507.20673).
@@ -296,12 +296,12 @@ def clipped_log_ratio(
 
 
 def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array) -> jax.Array:
-    """`(1 / |y|) Σ_t (log π − log π_old)` of each row, at all of its tokens: GSPO's log-ratio.
+    """Computes GSPO's log-ratio `(1 / |y|) Σ_t (log π − log π_old)` of a row at all of its tokens.
 
     Args:
       log_prob: `[B, T]`, nats.
       old_log_prob: `[B, T]`, nats.
-      mask: `[B, T]`, bool.
+      mask: `[B, T]`, bool, True for tokens of the response.
 
     Returns:
       `[B, T]`, nats, constant along a row, masked slots included; 0 in an empty row. Zheng et al.
@@ -319,7 +319,7 @@ def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.A
 
 
 def squared_value(value: jax.Array, target: jax.Array) -> jax.Array:
-    """`½ (v − G)²`, in reward units squared.
+    """Computes `½ (v − G)²`, in reward units squared.
 
     The coefficient c₁ of (v − G)² in the PPO paper's eq. 9 is 2c₁ on this loss.
 
@@ -334,15 +334,15 @@ def squared_value(value: jax.Array, target: jax.Array) -> jax.Array:
 def clipped_value(
     value: jax.Array, old_value: jax.Array, target: jax.Array, *, epsilon: Number
 ) -> jax.Array:
-    """`½ max((v − G)², (v_old + clip(v − v_old, ±ε) − G)²)`, in reward units squared.
+    """Computes `½ max((v − G)², (v_old + clip(v − v_old, ±ε) − G)²)`, in reward units squared.
 
-    From the PPO paper's reference code; there is no evidence that it helps.
+    From the PPO paper's reference code; no evidence shows that it helps.
 
     Args:
       value: `E*`, v, reward units.
-      old_value: `E*`, v_old, of the critic during collection.
-      target: `E*`, G.
-      epsilon: in reward units: beyond this change of v the gradient towards the target is removed.
+      old_value: `E*`, v_old, value from the critic during collection.
+      target: `E*`, regression target G.
+      epsilon: largest change of v, reward units; beyond it the gradient to the target is removed.
 
     Example:
       >>> value, old_value, target = jnp.array([1.0]), jnp.array([0.0]), jnp.array([1.0])
@@ -356,7 +356,7 @@ def clipped_value(
 
 
 def bradley_terry(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
-    """`−log σ(r_w − r_l)`, nats: the chosen response wins with probability `σ(r_w − r_l)`.
+    """Computes `−log σ(r_w − r_l)`, nats: the chosen response wins with probability `σ(r_w − r_l)`.
 
     Args:
       chosen: `E*`, r_w, reward units.
@@ -374,7 +374,7 @@ def bradley_terry(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
 
 
 def token_mean(elements: jax.Array, mask: jax.Array) -> Mean:
-    """Mean over all unmasked elements, so that each token (or step) has the same weight.
+    """Computes the mean over all unmasked elements: each token (or step) has the same weight.
 
     DAPO's token-level loss (Yu et al. 2025, eq. 8); PPO and TRPO average over steps. The count is
     the number of unmasked elements.
@@ -388,7 +388,7 @@ def token_mean(elements: jax.Array, mask: jax.Array) -> Mean:
 
 
 def sequence_mean(elements: jax.Array, mask: jax.Array) -> Mean:
-    """Mean over non-empty rows `[B, T]` of each row's mean: every sequence has the same weight.
+    """Computes the mean over non-empty rows `[B, T]` of row means: sequences have equal weight.
 
     GRPO (Shao et al. 2024, eq. 3). The count is the number of rows with an unmasked element.
     """
@@ -398,11 +398,11 @@ def sequence_mean(elements: jax.Array, mask: jax.Array) -> Mean:
 
 
 def fixed_length_mean(elements: jax.Array, mask: jax.Array, length: int) -> Mean:
-    """Sum over unmasked elements `[B, T]`, divided by the constant B × length.
+    """Computes the sum over unmasked elements `[B, T]`, divided by the constant B × length.
 
     A sequence's own length then does not change the weight of its tokens: Dr. GRPO (Liu et al.
     2025, arXiv:2503.20783) with the token budget as `length`. `length=1` averages row sums. Rows
-    that hold nothing count too: where `dynamic_sampling` cannot fill a batch, the mean is smaller.
+    without a token count too: if `dynamic_sampling` cannot fill a batch, the mean is smaller.
 
     Raises:
       ValueError: `length` below 1.

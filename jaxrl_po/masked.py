@@ -1,4 +1,4 @@
-"""Masked reductions that keep numerator and denominator apart until one final division.
+"""Masked reductions that store numerator and denominator separately until one final division.
 
 A mean over shards or microbatches of different sizes is not the mean of their means. Losses and
 metrics are therefore `Mean(total, count)`: added, summed over devices, and divided once.
@@ -51,11 +51,11 @@ class Mean:
     __rmul__ = __mul__
 
     def value(self) -> jax.Array:
-        """`total / max(count, 1)`: 0 when empty, for losses."""
+        """Returns `total / max(count, 1)`: 0 when empty, for losses."""
         return self.total / jnp.maximum(self.count, 1.0)
 
     def metric(self) -> jax.Array:
-        """`total / count`: NaN when empty, for logs."""
+        """Returns `total / count`: NaN when empty, for logs."""
         return jnp.where(self.count > 0, self.total / jnp.maximum(self.count, 1.0), jnp.nan)
 
 
@@ -78,7 +78,7 @@ def merge(*named: Mapping[str, Tree]) -> dict[str, Tree]:
 
 
 def psum(tree: Tree, axis_name: str | None) -> Tree:
-    """Sums every leaf over the devices of `axis_name`; the identity if that is None.
+    """Sums every leaf over the devices of `axis_name`; the identity if `axis_name` is None.
 
     Never differentiate through it: take local gradients and sum those. Small leaves of one dtype
     are concatenated into one all-reduce, because on CPU each all-reduce synchronises all devices.
@@ -123,14 +123,14 @@ def total(x: jax.Array, mask: jax.Array | None = None) -> Mean:
 
 
 def zero(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """`x` with zeros (False) in the masked slots.
+    """Returns `x` with zeros (False) in the masked slots.
 
-    For inputs of a differentiated function: selecting its output with `where` is too late, since
-    the gradient of the branch not taken is 0 · NaN = NaN.
+    Use it on inputs of a differentiated function: selecting its output with `where` is too late,
+    since the gradient of the branch not taken is 0 · NaN = NaN.
 
     Args:
       x: `[E*, D*]`, any dtype.
-      mask: `E*`, bool.
+      mask: `E*`, bool, True where an element counts.
 
     Example:
       >>> zero(jnp.array([[1.0, 2.0], [jnp.nan, 3.0]]), jnp.array([True, False])).tolist()
@@ -143,7 +143,7 @@ def zero(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def mean(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None) -> jax.Array:
-    """Mean of the unmasked elements over all devices of `axis_name`; 0 if there are none.
+    """Computes the mean of unmasked elements over all devices of `axis_name`; 0 without elements.
 
     Example:
       >>> float(mean(jnp.array([1.0, 2.0, jnp.nan]), jnp.array([True, True, False])))
@@ -155,7 +155,7 @@ def mean(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None =
 def moments(
     x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and std (ddof 0) of the unmasked elements over all devices; (0, 0) if there are none.
+    """Computes mean and std (ddof 0) of unmasked elements over all devices; (0, 0) without any.
 
     Two passes, `std = sqrt(mean((x − mean)²))`: the one-pass form cancels in float32. Equal
     elements give exactly their value and 0. The std is infinite where squares overflow, for
@@ -166,8 +166,8 @@ def moments(
       [2.0, 1.0]
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # Shifted by the minimum: else rounding of the mean would give equal elements a tiny std, which
-    # whitening would blow up to 1.
+    # Shifted by the minimum: otherwise rounding of the mean would give equal elements a tiny std,
+    # which whitening would scale up to 1.
     low = jax.lax.stop_gradient(
         x if mask is None else jnp.where(mask.astype(bool), x, jnp.inf)
     ).min(initial=jnp.inf)

@@ -34,28 +34,28 @@ def trust_region_update(
     of_some: Policy | None = None,
     axis_name: str | None = None,
 ) -> Callable[[PyTree, Any], tuple[PyTree, Metrics]]:
-    """One natural policy step, of a length given by KL(old ‖ new) ≤ δ, and a search along it.
+    """Builds a natural policy step, with length given by KL(old ‖ new) ≤ δ, and a search along it.
 
     `x ≈ (F + λI)⁻¹ g` with λ the damping, step `√(2δ / xᵀ(F + λI)x) · x`, then `search`. No step is
     taken where the gradient, the curvature or the KL is not finite, or the gradient is zero.
 
     Args:
       surrogate: `surrogate(distribution, samples) -> Mean`, minimised.
-      policy: `policy(params, samples) -> distribution`, batch shape that of `samples.mask`.
-      max_kl: δ, nats.
-      damping: λ, at least 0.
+      policy: `policy(params, samples) -> distribution`, with the batch shape of `samples.mask`.
+      max_kl: bound δ, nats.
+      damping: damping λ, at least 0.
       iterations: largest number of conjugate-gradient iterations.
-      tolerance: relative residual at which they stop.
-      fisher_stride: n: Fisher products use every n-th row, counted over all devices and
+      tolerance: relative residual at which the iterations stop.
+      fisher_stride: stride n: Fisher products use every n-th row, counted over all devices and
         microbatches.
       num_microbatches: parts of the rows, to bound memory: gradient, Fisher products and search
         become sums over parts. Each product then recomputes the policy, which is linearised once
         when there is one part.
       search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as
         `trust_region.full_step` or `line_search`.
-      of_some: the policy of any rows, for some of them, where `policy` reads whole groups; None if
-        it reads any.
-      axis_name: device axis over which rows are sharded, or None.
+      of_some: policy that reads any subset of rows, if `policy` reads whole groups; None if
+        `policy` reads any.
+      axis_name: device axis that rows are sharded over, or None.
 
     Returns:
       `update(params, samples) -> (params, metrics)`, bit for bit the given parameters if no step
@@ -74,7 +74,7 @@ def trust_region_update(
         old = jax.lax.map(lambda part: jax.lax.stop_gradient(policy(params, part)), parts)
 
         def pooled(function: Callable[..., Any], *of_parts: Any) -> Any:
-            """Sum over parts and devices."""
+            """Sums over parts and devices."""
             return masked.psum(minibatches.summed(function, *of_parts), axis_name)
 
         def evaluate(candidate: PyTree) -> tuple[jax.Array, jax.Array]:
@@ -109,7 +109,7 @@ def trust_region_update(
                 product = pooled(
                     lambda part, weight: curvature(part, weight)(vector), subset, weight
                 )
-            # Damping after the sum over parts and devices: else each of them would add its own.
+            # Damping after the sum over parts and devices: otherwise each would add its own.
             return jax.tree.map(lambda x, v: x + damping * v, product, vector)
 
         uphill = jax.tree.map(jnp.negative, gradient)
@@ -130,7 +130,7 @@ def trust_region_update(
             "residual": residual / jnp.where(norm > 0, norm, 1.0),
             "grad_norm": norm,
         }
-        # A step that is not taken counts as `skipped`, and in nothing else.
+        # A step that is not taken counts only as `skipped`.
         always = {"accepted": info.accepted, "skipped": ~finite}
         metrics = {name: masked.total(x[None], finite[None]) for name, x in metrics.items()}
         return after, metrics | {name: masked.total(x.astype(float)) for name, x in always.items()}
@@ -139,12 +139,12 @@ def trust_region_update(
 
 
 def every(stride: int, parts: Any, axis_name: str | None) -> tuple[Any, jax.Array]:
-    """Every n-th row, counted over all parts and devices, so that the rows depend on neither.
+    """Selects every n-th row, counted over all parts and devices, so that neither affects the rows.
 
     Args:
-      stride: n.
+      stride: n, distance between selected rows.
       parts: samples with a `mask`, leaves `[parts, rows, …]`, in order; the rows of a device follow
-        those of the device before it.
+        those on the device before it.
       axis_name: device axis, or None.
 
     Returns:
@@ -156,7 +156,7 @@ def every(stride: int, parts: Any, axis_name: str | None) -> tuple[Any, jax.Arra
         subset = jax.tree.map(lambda x: x[:, ::stride], parts)
         return subset, subset.mask
     device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
-    # In each part, the first row whose global number is a multiple of n.
+    # Index, in each part, of the first row whose global number is a multiple of n.
     first = -(device * num_parts + jnp.arange(num_parts)) * rows % stride
     index = first[:, None] + stride * jnp.arange(-(-rows // stride))[None, :]
     subset = jax.tree.map(

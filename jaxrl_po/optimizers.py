@@ -1,4 +1,4 @@
-"""Optimizers of the methods, default ones and by name, and learning-rate schedules."""
+"""Optimizers of the methods, by default and by name, and learning-rate schedules."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,10 +13,10 @@ from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, common, number, static
 from jaxrl_po.types import ActorCritic, Optimizer, Problem, PyTree
 
-FLAT_UP_TO = 2**20  # parameters: above it the optimizer state is kept per leaf, for sharding
+FLAT_UP_TO = 2**20  # parameters: above it the optimizer state has an array per leaf, for sharding
 AUTO, LINEAR, COSINE, CONSTANT = SCHEDULES = ("auto", "linear", "cosine", "constant")
 OPTIMIZERS = ("adam", "adamw", "lion", "muon", "rmsprop", "sgd")
-DECAYED = ("adamw", "lion", "muon")  # with weight decay
+DECAYED = ("adamw", "lion", "muon")  # optimizers with weight decay
 
 
 @config_lib.record
@@ -84,7 +84,7 @@ def scale(config: Optimization, step: jax.Array) -> jax.Array | float:
 
 
 def decay(step: jax.Array, iterations: int) -> jax.Array | float:
-    """Linear decay `max(0, 1 − step / iterations)`, or 1 if `iterations` is 0.
+    """Computes the linear decay `max(0, 1 − step / iterations)`, or 1 if `iterations` is 0.
 
     Args:
       step: `[]`, completed iterations (not gradient steps).
@@ -98,7 +98,7 @@ def decay(step: jax.Array, iterations: int) -> jax.Array | float:
 
 
 def cosine_decay(step: jax.Array, iterations: int) -> jax.Array | float:
-    """Cosine decay `½(1 + cos(π min(step / iterations, 1)))`, or 1 if `iterations` is 0.
+    """Computes cosine decay `½(1 + cos(π min(step / iterations, 1)))`, or 1 if `iterations` is 0.
 
     Args:
       step: `[]`, completed iterations (not gradient steps).
@@ -113,11 +113,11 @@ def cosine_decay(step: jax.Array, iterations: int) -> jax.Array | float:
 
 
 def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
-    """Linear warm-up `min(1, (step + 1) / iterations)`, or 1 if `iterations` is 0.
+    """Computes the linear warm-up `min(1, (step + 1) / iterations)`, or 1 if `iterations` is 0.
 
     Args:
       step: `[]`, completed iterations (not gradient steps).
-      iterations: length of the warm-up, static; 0 for none.
+      iterations: length of the warm-up, static; 0 disables it.
 
     Example:
       >>> float(warm_up(jnp.int32(4), 20)), float(warm_up(jnp.int32(30), 20))
@@ -135,8 +135,8 @@ def choose(
     """Returns the user's optimizer, the optimizer that the config names, or the default.
 
     Args:
-      config: its step size, gradient-norm clip and ε apply to the last two.
-      problem: states the hidden matrices of its networks, for Muon.
+      config: source of step size, gradient-norm clip and ε for the last two.
+      problem: source of the hidden matrices of its networks, for Muon.
       given: optax transformation of the user, or None.
       default: `(learning_rate, *, max_grad_norm, epsilon) -> optimizer`, the method's own.
 
@@ -186,8 +186,8 @@ def matrices(problem: Problem) -> Callable[[PyTree], PyTree]:
 
     Muon orthogonalises hidden matrices and leaves the rest to Adam (Jordan 2024, "Muon"): the layer
     that reads the observation or embeds the tokens, the layer that gives the output, tables, biases
-    and scales. The last two axes of a hidden matrix are its own; stacked blocks of a transformer
-    lead with another.
+    and scales. The last two axes of a hidden matrix are its rows and columns; stacked blocks of a
+    transformer have a leading axis.
 
     Raises:
       ConfigError: the problem has networks that do not state their hidden matrices.
@@ -219,13 +219,13 @@ def adam(
     epsilon: Number = 1e-5,
     flat_up_to: int = FLAT_UP_TO,
 ) -> optax.GradientTransformation:
-    """Adam on gradients clipped by their global norm.
+    """Builds Adam on gradients clipped by their global norm.
 
     Args:
-      learning_rate: step size, may be traced.
-      max_grad_norm: gradients of a larger global norm are scaled down to it.
-      epsilon: Adam's, outside the square root.
-      flat_up_to: see `flat_if_small`.
+      learning_rate: step size, possibly traced.
+      max_grad_norm: largest global norm of a gradient; larger gradients are scaled down.
+      epsilon: ε of Adam, outside the square root.
+      flat_up_to: largest number of parameters in one flat vector, see `flat_if_small`.
     """
     return clipped(
         optax.scale_by_adam(eps=epsilon),
@@ -242,13 +242,13 @@ def clipped(
     max_grad_norm: Number,
     flat_up_to: int = FLAT_UP_TO,
 ) -> optax.GradientTransformation:
-    """Steps in a direction, as Adam's, of gradients clipped by their global norm; see `adam`."""
+    """Chains a clip of the global norm, a direction such as Adam's, and a step size; see `adam`."""
     clip, scale = optax.clip_by_global_norm(max_grad_norm), optax.scale(-1.0 * learning_rate)
     return in_float32(flat_if_small(optax.chain(clip, direction, scale), flat_up_to))
 
 
 def widened(tree: PyTree) -> PyTree:
-    """The leaves, widened to float32 if they have fewer bits.
+    """Widens the leaves to float32 if they have fewer bits.
 
     Example:
       >>> print(widened(jnp.bfloat16(1.5)).dtype)
@@ -258,7 +258,7 @@ def widened(tree: PyTree) -> PyTree:
 
 
 def in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same optimizer, whose state and updates are float32 where parameters have fewer bits."""
+    """Gives an optimizer a float32 state and updates if the parameters have fewer bits."""
 
     def init(params: PyTree) -> PyTree:
         return optimizer.init(widened(params))
@@ -272,7 +272,7 @@ def in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 def flat_if_small(
     optimizer: optax.GradientTransformation, flat_up_to: int
 ) -> optax.GradientTransformation:
-    """The same optimizer, on one flat vector if there are few parameters.
+    """Returns the optimizer on one flat vector if there are few parameters.
 
     Leaf by leaf, the update of a small network is dominated by dispatch; the optimizer state of a
     large one is sharded leaf by leaf, like its parameters. Only the size decides, so that a
@@ -303,9 +303,10 @@ def flat_if_small(
 
 
 def norm(tree: PyTree) -> jax.Array:
-    """Global norm. A small tree is flattened first, as in `flat_if_small`.
+    """Computes the global norm. A small tree is flattened first, as in `flat_if_small`.
 
-    The compiler then shares the flat vector and its norm with the clip: two dozen operations fewer.
+    The compiler then shares the flat vector and its norm with the clip, which saves two dozen
+    operations.
 
     Example:
       >>> float(norm({"a": jnp.array([3.0]), "b": jnp.array([4.0])}))
@@ -315,16 +316,16 @@ def norm(tree: PyTree) -> jax.Array:
 
 
 class Flattening(NamedTuple):
-    """The way from a tree to one vector, and back."""
+    """Functions from a tree to one vector, and back."""
 
     ravel: Callable[[PyTree], PyTree]
     unravel: Callable[[PyTree], PyTree]
 
 
 def flattening(tree: PyTree, target: Target | None) -> Flattening:
-    """One vector for the parameters of a small network on a GPU.
+    """Builds the flattening of a small network's parameters into one vector, for a GPU.
 
-    Saves a dozen kernels per gradient step. On a CPU, where it would cost more than it saves,
+    This saves a dozen kernels per gradient step. On a CPU, where it would cost more than it saves,
     without a target, for large networks, and for leaves of several types, both functions return the
     tree unchanged.
 

@@ -1,7 +1,7 @@
-"""How much a token counts in a loss: weights and masks that are chosen from its log-probabilities.
+"""Weights and masks of tokens in a loss, computed from their log-probabilities.
 
-Shapes and names as in `losses`; `sampler_log_prob` is log μ(a|s) under the policy μ that sampled,
-where that is not the old policy. No gradient flows into or through any of them.
+Shapes and names follow `losses`; `sampler_log_prob` is log μ(a|s) under the policy μ that sampled,
+if it is not the old policy. No gradient flows into or through any of them.
 """
 
 import chex
@@ -16,14 +16,14 @@ from jaxrl_po.divergences import ratio
 def truncated_weight(
     old_log_prob: jax.Array, sampler_log_prob: jax.Array, maximum: Number
 ) -> jax.Array:
-    """`min(π_old / μ, C)`, no gradient: truncated importance sampling (TIS).
+    """Computes `min(π_old / μ, C)`, no gradient: truncated importance sampling (TIS).
 
-    Corrects for a sampler μ that is not the old policy, as where it computes in another precision.
+    Corrects for a sampler μ that is not the old policy, such as one with another precision.
 
     Args:
       old_log_prob: `E*`, nats.
       sampler_log_prob: `E*`, nats, log μ.
-      maximum: C, above 0.
+      maximum: bound C, above 0.
 
     Returns:
       `E*`, in [0, C]. Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings
@@ -40,13 +40,13 @@ def truncated_weight(
 def masked_weight(
     old_log_prob: jax.Array, sampler_log_prob: jax.Array, minimum: Number, maximum: Number
 ) -> jax.Array:
-    """`ρ · 1[low ≤ ρ ≤ high]`, ρ = π_old / μ, no gradient: IcePop's weight of a token.
+    """Computes `ρ · 1[low ≤ ρ ≤ high]`, ρ = π_old / μ, no gradient: IcePop's weight of a token.
 
     Args:
       old_log_prob: `E*`, nats.
       sampler_log_prob: `E*`, nats, log μ.
-      minimum: low, at least 0.
-      maximum: high, above low.
+      minimum: bound low, at least 0.
+      maximum: bound high, above low.
 
     Returns:
       `E*`. Ling team 2025 (arXiv:2510.18855), which takes 0.5 and 5.
@@ -67,17 +67,17 @@ def off_policy_mask(
     mask: jax.Array,
     threshold: Number,
 ) -> jax.Array:
-    """False where A < 0 and the row's mean of `log μ − log π` exceeds δ: DeepSeek-V3.2's mask.
+    """Returns False where A < 0 and the row's mean of `log μ − log π` exceeds δ (DeepSeek-V3.2).
 
-    A wrong sequence that the policy has left far behind pushes it further in a direction that it no
-    longer samples.
+    A wrong sequence that has become unlikely under the policy would push it further in a direction
+    that it no longer samples.
 
     Args:
-      log_prob: `[B, T]`, nats, of the policy being trained; no gradient flows.
+      log_prob: `[B, T]`, nats, under the policy being trained; no gradient flows.
       sampler_log_prob: `[B, T]`, nats, log μ.
-      advantage: `[B, T]`.
-      mask: `[B, T]`, bool.
-      threshold: δ, nats per token.
+      advantage: `[B, T]`, advantage A.
+      mask: `[B, T]`, bool, True for tokens of the response.
+      threshold: bound δ, nats per token.
 
     Returns:
       `[B, T]`, bool. DeepSeek-AI 2025 (arXiv:2512.02556), eq. 9.
@@ -100,17 +100,17 @@ def top_covariance(
     *,
     axis_name: str | None = None,
 ) -> jax.Array:
-    """The share of tokens with the largest `(A − mean A)(log π − mean log π)`, at least one.
+    """Selects a share of tokens with the largest `(A − mean A)(log π − mean log π)`, at least one.
 
-    The entropy falls by the covariance of advantage and log-probability; few tokens make most of
+    Entropy falls by the covariance of advantage and log-probability; few tokens contribute most of
     it.
 
     Args:
       log_prob: `[B, T]`, nats; no gradient flows.
-      advantage: `[B, T]`.
-      mask: `[B, T]`, bool.
-      share: in (0, 1], of the unmasked tokens; their number is rounded down.
-      axis_name: device axis over which rows are sharded, or None; with one, the products of all
+      advantage: `[B, T]`, advantage A.
+      mask: `[B, T]`, bool, True for tokens of the response.
+      share: share of the unmasked tokens, in (0, 1]; their number is rounded down.
+      axis_name: device axis that rows are sharded over, or None; with one, the products of all
         devices are gathered.
 
     Returns:

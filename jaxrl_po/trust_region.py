@@ -26,16 +26,16 @@ def fisher_vector_product(
     damping: Number = 0.0,
     axis_name: str | None = None,
 ) -> Tree:
-    """`(F + damping · I) v`: the Hessian of the mean KL times `v`, forward over reverse.
+    """Computes `(F + damping · I) v`: the Hessian of the mean KL times `v`, forward over reverse.
 
     Args:
       kl_fn: `kl_fn(params) -> []`, mean KL(old ‖ params) in nats, with its minimum at `params`:
         build it from the distribution at `params` itself. On several devices it returns the local
         share, local total / global count.
       params: θ_old, float leaves of any shape.
-      vector: a tree like `params`.
-      damping: at least 0, in nats per squared unit of a parameter; TRPO implementations use 0.1.
-      axis_name: device axis over which the local products are summed, before damping, or None.
+      vector: vector v, a tree like `params`.
+      damping: damping ≥ 0, in nats per squared unit of a parameter; TRPO implementations use 0.1.
+      axis_name: device axis that the local products are summed over, before damping, or None.
 
     Returns:
       A tree like `params`. Schulman et al. 2015 (TRPO), appendix C.1; Pearlmutter 1994.
@@ -47,7 +47,7 @@ def fisher_vector_product(
     """
     chex.assert_trees_all_equal_shapes_and_dtypes(params, vector)
     product = jax.jvp(jax.grad(kl_fn), (params,), (vector,))[1]
-    # Damping after the sum: else every device would add its own.
+    # Damping after the sum: otherwise every device would add its own.
     return _add(masked.psum(product, axis_name), vector, damping)
 
 
@@ -59,7 +59,7 @@ def fisher(
     damping: Number = 0.0,
     axis_name: str | None = None,
 ) -> Callable[[Tree], Tree]:
-    """`v -> (F + damping · I) v` with `F = Jᵀ H J`, at a third of the cost of a second derivative.
+    """Builds `v -> (F + damping · I) v` with `F = Jᵀ H J`, a third of a second derivative's cost.
 
     J is the Jacobian of the distribution's parameters (logits, or means and log σ) in θ, H the
     Hessian of the exact KL in the distribution's parameters. The chain rule's other term vanishes,
@@ -71,8 +71,8 @@ def fisher(
         that are not floats (the actions of a list) do not depend on the parameters.
       params: θ_old, float leaves of any shape.
       weight: `E*`, weights of the mean KL; they sum to 1 over all devices.
-      damping: at least 0.
-      axis_name: device axis over which products are summed, before damping, or None.
+      damping: damping, at least 0.
+      axis_name: device axis that products are summed over, before damping, or None.
 
     Returns:
       The product as a function. Schulman et al. 2015 (TRPO), appendix C.1.
@@ -100,7 +100,7 @@ def fisher(
 
 
 def _floats(tree: Any) -> tuple[Any, Any]:
-    """The tree with its float leaves alone, and with the others alone; None in their places."""
+    """Splits a tree into its float leaves and its other leaves, with None in place of the rest."""
     return (
         jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else None, tree),
         jax.tree.map(lambda x: None if jnp.issubdtype(x.dtype, jnp.floating) else x, tree),
@@ -108,7 +108,7 @@ def _floats(tree: Any) -> tuple[Any, Any]:
 
 
 def _joined(floats: Any, others: Any) -> Any:
-    """The tree that `_floats` took apart."""
+    """Joins the two trees that `_floats` returned."""
     return jax.tree.map(
         lambda x, y: y if x is None else x, floats, others, is_leaf=lambda x: x is None
     )
@@ -124,9 +124,9 @@ def conjugate_gradient(
 
     Args:
       matvec: `matvec(v) -> A v`, trees like `b`.
-      b: float leaves of any shape.
+      b: right-hand side, float leaves of any shape.
       iterations: largest number of products, static, at least 1.
-      tolerance: relative residual, at least 0.
+      tolerance: relative residual at which the iteration stops, at least 0.
 
     Returns:
       The solution, a tree like `b`, and `[]` the norm of the residual `b − A x` by the recursion.
@@ -155,7 +155,7 @@ def conjugate_gradient(
         step, x, residual, direction, squared, _ = carry
         product = matvec(direction)
         curvature = _dot(direction, product)
-        # A step that has no positive curvature is discarded below; 1 avoids dividing by 0.
+        # A step without positive curvature is discarded below; 1 avoids dividing by 0.
         alpha = squared / jnp.where(curvature > 0, curvature, 1.0)
         next_residual = _add(residual, product, -alpha)
         next_squared = _dot(next_residual, next_residual)
@@ -175,14 +175,14 @@ def conjugate_gradient(
 
 
 def natural_step(direction: Tree, matvec: Callable[[Tree], Tree], *, max_kl: Number) -> Tree:
-    """`√(2δ / (xᵀFx)) · x`: the longest step along `x = F⁻¹g` with `½ sᵀFs ≤ δ`.
+    """Computes `√(2δ / (xᵀFx)) · x`: the longest step along `x = F⁻¹g` with `½ sᵀFs ≤ δ`.
 
     Here xᵀFx = gᵀF⁻¹g; dividing by gᵀFg instead is a common mistake.
 
     Args:
-      direction: x, a tree.
+      direction: direction x, a tree.
       matvec: `matvec(v) -> F v`, including the damping.
-      max_kl: δ, nats, above 0.
+      max_kl: bound δ, nats, above 0.
 
     Returns:
       A tree like `direction`; zeros where xᵀFx is not positive or not finite. Schulman et al. 2015
@@ -202,11 +202,11 @@ class LineSearchInfo(NamedTuple):
     """Outcome of a line search.
 
     Attributes:
-      accepted: `[]`, bool; False when no candidate passed and the parameters are unchanged.
+      accepted: `[]`, bool; False if no candidate passed and the parameters are unchanged.
       kl: `[]`, nats, KL(old ‖ new) at the returned parameters.
-      gain: `[]`, surrogate at the returned parameters minus that at the start; 0 if not accepted.
-      steps: `[]`, int32, rejected candidates: an accepted step is `backtrack ** steps` times the
-        full one.
+      gain: `[]`, surrogate at the returned parameters minus the initial one; 0 if not accepted.
+      steps: `[]`, int32, number of rejected candidates: an accepted step is `backtrack ** steps`
+        times the full one.
     """
 
     accepted: jax.Array
@@ -224,9 +224,9 @@ def line_search(
     backtrack: Number = 0.8,
     iterations: int = 10,
 ) -> tuple[Tree, LineSearchInfo]:
-    """The first of `params + backtrackᵏ · step`, k = 0, 1, …, that passes, else `params`.
+    """Returns the first of `params + backtrackᵏ · step`, k = 0, 1, …, that passes, else `params`.
 
-    A candidate passes if `kl ≤ max_kl` and its surrogate is above that of `params`; one whose
+    A candidate passes if `kl ≤ max_kl` and its surrogate is larger than at `params`; one whose
     surrogate or KL is not finite never passes.
 
     Args:
@@ -234,8 +234,8 @@ def line_search(
         global over devices.
       params: θ_old, a tree.
       step: the full step, a tree like `params`.
-      max_kl: δ, nats.
-      backtrack: in (0, 1).
+      max_kl: bound δ, nats.
+      backtrack: factor on the step after each rejected candidate, in (0, 1).
       iterations: largest number of candidates, static, at least 1.
 
     Returns:
@@ -265,7 +265,7 @@ def line_search(
     def attempt(
         carry: tuple[Tree, jax.Array, LineSearchInfo],
     ) -> tuple[Tree, jax.Array, LineSearchInfo]:
-        # First at `params` themselves, by the same program: another one may round otherwise, and
+        # First at `params` themselves, by the same program: another one may round differently, and
         # find a gain where nothing changed.
         _, start, info = carry
         first = info.steps < 0
@@ -291,12 +291,12 @@ def line_search(
 def full_step(
     evaluate: Callable[[Tree], tuple[jax.Array, jax.Array]], params: Tree, step: Tree
 ) -> tuple[Tree, LineSearchInfo]:
-    """`params + step` if surrogate and KL are finite: the step of the natural policy gradient.
+    """Takes `params + step` if surrogate and KL are finite, as the natural policy gradient does.
 
     Args:
-      evaluate: see `line_search`.
+      evaluate: `(params) -> (surrogate, KL)`, see `line_search`.
       params: θ_old, a tree.
-      step: a tree like `params`.
+      step: full step, a tree like `params`.
 
     Returns:
       See `line_search`; a zero step counts as not accepted.

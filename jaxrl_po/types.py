@@ -23,28 +23,28 @@ from jaxrl_po.masked import Mean
 PyTree = Any
 Metrics = dict[str, Mean]
 Optimizer: TypeAlias = optax.GradientTransformation | None
-"""Any optax transformation with its own learning rate; None for the method's own."""
+"""Any optax transformation with its own learning rate; None takes the method's default."""
 Row = dict[str, Any]
 """One line of metrics, see `run.store.metrics`."""
 
 
 class Distribution(Protocol):
-    """What a policy returns, of batch shape `E*`; an action may have an event axis as well."""
+    """Result of a policy, with batch shape `E*`; an action may have event axes as well."""
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One action per batch element; consumes `key`."""
+        """Samples one action per batch element; consumes `key`."""
 
     def mode(self) -> jax.Array:
-        """The most likely action per batch element."""
+        """Returns the most likely action per batch element."""
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability (or density) of `action`, `E*`, in nats."""
+        """Computes the log-probability (or density) of `action`, `E*`, in nats."""
 
     def entropy(self) -> jax.Array:
-        """Entropy `E*`, in nats (differential for densities)."""
+        """Computes the entropy `E*`, in nats (differential for densities)."""
 
     def kl(self, other: "Distribution") -> jax.Array:
-        """The exact KL(self ‖ other) `E*`, in nats."""
+        """Returns the exact KL(self ‖ other) `E*`, in nats."""
 
 
 class _Text(str):
@@ -70,7 +70,7 @@ def short_repr(tree: PyTree) -> str:
         return f"{type(tree).__name__}({', '.join(fields)})"
     leaves = jax.tree.leaves(tree)
     if len(leaves) <= 8:
-        with contextlib.suppress(Exception):  # of a node that checks its leaves
+        with contextlib.suppress(Exception):  # raised by a node that checks its leaves
             return repr(jax.tree.map(_text_of, tree))
     return f"<{len(leaves)} leaves, {sum(map(np.size, leaves)):,} numbers>"
 
@@ -81,11 +81,11 @@ def _text_of(leaf: Any) -> Any:
 
 
 class ActorCritic(NamedTuple):
-    """Parameters by role: a method selects the subtree it trains by field.
+    """Parameters by role: a method selects by field the subtree that it trains.
 
     Attributes:
       policy: parameters of the policy.
-      value: parameters of the critic, or None without one.
+      value: parameters of the critic, or None without a critic.
       frozen: arrays that the problem reads and nothing trains (a pretrained base under adapters,
         the prompts of a file), or None. They are excluded from gradients, optimizers and
         checkpoints, and all seeds share one copy; they must not depend on the key.
@@ -103,27 +103,27 @@ class ActorCritic(NamedTuple):
         return self._replace(frozen=None, constants=None)
 
     def variables(self, role: str) -> PyTree:
-        """Returns what a network is applied to: its parameters, joined with its constants.
+        """Returns the variables to apply a network to: its parameters, joined with its constants.
 
         Args:
-          role: `policy` or `value`.
+          role: role of the network, `policy` or `value`.
         """
         own, constants = getattr(self, role), (self.constants or {}).get(role)
         return own if own is None or constants is None else {**own, **constants}
 
 
 class CollectorState(NamedTuple):
-    """What `collect` carries from one iteration to the next: named entries.
+    """Named entries that `collect` carries from one iteration to the next.
 
-    A wrapper of a problem adds entries of its own and leaves the others in place, so that a reader
-    of an entry (an evaluator, say) finds it however the problem is wrapped. A feature that is off
-    has no entry. The two fields say how entries are placed on devices.
+    A wrapper of a problem adds its own entries and leaves the others in place, so that a reader of
+    an entry (an evaluator, say) finds it in any wrapped problem. A feature that is off has no
+    entry. The two fields say how entries are placed on devices.
 
     Attributes:
-      sharded: leaves `[B, …]` or `[P, …]`, each device holding a slice of the rows (environment
-        states, running returns, row numbers).
-      replicated: leaves of any shape, equal on every device (observation statistics, a frozen
-        reward model's parameters).
+      sharded: entries with leaves `[B, …]` or `[P, …]`; each device has a slice of the rows
+        (environment states, running returns, row numbers).
+      replicated: entries with leaves of any shape, equal on every device (observation statistics, a
+        frozen reward model's parameters).
 
     Example:
       >>> outer = CollectorState({"row": 1}).add(replicated={"reward_model": 2})
@@ -140,7 +140,7 @@ class CollectorState(NamedTuple):
         sharded: Mapping[str, PyTree] | None = None,
         replicated: Mapping[str, PyTree] | None = None,
     ) -> "CollectorState":
-        """The state with further entries.
+        """Returns the state with further entries.
 
         Raises:
           ConfigError: an entry of that name exists: the same wrapper was applied twice.
@@ -153,7 +153,7 @@ class CollectorState(NamedTuple):
         )
 
     def remove(self, *names: str) -> "CollectorState":
-        """The state without the entries of these names."""
+        """Returns the state without the entries of these names."""
         halves = (
             {name: entry for name, entry in half.items() if name not in names} for half in self
         )
@@ -161,7 +161,7 @@ class CollectorState(NamedTuple):
 
 
 class Columns(TypedDict, total=False):
-    """Columns that not every batch has; a problem may have others, by names of its own.
+    """Columns that only some batches have; a problem may add others under its own names.
 
     A column `[B]` has a value per row. A column `[B, T]` has a value per slot: zero where masked,
     and cut with the slots.
@@ -169,13 +169,13 @@ class Columns(TypedDict, total=False):
     Attributes:
       stratum: `[B]`, int32 below `Problem.strata`: rows of one stratum (one prompt of a finite set,
         or one difficulty) may be compared across groups.
-      age: `[B]`, int32, parameter updates since the row was sampled; without it all are fresh.
-      sampler_log_prob: `[B, T]`, nats, of the action under the distribution μ it was sampled from,
-        where that is not `log_prob`: the sampler computes in
-        another precision than `apply`, or a proposal sampled the action.
-      step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; without it all do.
-      teacher_log_prob: `[B, T]`, nats, of the action under a frozen teacher.
-      penalized: `[B, T]`, bool, slots whose loss has a penalty of its own; of `Samples` alone.
+      age: `[B]`, int32, parameter updates since the row was sampled; by default all are fresh.
+      sampler_log_prob: `[B, T]`, nats, log-probability of the action under the distribution μ that
+        it was sampled from, if that is not `log_prob`: the sampler computes in another precision
+        than `apply`, or a proposal sampled the action.
+      step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; by default all do.
+      teacher_log_prob: `[B, T]`, nats, log-probability of the action under a frozen teacher.
+      penalized: `[B, T]`, bool, slots with an extra penalty in the loss; only in `Samples`.
     """
 
     stratum: jax.Array
@@ -187,26 +187,26 @@ class Columns(TypedDict, total=False):
 
 
 class Batch(NamedTuple):
-    """What `collect` returns: one rollout per row, leaves `[B, T, …]` in both domains.
+    """The result of `collect`: one rollout per row, leaves `[B, T, …]` in both domains.
 
     Attributes:
-      inputs: what `Problem.apply` reads: observations `[B, T, …]`, or token sequences whose leaves
+      inputs: inputs of `Problem.apply`: observations `[B, T, …]`, or token sequences whose leaves
         lead with `[B]`.
       action: `[B, T, …]`, as sampled (never clipped).
-      log_prob: `[B, T]`, nats, of `action` under the old policy, the denominator of a ratio.
+      log_prob: `[B, T]`, nats, log-probability of `action` under the old policy, the denominator of
+        a ratio.
       reward: `[B, T]`, reward units; None if it is computed outside the jitted program, between
         `Learner.sample` and `Learner.update`.
       value: `[B, T]`, V(s_t) by the critic; zeros without a critic.
       next_value: `[B, T]`, V of the *true* next observation: the final one where an episode ended.
       terminated: `[B, T]`, bool; the return ends here, nothing is bootstrapped.
-      truncated: `[B, T]`, bool; the episode was cut here by a limit. A control episode that is only
-        truncated bootstraps; a completion cut at its token budget is both terminated (its reward is
+      truncated: `[B, T]`, bool; a limit cut the episode here. A control episode that is only
         final) and truncated (so that it can be filtered).
       mask: `[B, T]`, bool; False in slots that hold no sample (after the end of a completion).
       score: `[P, G]`, the raw outcome of each row before any shaping; its shape defines the groups
         (B = P·G). 0 while the reward is None.
-      metrics: what `collect` measured.
-      columns: see `Columns`.
+      metrics: measurements of `collect`.
+      columns: columns that only some batches have, see `Columns`.
     """
 
     inputs: PyTree
@@ -223,7 +223,7 @@ class Batch(NamedTuple):
     columns: Columns = {}  # noqa: RUF012  never changed in place
 
     def fresh(self) -> jax.Array:
-        """`mask` without the rows that an earlier policy sampled."""
+        """Returns `mask` without the rows that an earlier policy sampled."""
         age = self.columns.get("age")
         return self.mask if age is None else self.mask & (age == 0)[:, None]
 
@@ -233,29 +233,29 @@ class Batch(NamedTuple):
 
 
 def demonstrations(inputs: PyTree, action: jax.Array, mask: jax.Array) -> Batch:
-    """The batch of actions that nothing sampled: all else is 0, or False."""
+    """Builds the batch of demonstrated actions: all other fields are 0 or False."""
     zero, no = jnp.zeros(mask.shape), jnp.zeros(mask.shape, bool)
     score = jnp.zeros((mask.shape[0], 1))
     return Batch(inputs, action, zero, zero, zero, zero, no, no, mask, score, metrics={})
 
 
 class Samples(NamedTuple):
-    """What `improve` consumes; leaves `[B, T, …]`, or `[B·T, …]` after `Problem.rows`.
+    """Input of `improve`; leaves `[B, T, …]`, or `[B·T, …]` after `Problem.rows`.
 
     Fields that a method does not use are None.
 
     Attributes:
-      inputs: see `Batch`.
-      action: see `Batch`.
-      log_prob: nats, under the old policy.
-      advantage: reward units, or normalised.
+      inputs: inputs of `Problem.apply`, see `Batch`.
+      action: actions as sampled, see `Batch`.
+      log_prob: nats, log-probability of the action under the old policy.
+      advantage: advantage, in reward units or normalised.
       mask: bool, False where the slot holds no sample.
-      target: regression target of the critic, reward units, or None without one.
-      value: the critic during collection, reward units, or None.
-      reference_log_prob: nats, under the reference policy, or None.
+      target: regression target of the critic, reward units, or None without a critic.
+      value: critic's value during collection, reward units, or None.
+      reference_log_prob: nats, log-probability of the action under the reference policy, or None.
       columns: columns `[B, T]`, see `Columns`.
-      measured: the rows over which an update's KL is measured, as `Samples`; None for all. Their
-        mask holds what the old policy sampled: also slots that the loss excludes, and no rows that
+      measured: rows that measure an update's KL, as `Samples`; None for all. Their mask is True
+        where the old policy sampled: also in slots that the loss excludes, but in no rows that
         an earlier policy sampled.
     """
 
@@ -275,11 +275,11 @@ class TrainState(NamedTuple):
     """The training state of every method.
 
     Attributes:
-      params: `ActorCritic`.
+      params: parameters, `ActorCritic`.
       opt_state: optimizer state of the subtree that the method trains by gradient.
       reference_params: frozen policy parameters, or None.
-      kl_coefficient: `[]`, float32, β of an adaptive penalty; 0 without one.
-      collector: what `collect` carries.
+      kl_coefficient: `[]`, float32, β of an adaptive penalty; 0 without an adaptive penalty.
+      collector: state that `collect` carries.
       key: PRNG key, typed `[]` or raw `uint32`, as `init` got it.
       step: `[]`, int32, completed iterations.
     """
@@ -293,10 +293,10 @@ class TrainState(NamedTuple):
     step: jax.Array
 
     def with_frozen(self, frozen: PyTree) -> "TrainState":
-        """Returns the state with these frozen parameters; None takes them out.
+        """Returns the state with these frozen parameters; None removes them.
 
         Raises:
-          ConfigError: a program has deleted them, to which they were donated.
+          ConfigError: the parameters were donated to a program, which deleted them.
         """
         return self._replace(params=self.params._replace(frozen=undonated(frozen)))
 
@@ -322,12 +322,12 @@ class Learner(NamedTuple):
 
     Attributes:
       init: `init(key) -> TrainState`; consumes `key`. It takes a third of the time under `jax.jit`,
-        but where a pretrained model's parameters would be constants of the program. The state may
-        be donated: it shares no array with the problem or the user, but for a frozen base or
+        which however would make a pretrained model's parameters constants of the program. The state
+        may be donated: it shares no array with the problem or the user, except for a frozen base or
         teacher, which is never copied: donate `state.with_frozen(None)`, see `docs/pretrained.md`.
-      sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics
+      sample: `sample(state) -> (state, batch)`: collects; masked slots are zeroed and metrics
         pooled over devices.
-      update: `update(state, batch) -> (state, metrics)`: estimate and improve.
+      update: `update(state, batch) -> (state, metrics)`: estimates and improves.
     """
 
     init: Callable[[jax.Array], TrainState]
@@ -336,9 +336,9 @@ class Learner(NamedTuple):
 
     @property
     def step(self) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
-        """One iteration, `step(state) -> (state, metrics)`: `update(*sample(state))`.
+        """Returns one iteration, `step(state) -> (state, metrics)`: `update(*sample(state))`.
 
-        The same function each time, so that `jax.jit(learner.step)` compiles once.
+        Returns the same function each time, so that `jax.jit(learner.step)` compiles once.
         """
         return _composed(self.sample, self.update)
 
@@ -359,12 +359,12 @@ SumInParts = Callable[..., Any]
 
 
 class FastPaths(NamedTuple):
-    """Faster ways to compute the same as `Problem.apply`; None where the problem has no such way.
+    """Faster ways to compute `Problem.apply`; None if the problem does not have one.
 
     Attributes:
-      by_length: `minibatches.sum_in_parts` of rows of unequal length, in less time, see `lengths`.
-      grouped: `grouped(inputs)`, for rows group by group, stores once what the members of a group
-        share; `apply` takes it in place of `inputs`.
+      by_length: `minibatches.sum_in_parts` for rows of unequal length, in less time, see `lengths`.
+      grouped: `grouped(inputs)`, for rows group by group, stores once the part that members of a
+        group share; `apply` takes it in place of `inputs`.
     """
 
     by_length: SumInParts | None = None
@@ -380,29 +380,29 @@ class Problem(NamedTuple):
     Attributes:
       init: `init(key) -> (params, collector)`; consumes `key`.
       collect: `collect(params, collector, key) -> (collector, Batch)`; consumes `key`.
-      apply: `apply(params, inputs) -> (distribution, value)`, of any rows of a batch; with critic
+      apply: `apply(params, inputs) -> (distribution, value)`, for any rows of a batch; with critic
         parameters None the value is zeros.
       rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
         control, the identity for sequences.
       strata: number of strata in the column `stratum`; 0 without that column.
-      on_policy: the policy itself sampled the actions. False: a proposal μ did, with a column
-        `sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
-      log_prob_matches_sampler: `Batch.log_prob` equals what `apply` gives, up to float32 rounding.
-        False: the sampler computes in lower precision, and the learner recomputes the old policy's
+      on_policy: True if the policy itself sampled the actions. False: a proposal μ did, with a
+        column `sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
+      log_prob_matches_sampler: True if `Batch.log_prob` equals the result of `apply`, up to float32
+        rounding. False: the sampler computes in lower precision, and the learner recomputes the old
         log-probabilities.
-      truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
-        for overlong responses apply. False: it is an episode that reached its time limit, which may
-        be a success.
-      has_turns: an episode is a dialogue, and the column `step_end` marks the ends of its turns.
-      staleness: age in iterations of the parameters with which `collect` samples.
-      linearizable: `apply` has a forward derivative, which natural steps need.
+      truncated_is_overlong: True if a truncated row is a response that was too long, subject to
+        DAPO's rules for overlong responses. False: it is an episode that reached its time limit,
+        which may be a success.
+      has_turns: True if an episode is a dialogue; its column `step_end` marks the ends of turns.
+      staleness: age in iterations of the parameters that `collect` samples with.
+      linearizable: True if `apply` has a forward derivative, which natural steps need.
       hidden_matrices: `params -> ActorCritic`, True for each leaf that maps hidden units to hidden
         units, which Muon orthogonalises, and False for each other leaf; None if a network does not
         state them.
-      fast_paths: see `FastPaths`.
-      actor: how a policy with memory acts in an environment, step after step, see
-        `control.Actor`; None for any other, which is its `apply`.
-      target: the `Target` that the program is compiled for, or None if the problem leaves it open.
+      fast_paths: faster ways to compute `apply`, see `FastPaths`.
+      actor: policy with memory as a function that acts in an environment step by step, see
+        `control.Actor`; None for a policy without memory, which acts through `apply`.
+      target: `Target` that the program is compiled for, or None if the problem leaves it open.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]

@@ -38,7 +38,7 @@ def gradient_update(
     target: Target | None = None,
     axis_name: str | None = None,
 ) -> Callable[..., tuple[PyTree, PyTree, Metrics]]:
-    """Epochs of minibatch gradient steps on the loss `Σ_i total_i / max(count_i, 1)`.
+    """Builds epochs of minibatch gradient steps on the loss `Σ_i total_i / max(count_i, 1)`.
 
     Totals and counts are summed over microbatches and devices *before* the division, so the
     gradient does not depend on how a minibatch is split. A step whose loss or gradient is not
@@ -52,20 +52,20 @@ def gradient_update(
       loss: `loss(params, samples) -> (means, metrics)`: a tuple of `Mean`s, each divided and then
         added, and a dict of `Mean`s to log. Counts never depend on parameters.
       optimizer: any optax transformation.
-      num_epochs: passes over the samples.
-      num_minibatches: gradient steps per pass; with 1, rows are not shuffled.
+      num_epochs: number of passes over the samples.
+      num_minibatches: number of gradient steps per pass; with 1, rows are not shuffled.
       num_microbatches: parts of each minibatch, to bound memory; gradients are accumulated.
-      slots: of a row, T of rows `[T]`: a core of a CPU computes a microbatch in parts that stay in
-        its cache, see `minibatches.in_cache`. With None a microbatch is computed whole.
-      by_length: see `FastPaths`; sums over several microbatches, each computed up to its longest
-        row. None computes all slots.
+      slots: number of slots of a row, T for rows `[T]`: a core of a CPU computes a microbatch in
+        parts that stay in its cache, see `minibatches.in_cache`. None computes it as one part.
+      by_length: sums by length, see `FastPaths`, over several microbatches, each computed up to its
+        longest row. None computes all slots.
       stop: `stop(metrics) -> bool []`, evaluated before each step on the minibatch's metrics,
         pooled over devices; once true, neither that step nor any later one is taken. None never
         stops.
-      mask_of: `mask_of(samples) -> [N, …]`, bool, the mask of the samples. None for the mask of
-        `Samples`; of samples of another type every row counts.
-      target: what the program is for; None for what is plain everywhere.
-      axis_name: device axis over which rows are sharded, or None.
+      mask_of: `mask_of(samples) -> [N, …]`, bool, the mask of the samples. None takes the mask of
+        `Samples`; in samples of another type every row counts.
+      target: platform and devices of the program; None takes operations that suit every platform.
+      axis_name: device axis that rows are sharded over, or None.
 
     Returns:
       `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state, metrics)`. Frozen
@@ -78,7 +78,7 @@ def gradient_update(
     Raises:
       ConfigError: rows do not divide into minibatches, microbatches or devices.
     """
-    if num_microbatches == 1:  # the longest of all rows is mostly as long as it may be
+    if num_microbatches == 1:  # the longest of all rows mostly has full length
         by_length = None
 
     def update(
@@ -118,7 +118,7 @@ def gradient_update(
                 some = (rows.mask if mask_of is None else mask_of(rows)).any()
             return step_of.counts(params, rows), some.astype(jnp.float32)
 
-        # Of all steps at once: on a CPU each sum over devices synchronises them.
+        # Computed for all steps at once: on a CPU each sum over devices synchronises them.
         counts, unmasked = masked.psum(jax.vmap(measure, axis_size=steps)(orders), axis_name)
         nonempty = (sum(counts) > 0) & (unmasked > 0)
         flat = optimizers.flattening(params, target)
@@ -137,7 +137,7 @@ def gradient_update(
 
 
 def _untrained(params: PyTree) -> Callable[[PyTree], PyTree]:
-    """Returns a function that gives trained parameters what an `ActorCritic` holds beside them."""
+    """Returns a function that adds an `ActorCritic`'s untrained fields to trained parameters."""
     if not isinstance(params, ActorCritic):
         return lambda trained: trained
     beside = {"frozen": params.frozen, "constants": params.constants}
@@ -145,7 +145,7 @@ def _untrained(params: PyTree) -> Callable[[PyTree], PyTree]:
 
 
 class _Steps(NamedTuple):
-    """Steps on one minibatch; fields as the arguments of `gradient_update`."""
+    """Steps on one minibatch; the fields are arguments of `gradient_update`."""
 
     loss: Loss
     optimizer: optax.GradientTransformation
@@ -157,12 +157,12 @@ class _Steps(NamedTuple):
     axis_name: str | None
 
     def counts(self, params: PyTree, samples: Any) -> tuple[jax.Array, ...]:
-        """The denominators of one minibatch, of this device's rows."""
+        """Returns the denominators of one minibatch, of this device's rows."""
 
         def counts(part: Any) -> tuple[jax.Array, ...]:
             return tuple(mean.count for mean in self.loss(params, part)[0])
 
-        # They do not depend on parameters: without all else, this pass computes and prints nothing.
+        # Counts do not depend on parameters: stripped of all else, this pass computes nothing.
         return minibatches.sum_in_parts(
             lambda part: minibatches.without_dead_code(counts, part)(part),
             samples,
@@ -172,7 +172,7 @@ class _Steps(NamedTuple):
     def objective(
         self, params: PyTree, counts: tuple[jax.Array, ...], samples: Any
     ) -> tuple[jax.Array, Metrics]:
-        """This device's share of the loss of a minibatch, and its metrics."""
+        """Returns this device's share of the loss of a minibatch, and its metrics."""
         means, metrics = self.loss(params, samples)
         value = sum(
             mean.total / jnp.maximum(count, 1.0) for mean, count in zip(means, counts, strict=True)
@@ -182,7 +182,7 @@ class _Steps(NamedTuple):
     def gradients(
         self, params: PyTree, samples: Any, counts: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, PyTree, Metrics]:
-        """Global loss and gradient, and the local metrics, of one minibatch."""
+        """Computes global loss and gradient, and the local metrics, of one minibatch."""
         num_parts, sum_in_parts = self.num_microbatches, self.by_length or minibatches.sum_in_parts
         if self.slots is not None and self.by_length is None:
             rows = jax.tree.leaves(samples)[0].shape[0] // num_parts
@@ -207,7 +207,7 @@ class _Steps(NamedTuple):
         nonempty: jax.Array,
         scale: Number,
     ) -> tuple[_Carry, Metrics]:
-        """One step, unless loss or gradient is not finite, the minibatch empty, or all is over."""
+        """Takes one step unless loss or gradient is not finite, the minibatch empty, or stopped."""
         params = flat.unravel(carry.params)
         value, gradient, metrics = self.gradients(params, samples, counts)
         norm = optimizers.norm(gradient)
@@ -234,7 +234,7 @@ class _Steps(NamedTuple):
 
 
 def _unless_stopped(step: Callable[..., tuple[_Carry, Metrics]]) -> Callable[..., Any]:
-    """The step, which after the stop adds to no metric but `updates`: it is not taken."""
+    """Wraps the step: after the stop it is not taken and affects only the metric `updates`."""
 
     def guarded(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
         traced, (_, shapes) = minibatches.traced_once(step, carry, of_step)

@@ -1,4 +1,4 @@
-"""Variables of a Flax module: the collection that is trained, and the constants beside it."""
+"""Variables of a Flax module: the trained collection, and the constants of a run."""
 
 import contextlib
 import inspect
@@ -9,7 +9,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.types import ActorCritic, PyTree
 
 TRAINED = ("params", "lora")
-SOWN = "intermediates"  # written by `sow`, which does nothing in an applied module
+SOWN = "intermediates"  # written by `sow`, which has no effect in `apply` here
 REFUSED = {
     "InvalidRngError": (
         "must draw no random numbers when it is applied: give dropout deterministic=True, and call "
@@ -20,18 +20,18 @@ REFUSED = {
         "LayerNorm or use_running_average=True; other variables are set once, by their initialiser"
     ),
 }
-"""Names of Flax's errors, and the condition that each of them breaks."""
+"""Names of Flax's errors, and the condition that each of them reports."""
 ADVICE = "an nnx class is given as flax.nnx.bridge.ToLinen(Class, args=(…))"
 
 
 def is_flax(module: Any, package: str = "flax.") -> bool:
-    """Returns whether a network, or its class, is Flax's; any other has no collections."""
+    """Returns whether a network, or its class, is Flax's; other networks have no collections."""
     kind = module if isinstance(module, type) else type(module)
     return any(base.__module__.startswith(package) for base in kind.__mro__)
 
 
 def is_nnx(given: Any) -> bool:
-    """Returns whether a value is an nnx module, and not a graph definition, state or variable."""
+    """Returns whether a value is an nnx module, not a graph definition, state or variable."""
     return any(
         base.__module__.startswith("flax.nnx.") and base.__name__ == "Module"
         for base in type(given).__mro__
@@ -39,7 +39,7 @@ def is_nnx(given: Any) -> bool:
 
 
 def describe(given: Any) -> str:
-    """Returns the name of a class, or of the class of an object, for messages."""
+    """Returns the name of a class, or of an object's class, for messages."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     return f"{'the nnx module ' * is_nnx(given)}{type(given).__name__}"
@@ -50,7 +50,7 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
 
     Args:
       name: name of the argument, for messages.
-      module: the network. An nnx module in its fields is refused too: it would not be trained.
+      module: network. An nnx module in its fields is rejected too: it would not be trained.
       attributes: names of further attributes that the network must have.
     """
     needed = ("init", "apply", *attributes)
@@ -65,7 +65,7 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
             f"{', '.join(needed)}, got {describe(module)}: {ADVICE}",
         )
     if not type(module).__module__.startswith(("jaxrl_po.", "flax.linen")):
-        return  # the fields of a user's module are its own affair
+        return  # fields of a user's module are not inspected
     for field, given in vars(module).items() if is_flax(module) else ():
         for part in given if isinstance(given, tuple | list) else (given,):
             is_module = isinstance(part, type) or hasattr(part, "apply") or is_nnx(part)
@@ -74,14 +74,14 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
 
 
 def split(module: Any, variables: PyTree) -> tuple[PyTree, PyTree]:
-    """Splits variables into what is trained and the constants of a run.
+    """Splits variables into trained ones and the constants of a run.
 
     Args:
-      module: whose variables they are. Those of a module that is not Flax's are all trained.
-      variables: from its `init`: `{collection: …}`.
+      module: module of the variables. If it is not Flax's, all of them are trained.
+      variables: result of the module's `init`: `{collection: …}`.
 
     Returns:
-      The collections `TRAINED`, and all others but those of `sow`, None without any.
+      The collections `TRAINED`, and all others except `sow`'s, None if there are no others.
     """
     if not is_flax(module) or variables.keys() <= set(TRAINED):
         return variables, None
@@ -90,13 +90,13 @@ def split(module: Any, variables: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def by_role(policy: PyTree, value: PyTree) -> PyTree:
-    """Joins the constants of policy and critic, each None without any, as in `ActorCritic`."""
+    """Joins the constants of policy and critic, each None if it has none, as in `ActorCritic`."""
     roles = {"policy": policy, "value": value}
     return {role: x for role, x in roles.items() if x is not None} or None
 
 
 def with_critic(policy: ActorCritic, critic: ActorCritic) -> ActorCritic:
-    """Joins the policy of some parameters with all else of others."""
+    """Joins the policy of one set of parameters with all other fields of another."""
     of_policy = (policy.constants or {}).get("policy")
     constants = by_role(of_policy, (critic.constants or {}).get("value"))
     return critic._replace(policy=policy.policy, constants=constants)

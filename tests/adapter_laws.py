@@ -1,4 +1,4 @@
-"""What holds for the environments of every suite, and tools to play them."""
+"""Laws that hold for the environments of every suite, and tools to play these environments."""
 
 from typing import NamedTuple
 
@@ -12,13 +12,13 @@ from jaxrl_po.control import unroll
 
 
 def plain(x):
-    """An array as NumPy's, also one of random keys."""
+    """Returns an array as a NumPy array; random keys become their raw data."""
     keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(x) if keys else x)
 
 
 def same(ours, theirs, *, rtol=0.0, atol=0.0):
-    """Two trees have one structure and hold the same numbers, none of them NaN."""
+    """Asserts that two trees have one structure and hold the same numbers, none of them NaN."""
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(
@@ -27,7 +27,7 @@ def same(ours, theirs, *, rtol=0.0, atol=0.0):
 
 
 def differ(x, y):
-    """Whether two trees of arrays hold any different numbers."""
+    """Returns whether two trees of arrays differ in any number."""
     return any(
         (plain(a) != plain(b)).any()
         for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
@@ -35,12 +35,12 @@ def differ(x, y):
 
 
 def begun(environment, key):
-    """A state in which an episode begins."""
+    """Returns a state at the start of an episode."""
     return jax.jit(environment.reset)(key)[1]
 
 
 def stepped(environment, running, actions, key):
-    """The states before each step and after the last, and the transitions."""
+    """Returns the states before each step and after the last step, and the transitions."""
     step, states, transitions = jax.jit(environment.step), [running], []
     like = environment.spaces.action
     for i, action in enumerate(actions):
@@ -52,7 +52,7 @@ def stepped(environment, running, actions, key):
 
 
 class Always(NamedTuple):
-    """A distribution of one action."""
+    """Distribution that always returns the same action."""
 
     action: jax.Array
 
@@ -61,7 +61,7 @@ class Always(NamedTuple):
 
 
 def play(environment, key, action, *, num_envs, num_steps):
-    """A trajectory under one constant action."""
+    """Returns a trajectory under one constant action."""
     like = environment.spaces.action
     actions = jnp.full((num_envs, *like.shape), action, like.dtype)
 
@@ -83,13 +83,13 @@ def follows(environment, own, choose, reset=None):
     """Steps our environment and the suite's own side by side, 20 times.
 
     Args:
-      environment: ours.
-      own: the suite's step, `own(key, state, action) -> (state, what it says)`.
-      choose: `choose(t, running)`, the action of step t.
-      reset: the suite's `reset(key) -> state`; without it, its state begins as a copy of ours.
+      environment: Environment of this library.
+      own: The suite's step, `own(key, state, action) -> (state, results)`.
+      choose: `choose(t, running) -> action` of step t.
+      reset: The suite's `reset(key) -> state`; without it, its state begins as a copy of our state.
 
     Yields:
-      Our state after each step, our transition, and what `own` says.
+      Our state after each step, our transition, and the results of `own`.
     """
     running = begun(environment, jax.random.key(0))
     theirs = running.state if reset is None else reset(jax.random.split(jax.random.key(0))[0])
@@ -102,7 +102,7 @@ def follows(environment, own, choose, reset=None):
 
 
 def ends_by_itself(environment, running, actions):
-    """The last of the actions ends the episode, not the time limit, and the next one begins."""
+    """Asserts that the last action, not the limit, ends the episode, and the next one begins."""
     states, transitions = stepped(environment, running, actions, jax.random.key(1))
     last = len(actions) - 1
     assert [bool(t.terminated) for t in transitions] == [i == last for i in range(len(actions))]
@@ -113,23 +113,26 @@ def ends_by_itself(environment, running, actions):
 
 
 def cuts_by_time(make, action, part=lambda seen: seen, *, reset_interval=2, atol=0.0):
-    """A limit of 3 steps truncates an episode and changes nothing before; the next one begins anew.
+    """Asserts that a limit of 3 steps ends an episode and changes nothing before.
+
+    The next episode begins anew.
 
     Args:
-      make: takes `max_steps` and `reset_interval`.
-      action: ends no episode within 3 steps.
-      part: what does not depend on the time limit, of an observation.
-      reset_interval: of the environments.
-      atol: of the comparison with the longer episode.
+      make: `(max_steps, reset_interval) -> environment`.
+      action: Action that ends no episode within 3 steps.
+      part: `(observation) -> part` that does not depend on the time limit.
+      reset_interval: Number of steps between new starting states.
+      atol: Absolute tolerance of the comparison with the longer episode.
 
     Returns:
-      The key of the draw with which the next episode begins; its observation and state.
+      The key from which the start of the next episode is drawn; its observation and state.
     """
     short, long = (make(max_steps=n, reset_interval=reset_interval) for n in (3, 30))
     key, drawn = jax.random.key(0), jax.random.key(7)
     running = begun(short, key)
     if short.refresh is None:
-        drawn = jax.random.split(jax.random.fold_in(key, 2))[1]  # in the last step
+        # the start is drawn in the last step
+        drawn = jax.random.split(jax.random.fold_in(key, 2))[1]
     else:
         running = jax.jit(short.refresh)(drawn, running._replace(used=jnp.bool_(True)))
     states, cut = stepped(short, running, [action] * 3, key)
@@ -149,8 +152,8 @@ def cuts_by_time(make, action, part=lambda seen: seen, *, reset_interval=2, atol
 
 
 def begins_never_twice_alike(make, action):
-    """Episodes of one step, starting states held for 3: no two begin alike."""
-    environment = make(max_steps=1, reset_interval=3)  # two whole windows: one program for both
+    """Asserts that episodes of one step begin differently, where starting states serve 3 steps."""
+    environment = make(max_steps=1, reset_interval=3)  # two complete windows: one program for both
     seen = play(environment, jax.random.key(3), action, num_envs=2, num_steps=6).transition
     assert (seen.terminated | seen.truncated).all()
     rows = [plain(x).reshape(12, -1) for x in jax.tree.leaves(seen.observation)]
@@ -158,19 +161,19 @@ def begins_never_twice_alike(make, action):
 
 
 def keeps_its_structure(environment):
-    """A state has the same structure, shapes and types before a step and after it."""
+    """Asserts that a state has the same structure, shapes and types before and after a step."""
     before = jax.eval_shape(environment.reset, jax.random.key(0))[1]
     action = environment.spaces.action
     after, transition = jax.eval_shape(environment.step, jax.random.key(1), before, action)
     assert transition.observation == transition.final_observation == environment.spaces.observation
-    # By leaves: fields outside the tree are arrays of numpy in places, which `==` refuses.
+    # Compared leaf by leaf: fields outside the tree may be NumPy arrays, for which `==` raises.
     assert jax.tree.structure(before) == jax.tree.structure(after)
     for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)
 
 
 def learns(environment):
-    """Two iterations of PPO are finite and compiled once; an evaluation ends within the limit.
+    """Asserts that two iterations of PPO are finite and compile once, and that an evaluation ends.
 
     Returns:
       The problem, the last batch, and the lengths of the evaluation's episodes.

@@ -4,12 +4,14 @@
     python tests/cells.py --against=HEAD~3 'trpo'
     python tests/cells.py --against=HEAD~3 --except=reproducible --renamed=squash:tanh_squash
 
-Each cell is a run of three iterations, of control in double precision: its exit code, its files and
-their keys, the digest of its program, its metrics, its final state to the bit, and what it returns
-in Python. Exits with 1 if one differs. Digests depend on the version of JAX, so none is stored.
+Each cell is a run of three iterations, of control in double precision. A cell records its exit
+code, its files and their keys, the digest of its program, its metrics, its final state to the bit,
+and the values it returns in Python. The command exits with 1 if one differs. Digests depend on the
+version of JAX, so that none is stored.
 
-An exception is a key of a JSON file with settings, the name of a file with settings, or `said` (the
-last line of a failed command). Exit codes, metrics, results and final states have no exception.
+An exception names something that may differ: a key of a JSON file with settings, the name of a file
+with settings, or `said` (the last line of a failed command). Exit codes, metrics, results and final
+states have no exception.
 """
 
 import argparse
@@ -53,7 +55,7 @@ ONE, ROWS, BOTH = ["--devices=1"], ["--mesh=data:2"], ["--mesh=seed:2,data:2"]
 
 
 def load(out):
-    """Returns actions of a stored run on fixed observations."""
+    """Returns the actions of a stored run on fixed observations."""
     import jax
     import numpy as np
 
@@ -156,13 +158,13 @@ CELLS = {
     "own learner": own_learner,
     "a flag that is not there": [*CONTROL, "--problem.num_env=4"],
 }
-MEASURED = (".jsonl", "summary.json", "sweep.json")  # files without exceptions
+MEASURED = (".jsonl", "summary.json", "sweep.json")  # files that allow no exceptions
 FREE = [("names",), ("contents",), ("said",)]  # parts of a record that may have exceptions
-FORMER = {}  # in the other tree, flag name to its name there
+FORMER = {}  # flag name to its name in the other tree
 
 
 def command(argv, out):
-    """Returns the exit code of `jaxrl-po`, as `python -m jaxrl_po` ends."""
+    """Returns the exit code of a `jaxrl-po` command, as `python -m jaxrl_po` ends."""
     kind = argv[0] if not argv[0].startswith("--") else next(a for a in argv if a[0] != "-")
     argv = [kind, *(flag for flag in argv if flag != kind), f"--out={out}"]
     names = [flag.removeprefix("--").partition("=") for flag in argv[1:]]
@@ -183,7 +185,7 @@ def train(argv, out):
 
 
 def state(folder):
-    """A digest of the newest checkpoint's arrays."""
+    """Returns a digest of the arrays of the newest checkpoint."""
     import numpy as np
     import orbax.checkpoint as ocp
 
@@ -201,7 +203,7 @@ def state(folder):
 
 
 def untimed(value):
-    """JSON without what differs between two equal runs: times, memory, places, code."""
+    """Returns JSON without entries that differ between equal runs: times, memory, paths, code."""
     outside = ("time/", "memory/", "compile_seconds", "seconds", "steps_per_second", "source")
     outside += ("revision", "out", "peak", "digest")
     if isinstance(value, dict):
@@ -210,7 +212,7 @@ def untimed(value):
 
 
 def record(cell):
-    """Returns what one cell leaves, as JSON."""
+    """Returns everything that one cell leaves behind, as JSON."""
     with tempfile.TemporaryDirectory() as place:
         out, said = Path(place) / "run", io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -242,7 +244,7 @@ def work(names):
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)
-    jax.devices()  # before a command asks for fewer
+    jax.devices()  # start all devices before a command asks for fewer
     for name in names:
         # Language computes in single precision, whatever the default.
         cell = CELLS[name]
@@ -251,7 +253,7 @@ def work(names):
 
 
 def records(tree, names, renamed=""):
-    """Returns the records of cells by name, of the library in `tree`, from other processes."""
+    """Returns the records of cells by name, from the library in `tree`, run in other processes."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(tree),
@@ -273,7 +275,7 @@ def records(tree, names, renamed=""):
 
 
 def with_new_names(value, renamed):
-    """Returns JSON with renamed keys."""
+    """Returns JSON with some keys renamed."""
     if isinstance(value, dict):
         return {renamed.get(k, k): with_new_names(each, renamed) for k, each in value.items()}
     return [with_new_names(each, renamed) for each in value] if isinstance(value, list) else value
@@ -297,7 +299,7 @@ def is_exact(path):
 
 
 def measured(found):
-    """Yields the files of metrics and scores in records, and the keys of their rows."""
+    """Yields the files with metrics and scores in records, and the keys of their rows."""
     for each in found.values():
         for file, content in each["contents"].items():
             if file.endswith(MEASURED):

@@ -1,4 +1,4 @@
-"""An environment of the host whose observation counts the steps, so that each number is known."""
+"""An environment on the host whose observation counts the steps, so that each number is known."""
 
 import gymnasium
 import jax
@@ -16,7 +16,10 @@ SEEN = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
 class Clock:
-    """Observes its seed and the time; ends by itself at time 3, or is cut there where `cut`."""
+    """Environment that observes its seed and the time.
+
+    Ends at 3, or is truncated there if `cut`.
+    """
 
     def __init__(self, seeds, cut=False, fault=None):
         self.seeds, self.cut, self.fault = np.array(seeds), cut, fault
@@ -38,7 +41,7 @@ class Clock:
         over = self.time == 3
         self.time = np.where(over, 0, self.time + 1)
         ends = (self.time == 3) & ~over
-        reward = np.where(over, 1e6, 1.0 * self.time)  # the reward of no sample
+        reward = np.where(over, 1e6, 1.0 * self.time)  # a reward that no sample may use
         return Stepped(self.seen(), reward, ends & (not self.cut), ends & self.cut)
 
     def close(self):

@@ -16,16 +16,16 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_backend_optimization_level=0",
-        # jaxlib 0.11 knows no such flag, and would not start.
+        # jaxlib 0.11 rejects this flag and would not start.
         "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests want eight devices
-# No test reads where each operation stands in the source, and recording it takes time.
+# No test reads the source location of an operation, and recording locations takes time.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
-# gymnax imports seaborn, and no test draws with it; notebooks and the installed package import the
-# real one.
+# gymnax imports seaborn, and no test draws with seaborn; notebooks and the installed package import
+# the real seaborn.
 sys.path.insert(0, str(Path(__file__).parent / "stubs"))
 
 import costs
@@ -35,13 +35,13 @@ import pytest
 import results
 import shapes
 
-# Tracing makes many small objects, few of them garbage.
+# Tracing creates many small objects, few of them garbage, so that the collector may run less often.
 gc.set_threshold(100_000, 20, 20)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# JAX writes an entry in place, and a worker that reads it meanwhile gets half of it: each has a
-# folder of its own.
+# JAX writes a cache entry in place, and another worker that reads it meanwhile gets half of it:
+# each worker has its own cache folder.
 CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR", Path(__file__).parent.parent / ".jax_cache")
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 jax.config.update("jax_compilation_cache_dir", str(Path(CACHE, WORKER)))
@@ -50,12 +50,12 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 LIBC = ctypes.CDLL(None)
-# MiB that a worker may hold between two tests: what is freed has to be traced and read back again.
+# MiB that a worker may use between two tests; whatever is freed must be traced and read again.
 ROOM = 4000
 
 
 def held():
-    """Resident memory of this process in MiB; 0 where the system does not report it."""
+    """Returns the resident memory of this process in MiB; 0 if the system does not report it."""
     status = Path("/proc/self/statm")
     return (
         int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -66,7 +66,7 @@ def held():
 
 @pytest.fixture
 def memory_held():
-    """The function that reads resident memory in MiB, where the system reports it."""
+    """Returns the function that reads resident memory in MiB, if the system reports it."""
     if not held():
         pytest.skip("the system does not report what a process holds")
     return held
@@ -75,8 +75,8 @@ def memory_held():
 class Freeing:
     """Clears the caches of a module after its tests, and compiled programs when memory is high.
 
-    Not more often: small programs are shared by all tests, and recompiling them takes a second or
-    two.
+    It does not clear more often: all tests share small programs, and compiling them takes a second
+    or two.
     """
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -109,26 +109,26 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session", autouse=True)
 def started_backend():
-    """Starts the backend, whose number of devices a command would choose otherwise."""
+    """Starts the backend, whose number of devices a command would otherwise choose."""
     return jax.local_device_count()
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """`finished(name, folder)`: a copy of a finished run, see `finished.py`."""
+    """Returns `finished(name, folder)`, which copies a finished run, see `finished.py`."""
     base = tmp_path_factory.getbasetemp()
     return finished_runs.Finished((base.parent if WORKER else base) / "finished")
 
 
 @pytest.fixture
 def trace_only(monkeypatch):
-    """Programs of runs are traced and not compiled, see `shapes.py`: their numbers mean nothing."""
+    """Replaces compilation by tracing, see `shapes.py`; the numbers of such a run mean nothing."""
     shapes.trace_only(monkeypatch)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
-    """Saves coverage at once: a worker that frees its programs slowly is killed before it can."""
+    """Saves coverage at once: a worker that frees programs slowly is killed before it can."""
     if "coverage" in sys.modules:
         measuring = sys.modules["coverage"].Coverage.current()
         if measuring is not None:
@@ -137,12 +137,12 @@ def pytest_sessionfinish():
 
 
 class Begun(Exception):
-    """A run is written down, and would begin."""
+    """Raised once a run has written its configuration and would start."""
 
 
 @pytest.fixture
 def written_down(monkeypatch):
-    """`written_down(main, arguments)`: a run up to its `config.json`, and no further."""
+    """Returns `written_down(main, arguments)`, a run that stops once `config.json` is written."""
 
     def stop(*_, **__):
         raise Begun

@@ -1,7 +1,7 @@
-"""What each test costs: its processor time, and the programs that it compiles.
+"""Costs of each test: its processor time, and the number of programs that it compiles.
 
-Every test run prints the ten files that cost most. A test that is not slow fails if it compiles
-more than four programs of .3 s, unless `MANY_PROGRAMS` names it: tests do little but compile.
+Every test run prints the ten most expensive files. A test that is not slow fails if it compiles
+more than four programs of .3 s, unless `MANY_PROGRAMS` names it: compilation is most of its cost.
 """
 
 import collections
@@ -13,12 +13,13 @@ import timeit
 import jax
 import pytest
 
-MOST = 4  # programs of one test
-LARGE = 0.3  # seconds of processor time to compile, on a machine of which `PACE` is the pace
-PACE = 0.005  # seconds, see `slowness`
+MOST = 4  # programs that one test may compile
+LARGE = 0.3  # seconds of processor time to compile a program, on a machine whose pace is `PACE`
+PACE = 0.005  # seconds of a fixed computation, see `slowness`
 # Fast tests whose subject is the agreement of many programs.
 MANY_PROGRAMS: set[str] = set()
-# Skips where all extras of `make test` are installed. Any other means that something is not tested.
+# Accepted reasons to skip where all extras of `make test` are installed. Any other reason means
+# that something is not tested.
 EXPECTED_SKIPS = (
     *(f"No module named '{suite}'" for suite in ("craftax", "mujoco_playground", "xminigrid")),
     *(f"No module named '{extra}'" for extra in ("reasoning_gym", "wandb")),
@@ -32,7 +33,7 @@ paused = [False]
 
 @contextlib.contextmanager
 def uncounted():
-    """Programs inside are not those of the test: other tests use what they make, too."""
+    """Excludes programs compiled inside from the test's count: other tests use them too."""
     before, paused[0] = paused[0], True
     try:
         yield
@@ -41,20 +42,20 @@ def uncounted():
 
 
 def slowness() -> float:
-    """How much slower this machine is today than one of which `PACE` is the pace, at least 1."""
+    """Returns how much slower this machine is today than one whose pace is `PACE`, at least 1."""
     return max(
         1.0, min(timeit.repeat("sum(i * i for i in range(10**5))", number=1, repeat=9)) / PACE
     )
 
 
 def processor_time() -> float:
-    """Seconds of this process and of its children that have ended."""
+    """Returns the processor time of this process and of its finished children, in seconds."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 class Costs:
-    """A pytest plugin for workers and for the process that reports."""
+    """Pytest plugin for the workers and for the process that reports."""
 
     def __init__(self, strict: bool):
         self.strict, self.large, self.lowered = strict, 0, 0.0
@@ -64,7 +65,7 @@ class Costs:
         jax.monitoring.register_event_duration_secs_listener(self.listen)
 
     def listen(self, event: str, _: float, **__: object) -> None:
-        # Wall time would count what other processes do.
+        # Wall time would also count the work of other processes.
         if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
             self.lowered = time.process_time()
         elif event == "/jax/core/compile/backend_compile_duration":

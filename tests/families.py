@@ -1,6 +1,6 @@
 """Tiny checkpoints of each pretrained family, with odd sizes, as `transformers` writes them.
 
-Weights depend on the name of a tensor alone, so that any program can make them again.
+Weights depend only on the name of a tensor, so that any program can make them again.
 """
 
 import json
@@ -31,7 +31,7 @@ SIZES = {
 }
 STRETCHED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CONFIGS = {
-    # The old spelling of RoPE; the slow frequencies are stretched.
+    # The former spelling of RoPE; the slow frequencies are stretched.
     "llama": SIZES
     | {
         "model_type": "llama",
@@ -42,7 +42,7 @@ CONFIGS = {
         "rope_scaling": STRETCHED | {"rope_type": "llama3", "original_max_position_embeddings": 64},
         "tie_word_embeddings": False,
     },
-    # SmolLM2 is a Llama whose head size is width / heads; one key head for all queries.
+    # SmolLM2 is a Llama whose head size is width / heads, with one key head for all queries.
     "smollm2": SIZES
     | {
         "model_type": "llama",
@@ -90,7 +90,7 @@ CONFIGS = {
         "tie_word_embeddings": True,
     },
 }
-# What both are asked: rows of random words, the second with padding on the left, and a chat.
+# Inputs of both libraries: rows of random words, the second with padding on the left, and a chat.
 LENGTH, NEW = 70, 64
 MESSAGES = [
     {"role": "system", "content": "w8 w9"},
@@ -114,7 +114,7 @@ TEMPLATE = (
 
 
 def shapes_of(config: dict) -> dict[str, list[int]]:
-    """Name of each tensor of a checkpoint to its shape."""
+    """Returns `{name: shape}` of the tensors of a checkpoint."""
     width, hidden = config["hidden_size"], config["intermediate_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     size, family = config.get("head_dim", width // heads), config["model_type"]
@@ -141,7 +141,7 @@ def shapes_of(config: dict) -> dict[str, list[int]]:
 
 
 def weight(name: str, shape: list[int], family: str) -> np.ndarray:
-    """A tensor of order one, far from an initial model, so that differences show."""
+    """Returns a tensor of order one, far from an initial model, so that differences are visible."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
     if "norm" in name:
         return 0.3 * drawn + (0.0 if family == "gemma3_text" else 1.0)
@@ -151,7 +151,7 @@ def weight(name: str, shape: list[int], family: str) -> np.ndarray:
 
 
 def write(folder: Path, name: str, **changed) -> Path:
-    """A checkpoint: config, weights (sharded or in bfloat16 for some), tokenizer, template."""
+    """Writes a checkpoint: config, weights (some sharded or in bfloat16), tokenizer, template."""
     config = {key: value for key, value in (CONFIGS[name] | changed).items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -161,7 +161,7 @@ def write(folder: Path, name: str, **changed) -> Path:
         for key, shape in shapes_of(config).items()
     }
     if name in SHARDED:
-        # Mixed types in one checkpoint: the last file is in float32.
+        # A checkpoint with mixed types: its last file is in float32.
         names = sorted(tensors)
         parts = [names[i::3] for i in range(3)]
         files = [f"model-{i + 1:05d}-of-00003.safetensors" for i in range(3)]
@@ -182,7 +182,10 @@ def write(folder: Path, name: str, **changed) -> Path:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Words `w4`, `w5`, … and four special tokens; PAD is an end too, as in Qwen 3."""
+    """Writes a tokenizer: words `w4`, `w5`, … and four special tokens.
+
+    PAD ends too, as in Qwen 3.
+    """
     special = ["<unk>", "<end>", "<pad>", "<bos>"]
     words = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(4, 97))])}
     rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))

@@ -1,4 +1,4 @@
-"""Of every switch and size of every config: a change that changes what a few steps lead to."""
+"""For every switch and size of every config, a change that alters the result of a few steps."""
 
 import dataclasses
 
@@ -46,11 +46,11 @@ NATURAL = {
     "fisher_stride": {"fisher_stride": 2},
     "num_microbatches": {"num_microbatches": 2},
 }
-# Curvature from every eighth row is so inaccurate that the first candidate is refused.
+# Curvature from every eighth row is so inaccurate that the line search refuses the first candidate.
 REFUSED = {"fisher_stride": 8, "damping": 1e-3, "max_kl": 0.1}
 PENALISED = {"penalty": "adaptive", "kl_coefficient": 3.0, "target_kl": 1e-4}
 REFERRED = {"reference_kl_coefficient": 5.0}
-# Field to its change, or to the two settings to compare if it has no effect at the base.
+# Maps a field to its change, or to the two settings to compare if it has no effect at the base.
 CASES = {
     "reinforce": (
         reinforce,
@@ -168,7 +168,7 @@ IN_GROUPS = (
 
 
 def shared_with_grpo(name):
-    """Fields that a method without a critic shares with GRPO, whose cases test them."""
+    """Returns the fields that a method without a critic shares with GRPO, whose cases test them."""
     records = (
         group_config.GradientSteps,
         group_config.Clip,

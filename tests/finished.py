@@ -1,8 +1,8 @@
-"""Finished runs of each kind, made once a test run; whoever reads one copies it.
+"""Finished runs of each kind, made once per test run; every test that reads one copies it.
 
 control     PPO on CartPole-v1, two seeds, ten iterations, observations normalised, TensorBoard
 language    PPO on one-digit addition, two seeds, three iterations, two samples
-pretrained  GRPO with adapters over a tiny Qwen2, which stands with its prompts in `place`
+pretrained  GRPO with adapters over a tiny Qwen2, whose model and prompts are in `place`
 host        PPO on gymnasium's CartPole-v1, two seeds on two devices, ten iterations
 sweep       PPO on CartPole-v1 with two learning rates, two seeds, two evaluations
 """
@@ -51,7 +51,7 @@ SWEEP = [
 
 
 def pretrained(out: Path) -> int:
-    """The folder of the model is made beside the run."""
+    """Makes the folder of the model beside the run."""
     import folders
 
     place = out.parent / "place"
@@ -63,7 +63,7 @@ def pretrained(out: Path) -> int:
 
 
 def make(name: str, out: Path) -> None:
-    """Makes the run of this name."""
+    """Makes the run with this name."""
     from jaxrl_po.cli import launch, sweep
 
     makers = {
@@ -77,10 +77,10 @@ def make(name: str, out: Path) -> None:
 
 
 class Finished:
-    """`finished("control", folder)` copies the run of that name to a folder that is not there yet.
+    """`finished("control", folder)` copies the run of that name to a new folder.
 
     Args:
-      root: a folder that all workers share.
+      root: Folder that all workers share.
     """
 
     def __init__(self, root: Path):
@@ -90,9 +90,9 @@ class Finished:
         out = self.root / name / "run"
         out.parent.mkdir(parents=True, exist_ok=True)
         with (out.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # other workers wait for whoever makes it
+            fcntl.flock(lock, fcntl.LOCK_EX)  # other workers wait for the one that makes the run
             if not (out.parent / "made").exists():
-                shutil.rmtree(out, ignore_errors=True)  # what a failed attempt left
+                shutil.rmtree(out, ignore_errors=True)  # remains of a failed attempt
                 with uncounted():
                     make(name, out)
                 (out.parent / "made").touch()
@@ -101,5 +101,5 @@ class Finished:
 
     @property
     def place(self) -> Path:
-        """The folder of the model and the prompts of `pretrained`; read only."""
+        """Returns the read-only folder with the model and the prompts of the run `pretrained`."""
         return self.root / "pretrained" / "place"

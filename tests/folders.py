@@ -19,7 +19,7 @@ SMALL = [
     "--config.num_epochs=1",
     "--algorithm=grpo",
 ]
-# A bonus, since the answers of a random model are never right.
+# The run has an entropy bonus, since the answers of a random model are never right.
 BONUS = "--config.entropy_coefficient=0.1"
 ADAPTED = ["--lora.rank=2", "--config.learning_rate=0.05", BONUS]
 ROWS = [{"prompt": f"w{i} w{i + 1}", "answer": "w7"} for i in range(8, 28)]
@@ -31,7 +31,7 @@ def write_rows(path, rows):
 
 
 def write_place(folder):
-    """Writes both into a folder."""
+    """Writes a tiny pretrained model and prompts for it into a folder."""
     families.write(folder / "model", "qwen2")
     write_rows(folder / "rows.jsonl", ROWS)
     return folder
@@ -47,7 +47,7 @@ def arguments(place, out, *further):
     ]
 
 
-# A model with tools. A call is one word, so that a random policy makes many.
+# A model with tools. A call is one word, so that a random policy makes many calls.
 CALLS = {
     "guess0": '{"name":"guess","arguments":{"number":0}}',
     "guess1": '{"name":"guess","arguments":{"number":1}}',

@@ -1,10 +1,10 @@
-"""Every wrong program against the tests named for it, in parallel: `make gate`.
+"""Runs every wrong program against the tests named for it, in parallel: `make gate`.
 
     python tests/gate.py                     # all; an interrupted call on the same files continues
     python tests/gate.py --changed=HEAD~3    # those whose module or killing test changed since
     python tests/gate.py 'the first turn counts'
 
-Exits with 1 if a wrong program survives. The tests of each file first pass on the program as it is.
+Exits with 1 if a wrong program survives. The tests of each file first pass on the correct program.
 `--results=FILE` writes the result of the call, see `counts`.
 """
 
@@ -29,15 +29,15 @@ from wrong_programs import WRONG
 TESTS = ROOT / "tests"
 FOLDER = ROOT / ".gate"
 SOUND = "the program as it is"
-LIMIT = 600.0  # seconds of processor time
+LIMIT = 600.0  # seconds of processor time for one trial
 
 
 class Trial(NamedTuple):
     """Tests of one file on one program.
 
     Attributes:
-      wrong: None for the program as it is.
-      tests: files or node ids in this folder.
+      wrong: Wrong program under test; None for the correct program.
+      tests: Files or node ids in this folder.
     """
 
     wrong: Wrong | None
@@ -45,12 +45,12 @@ class Trial(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What results are kept under."""
+        """Returns the key under which results are stored."""
         return (self.wrong.name if self.wrong else SOUND, " ".join(self.tests))
 
 
 def trials(chosen: Iterable[Wrong]) -> list[list[Trial]]:
-    """The trials of each test file, longest list first; the sound program comes first in each."""
+    """Returns the trials of each test file, longest list first; the correct program comes first."""
     by_file = collections.defaultdict(list)
     for wrong in chosen:
         for test in wrong.tests:
@@ -62,7 +62,7 @@ def trials(chosen: Iterable[Wrong]) -> list[list[Trial]]:
 
 
 def helpers(file: str) -> set[str]:
-    """A file of this folder and all that it imports from here, however deep."""
+    """Returns a file and all files of this folder that it imports, directly or indirectly."""
     found, ahead = set(), [file]
     while ahead:
         name = ahead.pop()
@@ -83,7 +83,7 @@ def git(*arguments: str) -> str:
 
 
 def changed_since(commit: str) -> list[Wrong]:
-    """The wrong programs that are new, or whose module or killing test changed since a commit."""
+    """Returns wrong programs that are new or whose module or test changed since a commit."""
     files = {*git("diff", "--name-only", commit).split()}
     files |= {*git("ls-files", "--others", "--exclude-standard").split()}
     tests = {f.removeprefix("tests/") for f in files}
@@ -110,14 +110,14 @@ def changed_since(commit: str) -> list[Wrong]:
 
 
 def digest() -> str:
-    """Of everything that a result depends on."""
+    """Returns a digest of every file on which a result depends."""
     names = git("ls-files", "--cached", "--others", "--exclude-standard").split("\n")
     code = [ROOT / name for name in sorted(set(names)) if name.endswith((".py", ".json", ".toml"))]
     return hashlib.sha256(b"\0".join(p.read_bytes() for p in code if p.is_file())).hexdigest()
 
 
 def results(path: Path) -> dict[tuple[str, str], Outcome]:
-    """What an earlier call on the same files found."""
+    """Returns the results of an earlier call on the same files."""
     if not path.exists():
         return {}
     rows = (line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}"))
@@ -125,7 +125,7 @@ def results(path: Path) -> dict[tuple[str, str], Outcome]:
 
 
 def run(lists: list[list[Trial]], workers: int) -> Iterator[tuple[Trial, Outcome]]:
-    """Runs all trials; a file's run one after another, and share compiled programs."""
+    """Runs all trials; trials of one file run one after another and share compiled programs."""
     ahead = collections.deque(lists)
     at: dict[str, collections.deque[Trial]] = {
         f"gate{i}": collections.deque() for i in range(workers)
@@ -157,12 +157,12 @@ def run(lists: list[list[Trial]], workers: int) -> Iterator[tuple[Trial, Outcome
 
 
 def counts(found: dict[tuple[str, str], Outcome]) -> dict[str, int]:
-    """Returns how many of all wrong programs were killed, survive, and have no verdict.
+    """Returns how many wrong programs were killed, how many survive, and how many have no verdict.
 
     Returns:
-      `passed`: Wrong programs that each of their tests killed. `failed`: Those that a test let
-      pass, and sets of tests that fail on the program as it is. `skipped`: Wrong programs that were
-      not chosen, or not reached by an interrupted call.
+      `passed`: Wrong programs that each of their tests killed. `failed`: Wrong programs that a test
+      let pass, and sets of tests that fail on the correct program. `skipped`: Wrong programs that
+      were not chosen, or not reached by an interrupted call.
     """
     words: dict[str, set[str]] = collections.defaultdict(set)
     for (name, tests), outcome in found.items():
@@ -179,7 +179,7 @@ def counts(found: dict[tuple[str, str], Outcome]) -> dict[str, int]:
 
 
 def report(found: dict[tuple[str, str], Outcome], chosen: list[Wrong]) -> bool:
-    """Prints the table of kills and what is wrong with it; whether all is well."""
+    """Prints the table of kills and its errors; returns True without errors."""
     table: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0])
     survivors = []
     for wrong in chosen:
@@ -224,7 +224,7 @@ def main() -> None:
     try:
         run_all(chosen, found, path, arguments.workers)
     finally:
-        if result is not None:  # seconds are those of this call
+        if result is not None:  # seconds of this call only
             result.write(**counts(found), trials=len(found), trials_of_earlier_calls=len(earlier))
     sys.exit(not report(found, chosen))
 
@@ -232,7 +232,7 @@ def main() -> None:
 def run_all(
     chosen: list[Wrong], found: dict[tuple[str, str], Outcome], path: Path, workers: int
 ) -> None:
-    """Runs the trials that are not in `found`, and adds their outcomes to it and to a file."""
+    """Runs the trials that are not in `found`, and adds their outcomes to `found` and to a file."""
     lists = [
         [trial for trial in trials_of_file if trial.key not in found]
         for trials_of_file in trials(chosen)

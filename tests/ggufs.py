@@ -1,4 +1,4 @@
-"""Tiny GGUF files, as llama.cpp's converter makes them of a folder, and the folders beside them."""
+"""Tiny GGUF files, as llama.cpp's converter makes them from a folder, and their folders."""
 
 import json
 import math
@@ -18,7 +18,7 @@ CORPUS = [
     "naïve café 中文字 中文 日本語 🙂🙂 it's the the the said said",
 ]
 SPECIAL, PLAIN = ["<|endoftext|>", "<|start|>", "<|end|>"], "<think>"
-LAST = "[PAD]"  # a row of the embedding that is no token
+LAST = "[PAD]"  # a row of the embedding that stands for no token
 TEMPLATE = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '\\n' + m.content + '<|end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
@@ -29,7 +29,7 @@ MESSAGES = [
     {"role": "user", "content": "And 1/3?"},
 ]
 NUMERALS = "½ ² ٣ Ⅷ 9²"
-# Texts of which tokenizers differ.
+# Texts that different tokenizers split differently.
 ODD = [
     "",
     "12345 1 22 333 4444, 3.14159 and 1,000,000",
@@ -42,7 +42,7 @@ ODD = [
     "<think>the<think>  [PAD] <|start",
     NUMERALS,
 ]
-# As the `tokenizer.json` of GPT-2, Llama 3, Qwen 2 and SmolLM has them.
+# Pre-tokenizers as in the `tokenizer.json` of GPT-2, Llama 3, Qwen 2 and SmolLM.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,7 +60,7 @@ def pre_tokenizer(pre):
 
 
 def write_tokenizer(folder, pre):
-    """Special tokens first, as in SmolLM, those of a BPE, and one that is added and not special."""
+    """Writes special tokens first, as in SmolLM, then BPE tokens and an added ordinary token."""
     rules = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=pre == "llama-bpe"))
     rules.pre_tokenizer = pre_tokenizer(pre)
     if pre == "qwen2":
@@ -87,7 +87,7 @@ def write_tokenizer(folder, pre):
 
 
 def write_folder(folder, name, pre, **changed):
-    """A checkpoint of `families` in float32 with such a tokenizer, and a row more than tokens."""
+    """Writes a `families` checkpoint in float32 with such a tokenizer and an extra row."""
     folder.mkdir(parents=True)
     size = write_tokenizer(folder, pre) + 1
     kept = {file.name: file.read_bytes() for file in folder.iterdir()}
@@ -132,13 +132,13 @@ def name_of(name):
 
 
 def interleaved(array, heads):
-    """`permute` of the converter, for the rows of q and k."""
+    """Returns the rows of q and k in the order of the converter's `permute`."""
     halves = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])
     return halves.swapaxes(1, 2).reshape(array.shape)
 
 
 def stretched(config, theta):
-    """What the converter divides each frequency by, for Llama 3's RoPE."""
+    """Returns the divisors that the converter applies to the frequencies of Llama 3's RoPE."""
     given, size = config["rope_scaling"], config["head_dim"]
     original, low, high = (
         given[key]
@@ -195,15 +195,15 @@ def entries_of(folder, config, pre):
 
 
 def write(path, folder, pre, *, kinds=None, change=lambda tensors: None, **changed):
-    """Writes the GGUF file of a folder of `write_folder`.
+    """Writes the GGUF file of a folder from `write_folder`.
 
     Args:
-      path: of the file.
-      folder: whose tensors become those of the file where it holds them rounded.
-      pre: which pre-tokenizer the file names.
-      kinds: what a tensor's name contains to its type; others are in float32.
-      change: of the tensors in the file, `{name: (data, type)}`, as it is given them.
-      **changed: entries, with `__` for a dot; None leaves one out.
+      path: Path of the file.
+      folder: Folder whose tensors are replaced by their rounded values where the file rounds them.
+      pre: Name of the pre-tokenizer in the file.
+      kinds: `{part of a tensor's name: type}`; other tensors are in float32.
+      change: `({name: (data, type)}) -> None`, changes the tensors of the file in place.
+      **changed: Entries of the file, with `__` for a dot; None omits an entry.
     """
     kinds = kinds or {}
     config = json.loads((folder / "config.json").read_text())
@@ -238,7 +238,7 @@ def write(path, folder, pre, *, kinds=None, change=lambda tensors: None, **chang
 
 
 def quantised(array, kind):
-    """The data in the file, and the numbers that they are."""
+    """Returns the data in the file, and the numbers that the data represent."""
     if kind == "F32":
         return array, array
     if kind == "F16":

@@ -1,4 +1,4 @@
-"""Tools of which `golden_schemas.json` holds what transformers 5.23.0 makes: `get_json_schema`."""
+"""Tools for `golden_schemas.json`, which transformers 5.23.0 made with `get_json_schema`."""
 
 import enum
 from typing import Any, Literal, Optional, Union

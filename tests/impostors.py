@@ -1,6 +1,6 @@
-"""Runs tests on a changed module in a forked child, which has imported no module of ours.
+"""Runs tests on a changed module in a forked child, which has imported no module of this library.
 
-The parent imports third-party libraries once, but for gymnax, which starts a backend when it is
+The parent imports third-party libraries once, except gymnax, which starts a backend when it is
 imported: a process with threads cannot fork.
 """
 
@@ -34,11 +34,11 @@ OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
 
 class Outcome(NamedTuple):
-    """How the tests of a child ended.
+    """Outcome of the tests of a child.
 
     Attributes:
       word: "passed", "failed", "late" (out of processor time), or "broken" (failed elsewhere).
-      seconds: of processor time, which does not depend on the load of the machine.
+      seconds: Seconds of processor time, which does not depend on the load of the machine.
     """
 
     word: str
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 class Impostor(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads a changed syntax tree for whoever imports its module."""
+    """Importer that loads a changed syntax tree for every import of its module."""
 
     def __init__(self, module: str, tree: ast.Module):
         self.module, self.tree = module, tree
@@ -61,33 +61,34 @@ class Impostor(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Replace:
-    """A pytest plugin that installs the impostor, if any, and where compiled programs are kept."""
+    """Pytest plugin that installs the impostor, if any, and a folder for compiled programs."""
 
     def __init__(self, impostor: Impostor | None, worker: str):
         self.impostor, self.worker = impostor, worker
 
     @pytest.hookimpl
     def pytest_collection(self):
-        # Before pytest's own importer, which loads the files named on its command line.
+        # The impostor comes before pytest's own importer, which loads the files named on its
+        # command line.
         if self.impostor is not None:
             sys.meta_path.insert(0, self.impostor)
         jax.config.update("jax_compilation_cache_dir", str(Path(conftest.CACHE, self.worker)))
 
 
 def path_of(module: str) -> str:
-    """The file of a module of `jaxrl_po`, or of one of `experiments`, which is named in full."""
+    """Returns the file of a `jaxrl_po` module, or of an `experiments` module named in full."""
     place = "" if module.startswith(SCRIPTS) else "jaxrl_po/"
     return str(ROOT / f"{place}{module.replace('.', '/')}.py")
 
 
 def name_of(module: str) -> str:
-    """As it is imported: scripts share modules by their plain names."""
+    """Returns the name that imports a module: scripts share modules by their plain names."""
     return module.rpartition(".")[2] if module.startswith(SCRIPTS) else f"jaxrl_po.{module}"
 
 
 def prepare() -> None:
-    """Settings of the parent."""
-    # No JAX thread runs yet: no backend has been started.
+    """Applies the settings of the parent."""
+    # No thread of JAX runs yet, because no backend has been started.
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
     settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
     settings.load_profile("mutants")
@@ -104,11 +105,11 @@ def start(
     """Forks a child that runs tests up to the first failure; returns its process id.
 
     Args:
-      impostor: the changed module, if any.
-      tests: files or node ids.
-      limit: seconds of processor time.
-      worker: children of one worker run one after another and share compiled programs.
-      log: gets what the child prints.
+      impostor: Changed module, if any.
+      tests: Files or node ids.
+      limit: Seconds of processor time.
+      worker: Name of a worker, whose children run one after another and share compiled programs.
+      log: File for the output of the child.
     """
     child = os.fork()
     if child:
@@ -125,7 +126,7 @@ def start(
 
 
 def finished(child: int = -1) -> tuple[int, Outcome]:
-    """Waits for a child, or for any."""
+    """Waits for a given child, or for any child."""
     child, status, usage = os.wait4(child, 0)
     named = {pytest.ExitCode.OK: "passed", pytest.ExitCode.TESTS_FAILED: "failed"}
     word = "late" if os.WIFSIGNALED(status) else named.get(os.WEXITSTATUS(status), "broken")

@@ -1,4 +1,4 @@
-"""Properties of any output: `law(outputs, *arguments)` asserts one, all in numpy."""
+"""Properties of any output: each `law(outputs, *arguments)` asserts one property in NumPy."""
 
 import math
 
@@ -12,7 +12,7 @@ SMALLEST = np.finfo(np.float32).tiny
 
 
 def flush(x):
-    """Compiled programs flush denormals to 0."""
+    """Returns an array with denormals set to 0, as compiled programs do."""
     return np.where(np.abs(x) < SMALLEST, 0.0, x)
 
 

@@ -49,7 +49,7 @@ def control_problem(name, axis_name):
 
 
 def everything_problem(axis_name):
-    """Memory, masks, two choices at once, images of bytes, and a critic that sees more."""
+    """Builds a problem with memory, masks, two choices, byte images, a critic that sees more."""
     return control.make_problem(
         Everything(),
         num_envs=NUM_ROWS,
@@ -63,12 +63,12 @@ def everything_problem(axis_name):
 def language_problem():
     task = language.tasks.addition(1, zero_pad=False)
     sizes = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
-    dtype = jnp.zeros(()).dtype  # float32, or float64 where it is on
+    dtype = jnp.zeros(()).dtype  # float32, or float64 if it is enabled
     model, critic = (
         sizes.build(task.tokenizer.size, outputs=outputs).clone(dtype=dtype) for outputs in (0, 1)
     )
-    # Credit for each right token: a random policy gets no whole answer right, and no group would be
-    # informative.
+    # Each right token earns credit: a random policy gets no complete answer right, and no group
+    # would be informative.
     return language.make_problem(
         task,
         model,
@@ -82,7 +82,7 @@ def language_problem():
 
 
 def learned_problem():
-    """All four models: actor, critic, reward model, and with `ppo-reference` the reference."""
+    """Builds a problem with actor, critic, reward model, and for `ppo-reference` a reference."""
     task = language.tasks.addition(1, zero_pad=False)
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
     dtype = jnp.zeros(()).dtype
@@ -104,7 +104,10 @@ def learned_problem():
 
 
 def dialogue_problem():
-    """Three turns; an even token is rewarded, and the reply has as many tokens as its remainder."""
+    """Builds dialogues of three turns.
+
+    An even token earns reward, and the remainder of a token sets the length of the reply.
+    """
     tokenizer = language.make_tokenizer("0123456789")
 
     def write(action):
@@ -153,7 +156,7 @@ PROBLEMS = {
         gymnax.make("CartPole-v1")[0], num_envs=NUM_ROWS, num_steps=8, num_states=2, horizon=8
     ),
     "table": lambda axis_name: tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False),
-    # With a teacher, and a sampler that is not quite the policy, and late.
+    # With a teacher, and with a sampler that differs slightly from the policy and lags behind.
     "mismatch": lambda axis_name: taught(
         imprecise(tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False), staleness=2)
     ),
@@ -288,7 +291,7 @@ def make(algorithm, problem, axis_name=None, given=None, **changes):
 
 @cache
 def jitted(algorithm, problem):
-    """`init(key)` and `step(config, state)`; with numbers traced, so that tests share programs."""
+    """Returns `init(key)` and `step(config, state)`; tracing numbers lets tests share programs."""
     module, _ = ALGORITHMS[algorithm]
     instance = PROBLEMS[problem](None)
 

@@ -1,4 +1,6 @@
-"""Memories by their papers, in numpy, one row and one step at a time: no mask, no cache, no batch.
+"""Memory networks written from their papers in NumPy, one row and one step at a time.
+
+They have no mask, no cache and no batch.
 
 GTrXL: Parisotto et al. 2019 (arXiv:1910.06764), with the position biases of Raffel et al. 2020
 (arXiv:1910.10683). GRU: Cho et al. 2014 (arXiv:1406.1078), with the candidate's bias as in cuDNN.
@@ -23,7 +25,7 @@ def norm(params, x):
 
 
 def gate(params, x, y):
-    """`W_r, U_r, W_z, U_z, W_n, U_n` are numbered from 0; the bias of W_z is −b."""
+    """Computes a gate; `W_r, U_r, W_z, U_z, W_n, U_n` count from 0; the bias of W_z is −b."""
     w_r, u_r, w_z, u_z, w_n, u_n = (params[f"Dense_{i}"] for i in range(6))
     r = sigmoid(dense(w_r, y) + dense(u_r, x))
     z = sigmoid(dense(w_z, y) + dense(u_z, x))
@@ -31,7 +33,7 @@ def gate(params, x, y):
 
 
 def layer(params, x, past):
-    """One step x `[H]` after the steps before it, the last one first."""
+    """Computes a layer at one step x `[H]`, given the steps before it, most recent first."""
     heads, size = len(params["bias"]), len(x)
     d = size // heads
     seen = [norm(params["LayerNorm_0"], each) for each in (x, *past)]
@@ -52,7 +54,7 @@ def layer(params, x, past):
 
 
 def transformer(params, episode, window):
-    """The output of the last step of an episode `[t, D]`: each layer sees `window` steps before."""
+    """Computes the output of an episode's last step `[t, D]`; a layer sees `window` past steps."""
     stream = [dense(params["Dense_0"], x) for x in episode]
     for number in itertools.takewhile(lambda i: f"Layer_{i}" in params, itertools.count()):
         stream = [
@@ -75,7 +77,7 @@ def gru(params, episode, window):
 
 
 def outputs(memory, params, features, begins, final, window):
-    """Outputs `[T, B, H]` of each step, and of `final` one step on from it in the same episode."""
+    """Returns outputs `[T, B, H]` of each step, and of `final` one step later."""
     steps, rows, _ = features.shape
     found, follow = ([[None] * rows for _ in range(steps)] for _ in range(2))
     for t, row in itertools.product(range(steps), range(rows)):

@@ -1,4 +1,4 @@
-"""Mutation tests of the numerical modules: one small change at a time, which tests should notice.
+"""Mutation tests of the numerical modules: tests should notice each small change to the code.
 
     python tests/mutants.py                          # all mutants: half an hour on one core
     python tests/mutants.py losses masked            # all mutants of two modules
@@ -60,17 +60,17 @@ NAMES = {
     "zeros_like": "ones_like",
     "expm1": "exp",
 }
-# A call that is replaced by its first argument, or (`where`) by either branch.
+# Calls that are replaced by their first argument, or (`where`) by either branch.
 DROPPED = {"stop_gradient", "clip", "square", "sqrt", "psum", "astype", "flip", "where"}
 
 
 class Mutant(NamedTuple):
-    """One change.
+    """Single change of a module.
 
     Attributes:
-      line: where.
-      change: `before → after`.
-      tree: of the whole module.
+      line: Line number of the change.
+      change: Description `before → after`.
+      tree: Syntax tree of the complete changed module.
     """
 
     line: int
@@ -89,7 +89,10 @@ def name_of(call: ast.expr) -> str:
 
 
 def alternatives(node: ast.AST) -> Iterator[ast.AST]:
-    """Alternatives to a node; nodes that an alternative reuses are shared with the original."""
+    """Yields alternatives to a node.
+
+    Nodes that an alternative reuses are shared with the original.
+    """
     match node:
         case ast.Compare(left, [op], right):
             yield from (ast.Compare(left, [swap()], right) for swap in SWAPS[type(op)])
@@ -122,7 +125,7 @@ def alternatives(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def sites(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that may be mutated, parents first."""
+    """Yields the nodes that may be mutated, parents first."""
     match node:
         case ast.Expr(ast.Constant()) | ast.Raise() | ast.Import() | ast.ImportFrom():
             return
@@ -145,7 +148,7 @@ def sites(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class Put(ast.NodeTransformer):
-    """Replaces one node by another."""
+    """Transformer that replaces one node by another."""
 
     def __init__(self, place: ast.AST, node: ast.AST):
         self.place, self.node = place, node
@@ -155,7 +158,7 @@ class Put(ast.NodeTransformer):
 
 
 def mutants(source: str) -> list[Mutant]:
-    """All mutants of a module, in the order of its text.
+    """Returns all mutants of a module, in the order of its text.
 
     >>> program = "def f(x: int = 1) -> int:\\n    return -x if x < 2 else x"
     >>> [(mutant.line, mutant.change) for mutant in mutants(program)]
@@ -177,7 +180,7 @@ def mutants(source: str) -> list[Mutant]:
 
 
 def files_of(module: str) -> list[str]:
-    """The module, for its doctests, and its test files."""
+    """Returns the module, for its doctests, and its test files."""
     return [path_of(module), *(str(ROOT / "tests" / f"{name}.py") for name in TESTS[module])]
 
 

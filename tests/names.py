@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
-# Packages beside those of this repository whose names are checked; others may not be installed.
+# Packages outside this repository whose names are checked; others may not be installed.
 FAMILIAR = {"flax", "gymnax", "jax", "numpy", "optax"}
 MAGIC = re.compile(r"^\s*[%!].*$", re.M)
 
@@ -19,7 +19,8 @@ def missing(code: str) -> list[str]:
     """Returns the names that a program imports, reads or passes and that do not exist.
 
     These are imported names, attributes of modules and of classes of the package, and keywords of
-    its functions and classes. A name that a function or the program binds anew is no module there.
+    its functions and classes. A name that a function or the program rebinds does not stand for a
+    module there.
 
     Example:
       >>> missing("from jaxrl_po import losses as l, losts; l.cispo, l.cisco")
@@ -57,18 +58,18 @@ def _import(node: ast.AST, bound: dict[str, object]) -> list[str]:
 
 
 def _is_known(module: str) -> bool:
-    """Whether the names of a module are checked: it is familiar, or a file of this repository."""
+    """Returns whether names of a module are checked: familiar ones and files of this repository."""
     first = module.partition(".")[0]
     if first in FAMILIAR or first == "jaxrl_po":
         return True
     spec = importlib.util.find_spec(first) if first else None
     origin = Path(spec.origin or "") if spec is not None else Path()
-    # The environment's own packages lie below the root too.
+    # Packages installed in the virtual environment lie below the root too.
     return origin.is_relative_to(ROOT) and "site-packages" not in origin.parts
 
 
 def _module(name: str) -> ModuleType | None:
-    """Imports a module; None if it does not exist."""
+    """Imports a module; returns None if it does not exist."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -78,11 +79,11 @@ def _module(name: str) -> ModuleType | None:
 
 
 def _read(scope: ast.AST, bound: dict[str, object]) -> list[str]:
-    """Returns the attributes and keywords that a scope, or one inside it, uses and that are absent.
+    """Returns attributes and keywords that a scope, or one inside it, uses and that do not exist.
 
     Args:
       scope: Program or function.
-      bound: Name to value, imported outside.
+      bound: `{name: value}` imported outside.
     """
     own, inner = _parts(scope)
     anew = {node.arg for node in own if isinstance(node, ast.arg)}
@@ -102,7 +103,10 @@ def _read(scope: ast.AST, bound: dict[str, object]) -> list[str]:
 
 
 def _has(value: object, name: str) -> bool:
-    """Whether a module or a class of the package has an attribute; True for any other value."""
+    """Returns whether a module or class of the package has an attribute.
+
+    Returns True for any other value.
+    """
     if isinstance(value, type) and _is_ours(value):
         return hasattr(value, name) or name in getattr(value, "__dataclass_fields__", {})
     return not isinstance(value, ModuleType) or hasattr(value, name)
@@ -118,7 +122,7 @@ def _keywords(value: object) -> set[str] | None:
         return None
     try:
         parameters = inspect.signature(value).parameters
-    except ValueError:  # a class of Python's own beneath, such as RuntimeError
+    except ValueError:  # a class that derives from a Python built-in, such as RuntimeError
         return None
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         return None
@@ -126,7 +130,7 @@ def _keywords(value: object) -> set[str] | None:
 
 
 def _parts(scope: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
-    """Returns the nodes of a scope alone, and the functions directly inside it."""
+    """Returns a scope's nodes outside nested functions, and the functions directly inside it."""
     own: list[ast.AST] = []
     inner: list[ast.AST] = []
     ahead = list(ast.iter_child_nodes(scope))
@@ -141,7 +145,7 @@ def _parts(scope: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
 
 
 def _value(node: ast.AST, bound: dict[str, object]) -> object:
-    """Returns the value of an imported name, or of an attribute of one."""
+    """Returns the value of an imported name, or of an attribute of an imported name."""
     if isinstance(node, ast.Name):
         return bound.get(node.id)
     if isinstance(node, ast.Attribute):
@@ -161,7 +165,7 @@ def code_of(path: Path) -> str:
 
 
 def parses(code: str) -> bool:
-    """Whether text is Python."""
+    """Returns whether a text is valid Python."""
     try:
         ast.parse(code)
     except SyntaxError:

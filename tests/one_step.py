@@ -1,4 +1,4 @@
-"""One step of gradient descent of any method, and the weights of its terms in numpy."""
+"""One step of gradient descent of any method, and the weights of its terms in NumPy."""
 
 import functools
 
@@ -17,7 +17,7 @@ from jaxrl_po.types import ActorCritic
 
 WITH_CRITIC = tabular_problem(num_prompts=8, num_steps=8)
 IN_GROUPS = taught(imprecise(tabular_problem(num_prompts=4, group_size=4, dense=False)))
-# One program per method: numbers set in the tests are traced, these settings are static.
+# One program per method: numbers that the tests set are traced, these settings are static.
 ONE_STEP = {"num_epochs": 1, "num_minibatches": 1}
 FIT = {"value_epochs": 1, "value_minibatches": 1, "normalize_advantage": False}
 BASE = {
@@ -57,9 +57,10 @@ def perturbed(params, size, seed):
 
 @functools.cache
 def situation(problem):
-    """The parameters to improve, the reference, and the batch that other parameters sampled."""
+    """Returns parameters to improve, the reference, and a batch that other parameters sampled."""
     old, collector = problem.init(jax.random.key(0))
-    key = jax.random.key(24 if problem is IN_GROUPS else 1)  # ratios on all sides of the clips
+    # ratios beyond both bounds of every clip
+    key = jax.random.key(24 if problem is IN_GROUPS else 1)
     batch = jax.jit(problem.collect)(old, collector, key)[1]
     assert 0.2 < float((~batch.mask).mean()) < 0.8
     return perturbed(old, 0.4, 2), perturbed(old, 0.6, 3).policy, batch
@@ -98,7 +99,7 @@ def program(algorithm, structure, plain):
 
 
 def outcome(algorithm, *, plain=True, step=0, beta=-1.0, **changes):
-    """Change of the parameters, metrics, and β after one update."""
+    """Returns the change of the parameters, the metrics, and β after one update."""
     config = config_of(algorithm, **changes)
     config.validate()
     batch = situation(problem_of(algorithm))[2]
@@ -149,7 +150,10 @@ def _gradients(problem, policy, reference, batch, weight):
 
 
 def gradient(algorithm, weight, of="log_prob", at=None, frm=None):
-    """`∇ Σ w x` for the policy; x is log π of the action, the entropy, or KL(`frm` ‖ policy)."""
+    """Computes `∇ Σ w x` for the policy.
+
+    The symbol x is log π of the action, the entropy, or KL(`frm` ‖ policy).
+    """
     params, reference, batch = situation(problem_of(algorithm))
     policy, frm = params.policy if at is None else at, reference if frm is None else frm
     return _gradients(problem_of(algorithm), policy, frm, batch, jnp.asarray(weight, jnp.float32))[
@@ -158,7 +162,7 @@ def gradient(algorithm, weight, of="log_prob", at=None, frm=None):
 
 
 def value_gradient(algorithm, weight):
-    """`∇ Σ w v` over the critic's parameters."""
+    """Computes `∇ Σ w v` over the parameters of the critic."""
     problem = problem_of(algorithm)
     params, _, batch = situation(problem)
     weight = jnp.asarray(weight, jnp.float32)
@@ -169,7 +173,7 @@ def value_gradient(algorithm, weight):
 
 @functools.cache
 def arrays(problem):
-    """The batch in numpy, with log-probabilities of current and reference policy, and values."""
+    """Returns the batch in NumPy, with values and current and reference log-probabilities."""
     params, reference, batch = situation(problem)
     distribution, value = problem.apply(params, batch.inputs)
     names = ("reward", "value", "next_value", "terminated", "truncated", "mask", "score")
@@ -196,7 +200,7 @@ def known(algorithm):
 
 
 def weights(algorithm):
-    """Weight of one step in the mean: equal for all, equal for rows, or over a constant."""
+    """Computes a step's weight in the mean: equal for all, equal for rows, or over a constant."""
     mask = known(algorithm).mask
     if algorithm in ("grpo", "gspo", "sapo", "gmpo"):
         return mask / mask.sum(1, keepdims=True) / len(mask)
@@ -235,14 +239,14 @@ def n_step(k, gamma, n):
 
 
 def in_group(k, outcome, epsilon=1e-6):
-    """`(R − mean) / (std + ε)` of each group, for every step."""
+    """Computes `(R − mean) / (std + ε)` of each group, for every step."""
     groups = outcome.reshape(k.score.shape)
     relative = (groups - groups.mean(1, keepdims=True)) / (groups.std(1, keepdims=True) + epsilon)
     return np.broadcast_to(relative.reshape(-1, 1), k.mask.shape)
 
 
 def unclipped(ratio, advantage, low, high):
-    """1 where the clipped surrogate has a gradient."""
+    """Returns 1 where the clipped surrogate has a gradient, and 0 elsewhere."""
     return ~(((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low)))
 
 

@@ -1,4 +1,4 @@
-"""Flax modules as users write them: constants beside the parameters, and what is refused."""
+"""Flax modules as users write them: constants beside parameters, and modules that are refused."""
 
 import flax.linen as nn
 import jax
@@ -6,11 +6,11 @@ import jax.numpy as jnp
 
 from jaxrl_po.distributions import Categorical
 
-SIZE = 4  # of CartPole's observations
+SIZE = 4  # size of CartPole's observations
 
 
 class Scaled(nn.Module):
-    """Features of an observation times a vector: a drawn constant, or a given one."""
+    """Module that multiplies observation features by a vector: drawn, or an argument."""
 
     baked: tuple[float, ...] | None = None
 
@@ -48,7 +48,7 @@ class Both(nn.Module):
 
 
 class Bigrams(nn.Module):
-    """Outputs that depend on the last token alone, plus a constant for each."""
+    """Module whose outputs depend only on the last token, plus a constant for each output."""
 
     vocabulary: int
     outputs: int = 0
@@ -71,7 +71,7 @@ class Bigrams(nn.Module):
 
 
 class Counting(nn.Module):
-    """Counts how often it is applied."""
+    """Module that counts how often it is applied."""
 
     @nn.compact
     def __call__(self, x):
@@ -87,7 +87,7 @@ class Noisy(nn.Module):
 
 
 class Through(nn.Module):
-    """A layer on the observation, before the head."""
+    """Module with a layer on the observation, before the head."""
 
     layer: nn.Module
     head: nn.Module

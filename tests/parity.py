@@ -1,6 +1,6 @@
-"""Our pretrained models against `transformers`, live; `make parity` runs it.
+"""Compares our pretrained models with `transformers`, live; `make parity` runs it.
 
-`python tests/parity.py --write` keeps the logits of `transformers` for `make test`.
+`python tests/parity.py --write` stores the logits of `transformers` for `make test`.
 """
 
 import argparse
@@ -29,14 +29,14 @@ ROWS = 2
 
 
 class Comparison(NamedTuple):
-    """What both computed, B = `ROWS`.
+    """Results of both libraries, B = `ROWS`.
 
     Attributes:
-      ours: logits `[B, N, V]`, float32.
-      theirs: likewise.
-      seen: `[B, N]`, bool, False for padding.
-      greedy: our most likely tokens, `[B, T]`, padded after an end.
-      their_greedy: likewise.
+      ours: Our logits `[B, N, V]`, float32.
+      theirs: Logits of `transformers` `[B, N, V]`, float32.
+      seen: Mask `[B, N]`, bool, False for padding.
+      greedy: Our most likely tokens, `[B, T]`, padded after an end.
+      their_greedy: Most likely tokens of `transformers`, `[B, T]`, padded after an end.
     """
 
     ours: npt.NDArray[np.float32]
@@ -47,7 +47,7 @@ class Comparison(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """The largest difference of two logits outside the padding."""
+        """Returns the largest difference of two logits outside the padding."""
         return float(np.abs(self.ours - self.theirs)[self.seen].max())
 
 
@@ -55,13 +55,13 @@ def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Com
     """Reads a folder with both libraries and runs both.
 
     Args:
-      folder: of the model, or its GGUF file.
-      length: N, tokens of a prompt; a quarter of the second row's are padding.
-      new_tokens: T.
-      seed: of the tokens.
+      folder: Folder of the model, or its GGUF file.
+      length: Number N of tokens in a prompt; a quarter of the tokens in the second row are padding.
+      new_tokens: Number T of generated tokens.
+      seed: Seed of the tokens.
 
     Raises:
-      ConfigError: we cannot read the folder, or `transformers` finds other tensors in it.
+      ConfigError: This library cannot read the folder, or `transformers` finds other tensors in it.
     """
     torch, theirs = importlib.import_module("torch"), _theirs(folder)
     loaded = pretrained.load(folder)
@@ -104,7 +104,7 @@ def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Com
 
 
 def _theirs(folder: Path) -> Any:
-    """The model of `transformers`."""
+    """Returns the model of `transformers`."""
     torch, transformers = map(importlib.import_module, ("torch", "transformers"))
     place, given = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -119,8 +119,8 @@ def _theirs(folder: Path) -> Any:
 
 
 def held(name: str, folder: Path) -> dict:
-    """Asserts parity; returns what `make test` compares with."""
-    import transformers  # which `make test` does without
+    """Asserts parity; returns the numbers that `make test` compares with."""
+    import transformers  # `make test` does not need transformers
 
     families.write(folder, name)
     found = compare(folder, length=LENGTH, new_tokens=NEW)
@@ -128,7 +128,7 @@ def held(name: str, folder: Path) -> dict:
     np.testing.assert_array_equal(found.greedy, found.their_greedy, name)
     loaded, again = pretrained.load(folder), folder.parent / f"{name}-again"
     pretrained.save(again, *loaded)
-    # `transformers` 4 reads the former spelling of RoPE alone.
+    # `transformers` 4 reads only the former spelling of RoPE.
     for spelling in ("rope_parameters", "former"):
         exported = compare(again, length=LENGTH, new_tokens=1)
         np.testing.assert_allclose(
@@ -171,8 +171,8 @@ def published() -> None:
     assert rendered == reader.apply_chat_template(
         ggufs.MESSAGES, tokenize=False, add_generation_prompt=True
     )
-    # Their reader of GGUF files takes GPT-2's pre-tokenizer whatever the file names, which shows
-    # where numerals are no digits of the vocabulary.
+    # Their reader of GGUF files uses GPT-2's pre-tokenizer, whichever the file names; the
+    # difference is visible where numerals are not digits of the vocabulary.
     for text in (*(text for text in ggufs.ODD if text != ggufs.NUMERALS), rendered):
         ours = loaded.tokenizer.encode(text)
         assert ours == reader.encode(text, add_special_tokens=False), text
@@ -184,7 +184,7 @@ def published() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Runs from arguments."""
+    """Runs the comparison with command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="keep the logits for make test")
     write = parser.parse_args(argv).write

@@ -1,9 +1,9 @@
-"""Losses and gradients of TRL, verl and prime-rl on one small batch, by their own code.
+"""Losses and gradients of TRL, verl and prime-rl on one small batch, computed by their own code.
 
     python tests/peer_losses.py VERL PRIME_RL    # their sources, where torch and TRL are installed
 
-It writes `golden_losses.json`, which `test_peer_losses.py` compares with our methods. Nothing of
-this library is imported, and of verl and prime-rl only the files with their losses are run.
+It writes `golden_losses.json`, which `test_peer_losses.py` compares with our methods. It imports
+nothing from this library, and runs only the files with losses of verl and prime-rl.
 """
 
 import collections
@@ -25,7 +25,7 @@ DIGITS = 9
 
 
 def batch():
-    """Two groups of three responses of up to five tokens; ratios on all sides of every bound."""
+    """Returns two groups of three responses of up to five tokens; ratios exceed every bound."""
     rng = np.random.default_rng(7)
     shape = (6, 5)
     now = np.log(rng.uniform(0.02, 0.9, shape))
@@ -61,7 +61,7 @@ def near_old(data):
 
 
 def load(path, **modules):
-    """A module from its file, with stand-ins for what it imports."""
+    """Loads a module from its file, with stand-ins for its imports."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     eager = mock.patch.object(torch, "compile", return_value=lambda function: function)
@@ -71,7 +71,7 @@ def load(path, **modules):
 
 
 class ActorConfig(types.SimpleNamespace):
-    """What verl's losses read of their configuration."""
+    """The part of verl's configuration that its losses read."""
 
     global_batch_info = {}  # noqa: RUF012
     clip_ratio_low = clip_ratio_high = None
@@ -184,7 +184,7 @@ def of_trl(trainer, data, loss_type, **changes):
 
 
 def of_prime_rl(module, data):
-    """Sum over the tokens of each response, over the number of tokens."""
+    """Computes the sum over the tokens of each response, divided by the number of tokens."""
     t = tensors(data)
     loss = 0.0
     for row in range(6):
@@ -231,9 +231,9 @@ def main(verl, prime_rl):
 
     share = types.SimpleNamespace(kl_cov_ratio=0.2, ppo_kl_coef=0.7)
     clip = {"clip_ratio": 0.2, "clip_ratio_c": 1e6}
-    # Tokens whose probability fell by more than 0.2 are dropped there: here none is.
+    # prime-rl drops tokens whose probability fell by more than 0.2; this batch has no such token.
     near = data | {"sampler": near_sampler(data)}
-    # verl chooses its tokens by the new policy, we by the old one: here both choose the same.
+    # verl selects its tokens by the new policy, we by the old one; here both select the same.
     moved_little = data | {"old": near_old(data)}
     cases = {
         "trl sapo": of_trl(GRPOTrainer, data, "sapo"),

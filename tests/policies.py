@@ -1,4 +1,4 @@
-"""A categorical and a Gaussian policy that are linear in the observation, with their mean KL."""
+"""A categorical and a Gaussian policy that are linear in the observation, and their mean KL."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -9,7 +9,7 @@ from jaxrl_po.config import Number, number, static
 
 @config_lib.record
 class Config(ppo.Config):
-    """PPO's fields, and those of `reference.Settings`."""
+    """The fields of PPO, plus the fields of `reference.Settings`."""
 
     clip: bool = static(True, "the clipped surrogate, or the plain one")
     reference_kl_coefficient: Number = number(0.05, "β")

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def reals(huge, tiny=1e-40):
-    """Regimes of finite numbers up to ±`huge`, denormals and ties among them."""
+    """Returns regimes of finite numbers up to ±`huge`, including denormals and ties."""
     extremes = np.array([0.0, 1.0, -1.0, tiny, -tiny, 0.1, huge, -huge])
     return {
         "normal": lambda rng, shape: rng.normal(size=shape),
@@ -21,7 +21,7 @@ def reals(huge, tiny=1e-40):
 
 
 def numbers(*values):
-    """One of these, the same for all elements."""
+    """Returns a regime with one of these numbers, the same for all elements."""
     return {"one": lambda rng, _: rng.choice(values)}
 
 
@@ -56,9 +56,9 @@ HOLES = {
     "all": lambda rng, shape: np.full(shape, np.nan),
 } | reals(1e30)
 KINDS: dict[str, dict[str, Callable]] = {
-    "reward": reals(1e30),  # only added
+    "reward": reals(1e30),  # rewards are only added
     "value": reals(1e18),  # squared
-    "advantage": reals(1e25),  # multiplied by a ratio
+    "advantage": reals(1e25),  # advantages are multiplied by a ratio
     "log_prob": LOG_PROB,
     "flag": MASK,
     "mask": MASK,

@@ -1,6 +1,6 @@
-"""Result of a whole run of `make slow` or `make gate`, one JSON object in a file.
+"""Result of a complete run of `make slow` or `make gate`, one JSON object in a file.
 
-Notes of issues quote it. It is written at the end of the run, also of one that fails or is
+Notes of issues quote the file. It is written at the end of the run, even if the run fails or is
 interrupted; the file of an earlier run is deleted at the start.
 """
 
@@ -18,7 +18,7 @@ class Result:
     """A run that has started on a commit.
 
     Attributes:
-      path: File that gets the result.
+      path: File that receives the result.
     """
 
     def __init__(self, path: str | Path, root: Path = ROOT):
@@ -36,7 +36,7 @@ class Result:
         self.begun = time.monotonic()
 
     def write(self, *, passed: int, failed: int, skipped: int, **others: object) -> None:
-        """Writes commit, numbers and seconds since the start; `others` are further entries."""
+        """Writes commit, numbers and seconds since the start; `others` are additional entries."""
         counts = {"passed": passed, "failed": failed, "skipped": skipped}
         seconds = {"seconds": round(time.monotonic() - self.begun)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,14 +45,17 @@ class Result:
 
 
 class Results:
-    """A pytest plugin that writes the result of a run, in the process that reports it."""
+    """Pytest plugin that writes the result of a run, in the process that reports it."""
 
     def __init__(self, path: str):
         self.result = Result(path)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Writes numbers of tests; an error outside a test, such as of a fixture, is a failure."""
+        """Writes the numbers of tests.
+
+        An error outside a test, such as in a fixture, counts as a failure.
+        """
         stats = session.config.pluginmanager.get_plugin("terminalreporter").stats
         passed, failed, errors, skipped = (
             len(stats.get(word, ())) for word in ("passed", "failed", "error", "skipped")

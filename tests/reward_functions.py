@@ -1,6 +1,6 @@
-"""Reward functions for tests: a correct one, and one for each way to fail.
+"""Reward functions for tests: a correct function, and one for each way to fail.
 
-They run in a worker; no test imports them.
+They run in a worker process; no test imports them.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ def exact(prompts, completions, **columns):
 
 
 def digits(completions, **columns):
-    return [completion.isdecimal() for completion in completions]  # numbers of another type
+    return [completion.isdecimal() for completion in completions]  # booleans in place of floats
 
 
 def right(prompt):
-    """The right answer of `zero_pad`ded addition, lowest digit first."""
+    """Returns the right answer of `zero_pad`ded addition, lowest digit first."""
     a, b = prompt.removesuffix("=").split("+")
     return str(int(a) + int(b)).zfill(len(a) + 1)[::-1]
 
@@ -37,7 +37,7 @@ def huge(completions, **columns):
 
 
 def empties(completions, **columns):
-    """Empties what it was given, and may return numbers and flags of NumPy."""
+    """Empties its arguments, and may return numbers and flags of NumPy."""
     import numpy as np
 
     scores = [np.float32(1.0), True, np.True_, np.int8(1)]
@@ -52,13 +52,13 @@ def scalar(completions, **columns):
 
 
 def abstains(prompts, completions, **columns):
-    """Judges no completion `31`, nor a prompt with a 9."""
+    """Abstains from the completion `31` and from prompts with a 9."""
     rows = zip(prompts, completions, strict=True)
     return [None if "9" in prompt or text == "31" else 1.0 for prompt, text in rows]
 
 
 def strict(prompts, completions, **columns):
-    """As `exact`, of the prompts without a 9."""
+    """Scores as `exact`, and abstains from the prompts with a 9."""
     right = exact(prompts, completions)
     return [None if "9" in p else score for p, score in zip(prompts, right, strict=True)]
 
@@ -107,7 +107,7 @@ def runs_text(completions, **columns):
 
 
 def columns_of(prompts, completions, completion_ids, **columns):
-    """Not a reward but a check of its input: 1 where columns and ids are as they should be."""
+    """Checks its input: returns 1 where columns and ids are as they should be."""
     return [
         float(c == a and len(i) == len(c) + 1)
         for c, a, i in zip(completions, columns["answer"], completion_ids, strict=True)
@@ -115,7 +115,7 @@ def columns_of(prompts, completions, completion_ids, **columns):
 
 
 def crowded(completions, **columns):
-    """Not a reward but a check of its process: 1 with JAX or a main program of files."""
+    """Checks its process: returns 1 if JAX is imported or the main program has a file."""
     import sys
 
     return [float("jax" in sys.modules or hasattr(sys.modules["__main__"], "__file__"))]
@@ -125,7 +125,7 @@ CALLS = []
 
 
 def later(completions, **columns):
-    """Right on the first call, fails on any later one."""
+    """Returns the right result on the first call and fails on any later call."""
     CALLS.append(1)
     if len(CALLS) > 1:
         raise KeyError("forgotten")
@@ -133,7 +133,7 @@ def later(completions, **columns):
 
 
 def forgets(prompts, completions, **columns):
-    """Right for the two seeds of the first iteration, fails later."""
+    """Returns the right result for the two seeds of the first iteration and fails later."""
     CALLS.append(1)
     if len(CALLS) > 2:
         raise KeyError("forgotten")

@@ -1,4 +1,4 @@
-"""Runs scripts as a user does, and reads what a run wrote."""
+"""Runs scripts as a user does, and reads the files that a run wrote."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ LIMITED += (
 
 
 def surroundings():
-    """The environment of a script: all processes share the compilation cache, for any program."""
+    """Returns the environment of a script: all processes share the compilation cache."""
     return {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
@@ -33,7 +33,7 @@ def surroundings():
 
 
 def start(script, *arguments, limit=None):
-    """A script in a process of its own, whose files may grow to `limit` bytes."""
+    """Starts a script in a separate process, whose files may grow to `limit` bytes."""
     begin = [] if limit is None else ["-c", LIMITED, str(limit)]
     command = [sys.executable, *begin, str(EXPERIMENTS / f"{script}.py"), *arguments]
     # A program whose file is cut off at the limit would stay in the cache, damaged, for every other
@@ -47,13 +47,13 @@ def start(script, *arguments, limit=None):
 
 
 def finish(process):
-    """Status, standard output and errors."""
+    """Returns exit status, standard output and errors."""
     output, errors = process.communicate(timeout=400)
     return process.returncode, output, errors
 
 
 def lines(out):
-    """The lines of metrics, without timings."""
+    """Returns the lines of metrics, without timings."""
     rows = read(out / "metrics.jsonl")
     return [
         {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
@@ -61,7 +61,7 @@ def lines(out):
 
 
 def saved(out):
-    """Every kept checkpoint, bit by bit."""
+    """Returns every stored checkpoint, bit by bit."""
     stored = {}
     for kind in ("latest", "best"):
         with Store(out / "checkpoints" / kind) as store:
@@ -77,6 +77,6 @@ def saved(out):
 
 
 def everything(out):
-    """Lines, checkpoints and samples of a run."""
+    """Returns the lines, checkpoints and samples of a run."""
     examples = out / "samples.jsonl"
     return lines(out), saved(out), examples.read_bytes() if examples.exists() else b""

@@ -1,6 +1,6 @@
 """Runs whose programs are traced and not compiled.
 
-Files, flags, messages and shapes of such a run are those of a real one; its numbers mean nothing.
+Files, flags, messages and shapes of such a run are as in a real run; its numbers mean nothing.
 """
 
 import sys
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Traced:
-    """Stands in for a compiled program: it returns zeros of the shapes that were traced."""
+    """Stand-in for a compiled program: it returns zeros with the traced shapes."""
 
     def __init__(self, function, *arguments, out_shardings=None, **_):
         self.shapes = jax.eval_shape(function, *arguments)
@@ -28,7 +28,7 @@ class Traced:
 
 
 def zeros(shape):
-    """Of a shape, which may be one of keys."""
+    """Returns zeros of a shape, which may be a shape of keys."""
     if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
         return jnp.asarray(np.zeros(shape.shape, shape.dtype))
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
@@ -36,7 +36,7 @@ def zeros(shape):
 
 
 def trace_only(monkeypatch):
-    """Has every program of a run traced, and none compiled."""
+    """Replaces compilation, so that every program of a run is only traced."""
     from jaxrl_po.run.devices import compilation
 
     compiled = compilation.compiled

@@ -78,7 +78,7 @@ def graph(sources):
     """Returns the files that each file imports or names in a string.
 
     Args:
-      sources: File, relative to the project's root, to text.
+      sources: Text of each file by its path, relative to the project's root.
     """
     files = {dotted(file): file for file in sources}
 
@@ -95,7 +95,7 @@ def graph(sources):
 
 
 def closure(edges, start):
-    """Returns the nodes that a node of a graph reaches, and itself."""
+    """Returns a node of a graph and all nodes that it reaches."""
     seen, todo = set(), [start]
     while todo:
         node = todo.pop()
@@ -112,7 +112,8 @@ def in_cycles(edges):
 def pairs(trees):
     """Returns the files whose definitions each file imports."""
     module = {dotted(file): file for file in trees}
-    names = {}  # (module, name) to the file that defines it, or what it is imported from
+    # maps (module, name) to the file that defines it, or to the name it is imported from
+    names = {}
     for file, tree in trees.items():
         for node in tree.body:
             targets = [getattr(node, "target", None), *getattr(node, "targets", [])]
@@ -162,7 +163,7 @@ def loose_signature(function):
 
 
 def large_records(layer, trees):
-    """Returns the classes with more than 14 fields, inherited ones included, but settings."""
+    """Returns the classes except settings with more than 14 fields, counting inherited fields."""
     classes = {x.name: x for tree in trees.values() for x in ast.walk(tree) if isinstance(x, CLASS)}
 
     def fields(node):
@@ -179,7 +180,7 @@ def large_records(layer, trees):
 
 
 def figures():
-    """Returns each figure by its name."""
+    """Returns `{name: figure}`."""
     files = listed("jaxrl_po/**/*.py")
     text = {f: (ROOT / f).read_text() for f in files}
     tree = {f: ast.parse(t) for f, t in text.items()}

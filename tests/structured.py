@@ -14,10 +14,10 @@ Box, Dict, Discrete = spaces_of_gymnax.Box, spaces_of_gymnax.Dict, spaces_of_gym
 
 
 class Structured(AlwaysTruncated):
-    """An image of bytes, a vector, and what only the critic sees; one of four actions is legal.
+    """Environment with a byte image, a vector, a critic-only part, and one legal action of four.
 
-    The legal action is written in the state alone, as the cue's sign and the parity of the time, so
-    that a policy that ignores the mask plays it one time in four.
+    The legal action depends on the state alone, through the sign of the cue and the parity of the
+    time, so that a policy that ignores the mask plays it one time in four.
     """
 
     num_actions = 4
@@ -50,7 +50,7 @@ class Structured(AlwaysTruncated):
 
 
 class NoneLegal(Structured):
-    """At the second step of an episode, no action is legal."""
+    """Environment without a legal action at the second step of an episode."""
 
     def observation(self, state):
         seen = super().observation(state)
@@ -58,7 +58,7 @@ class NoneLegal(Structured):
 
 
 class TwoChoices(AlwaysTerminated):
-    """Reward for naming the cue by the first of two choices and its opposite by the second."""
+    """Environment that rewards the cue as the first choice and its opposite as the second."""
 
     def reward(self, state, action):
         cue = state.cue > 0
@@ -70,10 +70,10 @@ class TwoChoices(AlwaysTerminated):
 
 
 class Everything(Probe):
-    """A structured observation, legal actions, two choices at once, what only the critic sees.
+    """Environment with structured observations, legal actions, two choices, wider critic.
 
-    Reward 1 for each choice that names the cue, which is shown at the start alone; the second of
-    its three options is never legal.
+    The reward is 1 for each choice that names the cue, which is shown only at the start; the second
+    of its three options is never legal.
     """
 
     def observation(self, state):

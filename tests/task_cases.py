@@ -1,4 +1,4 @@
-"""Every task beside what the host knows of it, in plain Python: patterns, answers, a verifier."""
+"""Every task beside an independent version in plain Python: patterns, answers, a verifier."""
 
 import functools
 import re
@@ -18,13 +18,13 @@ def texts(task, tokens):
 
 
 class Case(NamedTuple):
-    """A task, and what the host knows: pattern of prompts, right answers, and equal problems."""
+    """A task, and an independent description: pattern of prompts, right answers, equal problems."""
 
     task: tasks.Task
-    prompt: str  # a pattern
-    answer: Callable[[re.Match], str] | None  # None where many are right
+    prompt: str  # pattern that a prompt matches
+    answer: Callable[[re.Match], str] | None  # None if several answers are right
     problem: Callable[[re.Match], Hashable]
-    shape: str = r"\d+"  # of an answer
+    shape: str = r"\d+"  # pattern that an answer matches
     scratch: bool = False
 
 
@@ -92,7 +92,7 @@ def cases():
     }
 
 
-# Another size of a kind that is there already, and takes seconds.
+# Another size of a kind that is already listed, which takes seconds.
 SLOW = "countdown, two places"
 EVERY = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == SLOW)) for name in cases()]
@@ -100,7 +100,7 @@ EVERY = pytest.mark.parametrize(
 
 
 def postfix(text, width):
-    """The numbers and the value of a postfix expression, or None if it is not one."""
+    """Returns the numbers and the value of a postfix expression, or None if it is not one."""
     stack, used = [], []
     while text:
         if re.match(rf"\d{{{width}}}", text):
@@ -117,7 +117,7 @@ def postfix(text, width):
 
 
 def judge(case, prompt, row):
-    """Whether a completion parses, and whether it is right."""
+    """Returns whether a completion parses, and whether it is right."""
     eos, pad = case.task.tokenizer.eos, case.task.tokenizer.pad
     row = row.tolist()
     if eos not in row or pad in row[: row.index(eos)] or set(row[row.index(eos) + 1 :]) - {pad}:
@@ -151,7 +151,7 @@ def sampler(name):
 
 @functools.cache
 def drawn(name, seed=0):
-    """`COUNT` prompts and demonstrations of each split, the train split first."""
+    """Returns `COUNT` prompts and demonstrations of each split, the train split first."""
     # Threefry takes three times as long to compile.
     keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), COUNT)
     return jax.tree.map(np.asarray, sampler(name)(keys))

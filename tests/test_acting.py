@@ -26,7 +26,7 @@ NETWORKS = {
     },
 }
 STEPS = {"config.num_minibatches": 1, "config.num_epochs": 1, "config.learning_rate": 0.03}
-# What a page, a notebook or an example says where it acts.
+# Calls that act, as a page, a notebook or an example writes them.
 ACTS = re.compile(r"(?:[\w.]*\bact|policy\.step|\w+\.mode)\([^`\n]*")
 SNIPPET = next(
     code
@@ -35,7 +35,7 @@ SNIPPET = next(
     )
     if "actor_of" in code
 )
-# Page to the calls outside the snippet: each is compared with the others below.
+# Pages and their calls outside the snippet; the test below compares each with the snippet.
 KNOWN = {
     ("environments.md", "policy.step(memory, observation)"),
     ("save_and_load.md", "policy.act(observation)"),
@@ -64,7 +64,7 @@ def test_every_documented_call_that_acts_is_known():
 
 @pytest.fixture(scope="module", params=NETWORKS)
 def trained(request, tmp_path_factory):
-    """A problem with statistics of observations and bounded actions; folder and state of a run."""
+    """Returns folder and state of a run with observation statistics and bounded actions."""
     network, out = NETWORKS[request.param], tmp_path_factory.mktemp("runs") / "pendulum"
     over = {f"problem.{name}": value for name, value in SIZES.items()}
     over |= {f"network.{name}": value for name, value in network.items()}
@@ -77,7 +77,7 @@ def trained(request, tmp_path_factory):
 
 
 def test_documented_lines_act_as_the_loaded_policy(trained):
-    """Over an episode, which the loaded policy plays; memories are those of each way."""
+    """Compares the ways over an episode that the loaded policy plays; each has its own memory."""
     problem, out, state = trained
     policy = run.load(out, checkpoint="latest", seed_index=1)
     loaded = LearnerState({}, 2, state.params, state)

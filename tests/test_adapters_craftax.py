@@ -1,6 +1,6 @@
-"""Craftax: ends, time limits and observations, on its smaller game where either will do.
+"""Craftax: ends, time limits and observations, on its smaller game where either game will do.
 
-Its programs compile for a minute, so that most are among the slow tests.
+Its programs compile for a minute, so that most of these tests are among the slow tests.
 """
 
 import functools
@@ -27,7 +27,7 @@ def raw():
 
 
 def vector(seen):
-    """The suite's own observation, from the two parts of ours."""
+    """Returns the suite's own observation, built from the two parts of our observation."""
     assert seen["map"].dtype == jnp.uint8
     return jnp.concatenate([seen["map"].reshape(-1) / 255.0, seen["player"]])
 
@@ -37,7 +37,7 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
     key, (fresh, _) = laws.cuts_by_time(MAKE, LEFT)
     env, params = raw()
     want = jax.jit(env.reset_env)(key, params)[0]
-    laws.same(vector(fresh), want, rtol=1e-6)  # another program, and daylight is a cosine
+    laws.same(vector(fresh), want, rtol=1e-6)  # another program; daylight is a cosine
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_no_two_episodes_begin_alike():
 
 
 def test_observations_are_the_suites_and_only_the_player_ends_an_episode():
-    """From one state beside the suite's own; past its time limit; and without health."""
+    """Steps from one state beside the suite's own; past its time limit; and without health."""
     environment, (env, params) = MAKE(max_steps=15_000), raw()
     step_env = jax.jit(env.step_env)
 

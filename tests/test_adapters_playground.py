@@ -15,7 +15,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import suites
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of what it imports
+    warnings.simplefilter("ignore")  # warnings of its imports
     registry = pytest.importorskip("mujoco_playground").registry
     from mujoco_playground._src import mjx_env
     from mujoco_playground._src.dm_control_suite import cartpole
@@ -29,7 +29,7 @@ SMALLEST = "PointMass"
 
 @pytest.fixture(autouse=True)
 def _promotion():
-    with jax.numpy_rank_promotion("allow"):  # MJX relies on it
+    with jax.numpy_rank_promotion("allow"):  # MJX relies on rank promotion
         yield
 
 
@@ -41,7 +41,7 @@ def raw(name=NAME):
 def test_a_step_is_playgrounds_own(repeat):
     environment = playground.make(NAME, action_repeat=repeat, reset_interval=1)
     assert environment.max_steps == 1000 // repeat
-    # 3.0 is outside the box, and is clipped.
+    # 3.0 is outside the box and is clipped.
     actions = (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))
     step = jax.jit(raw().step)
 
@@ -57,7 +57,7 @@ def test_a_step_is_playgrounds_own(repeat):
     )
     for t, (_, ours, (observation, reward)) in enumerate(steps):
         assert ours.final_observation.dtype == ours.reward.dtype == jnp.float32
-        # Two programs, compiled apart.
+        # The two programs are compiled separately.
         laws.same(ours.final_observation, observation, atol=1e-6 if t < 4 else 1e-5)
         np.testing.assert_allclose(ours.reward, reward, atol=1e-6)
         assert not ours.terminated
@@ -69,7 +69,7 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset(int
     make = functools.partial(playground.make, NAME)
     key, fresh = laws.cuts_by_time(make, 1.0, reset_interval=interval, atol=1e-6)
     theirs = jax.jit(raw().reset)(key)
-    laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)  # another program
+    laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)  # another program computes these
 
 
 def test_what_the_physics_cannot_go_on_from_terminates():
@@ -97,7 +97,7 @@ def test_a_state_keeps_its_structure(name):
 
 
 class Asymmetric(cartpole.Balance):
-    """A pole of which the policy sees no speeds."""
+    """Environment with a pole whose speeds the policy does not see."""
 
     def _get_obs(self, data, info):
         everything = super()._get_obs(data, info)

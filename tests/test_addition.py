@@ -37,7 +37,7 @@ def drawer(variant, held_out):
 
 @functools.cache
 def examples(variant, held_out=False, count=300, seed=0):
-    """Prompts and their right answers."""
+    """Returns prompts and their right answers."""
     return jax.tree.map(
         np.asarray, drawer(variant, held_out)(jax.random.split(jax.random.key(seed), count))
     )
@@ -98,7 +98,7 @@ def test_padding_stands_on_the_left_and_is_counted(variant):
     sampled, answers = examples(variant)
     padded = sampled.tokens == task.tokenizer.pad
     np.testing.assert_array_equal(padded, np.arange(task.prompt_length) < sampled.pad[:, None])
-    assert (len(set(sampled.pad.tolist())) > 1) == (not variant[1])  # ragged or not
+    assert (len(set(sampled.pad.tolist())) > 1) == (not variant[1])  # prompts are ragged or not
     is_eos = answers == task.tokenizer.eos
     assert (is_eos.sum(axis=1) == 1).all()
     np.testing.assert_array_equal(
@@ -113,7 +113,7 @@ def test_verifier_accepts_the_demonstration_and_nothing_else(variant, slack):
     sampled, answers = examples(variant)
     answers = np.pad(answers, ((0, 0), (0, slack)), constant_values=task.tokenizer.pad)
     length = answers.shape[1]
-    # Row 0 is the answer; row i + 1 has token i changed: a digit, EOS, or the padding after it.
+    # Row 0 is the right answer; row i + 1 changes token i: a digit, EOS, or the padding after EOS.
     changes = np.concatenate([np.zeros((1, length), int), np.eye(length, dtype=int)])
     completions = ((answers[:, None] + changes) % task.tokenizer.size).astype(np.int32)
     score = jax.jit(jax.vmap(jax.vmap(task.score, (None, 0))))(sampled.problem, completions)

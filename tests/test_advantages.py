@@ -1,4 +1,4 @@
-"""Hand-computed returns and advantages, ends of episodes above all."""
+"""Hand-computed returns and advantages, especially at the ends of episodes."""
 
 import jax
 import jax.numpy as jnp
@@ -75,8 +75,8 @@ def test_discounted_returns_by_hand_and_long_windows(case, n):
     np.testing.assert_allclose(returns, expected, rtol=1e-6)
 
 
-# n = 2: G₀ = r₀ + γ r₁ + γ² V(s₂); the window from s₁ is cut at the rollout's end,
-# that from s₂ has one step.
+# n = 2: G₀ = r₀ + γ r₁ + γ² V(s₂); the rollout's end cuts the window from s₁,
+# and the window from s₂ has one step.
 TWO_STEP_CASES = {
     "rollout end": (NONE, NONE, [20, 30, 40], [1 + 1 + 7.5, 2 + 1.5 + 10, 23]),
     "terminated": ([False, True, False], NONE, [20, 36, 40], [2, 2, 23]),
@@ -102,7 +102,7 @@ def random_stream(seed, length=12, end=0.25):
 
 
 def direct_n_step(reward, next_value, terminated, truncated, gamma, n):
-    """The definition, step by step."""
+    """Computes n-step returns from their definition, step by step."""
     returns = []
     for t in range(len(reward)):
         total, discount = 0.0, 1.0
@@ -236,7 +236,7 @@ def test_equal_rewards_give_exactly_zero(estimator):
 
 
 def test_std_of_equal_rewards_is_not_zero_in_floating_point():
-    """Why equality is decided by max and min: `std > 0` calls many constant groups informative."""
+    """Max and min decide equality, because `std > 0` calls many constant groups informative."""
     groups = constant_groups()
     deviations = jax.vmap(lambda r: jnp.sqrt(jnp.mean(jnp.square(r - r.mean()))))(groups)
     assert int((deviations > 0).sum()) > 10
@@ -273,8 +273,8 @@ def test_leave_one_out_by_hand():
     np.testing.assert_allclose(advantages.leave_one_out(jnp.array([1.0, 3.0])), [-2.0, 2.0])
 
 
-# Unmasked 1, 0, 2, 0, 3: mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8; the unmasked part
-# of each row is summed.
+# Unmasked 1, 0, 2, 0, 3: mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8; the result sums
+# the unmasked part of each row.
 @pytest.mark.parametrize(
     ("options", "divisor"),
     [
@@ -404,7 +404,7 @@ def test_estimates_are_finite_and_masks_hide(rows, gamma, lambda_):
 
 
 def test_process_rewards_count_where_a_step_ends():
-    """A right answer of six tokens and a wrong one of two: length costs the right one nothing."""
+    """A right answer has six tokens, a wrong one has two: length costs the right answer nothing."""
     lengths, tokens = np.array([6, 2]), np.arange(6)
     mask = jnp.asarray(tokens < lengths[:, None])
     last = jnp.asarray(tokens == lengths[:, None] - 1)

@@ -1,4 +1,4 @@
-"""Deep models: their scanned blocks are those of a plain loop, and compile as one."""
+"""Deep models: their scanned blocks equal a plain loop over blocks, and compile as one block."""
 
 import functools
 
@@ -36,7 +36,7 @@ def drawn(model, scale=0.5):
 
 
 def by_hand(model, params, tokens, pad):
-    """Logits `[B, N, V]` in float64, with a loop over rows, blocks, heads and positions."""
+    """Computes logits `[B, N, V]` in float64, looping over rows, blocks, heads and positions."""
     own = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
     size, heads, kv_heads = model.size, model.heads, model.kv_heads or model.heads
 
@@ -108,7 +108,7 @@ def test_scanned_blocks_are_those_of_a_loop(name, remat):
 
 @pytest.mark.parametrize("adapters", [None, pytest.param(Lora(2), marks=pytest.mark.slow)])
 def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
-    """Values, gradients, and completions drawn with a cache."""
+    """Compares values, gradients, and completions drawn with a cache."""
     model = Transformer(14, width=8, layers=DEEP, heads=2, mlp_width=12, lora=adapters)
     params = drawn(model)
 
@@ -140,7 +140,7 @@ def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
 
 
 def instructions(layers):
-    """Those of the program of one iteration, sampling and update."""
+    """Returns the instructions in the program of one iteration, with sampling and update."""
     model = Transformer(
         TASK.tokenizer.size, width=8, layers=layers, heads=2, mlp_width=12, gated=False
     )
@@ -162,7 +162,7 @@ def test_the_cache_of_scanned_blocks_leads_with_rows():
 
 
 def test_the_cache_of_scanned_blocks_is_updated_in_place():
-    """No instruction of a decoding step makes another array of its size."""
+    """No instruction of a decoding step creates another array of the cache's size."""
     model = Transformer(14, width=8, layers=DEEP, heads=2)
     cache, params = model.empty_cache(3, 50), drawn(model)
 
@@ -178,9 +178,10 @@ def test_the_cache_of_scanned_blocks_is_updated_in_place():
 
 
 def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
-    """By hand: Adam's first step is 0.001957, just over half of the distance from 1 to 1 − 2⁻⁸.
+    """Adam's first step is 0.001957 by hand, just over half of the distance from 1 to 1 − 2⁻⁸.
 
-    Rounded to bfloat16 first, it would be exactly half of it, 2⁻⁹, and 1 would stay 1.
+    Rounded to bfloat16 first, the step would be exactly half of that distance, 2⁻⁹, and 1 would
+    stay 1.
     """
     params = {"w": jnp.full(4, 1.0, jnp.bfloat16)}
     optimizer = optimizers.adam(0.001957, max_grad_norm=1.0)
@@ -191,7 +192,7 @@ def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
         return (Mean(total, jnp.float32(1.0)),), {}
 
     update = updates.gradient_update(loss, optimizer, num_microbatches=4)
-    # Summed in bfloat16, 1 + 3/1024 + 3/1024 + 3/1024 would stay 1.
+    # In bfloat16, the sum 1 + 3/1024 + 3/1024 + 3/1024 would stay 1.
     samples = jnp.array([1.0, *[3 / 1024] * 3])[:, None] * jnp.ones((4, 4))
     after, opt_state, metrics = jax.jit(update)(params, state, samples, jax.random.key(0))
     np.testing.assert_allclose(metrics["grad_norm"].value(), 2 * (1 + 9 / 1024) / 4, rtol=1e-6)
@@ -202,7 +203,7 @@ def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
 
 
 def test_a_shallow_model_begins_with_what_a_key_has_always_given():
-    """Means of the matrices as commit 0fc4288 drew them, when each block had names of its own."""
+    """The matrices have the means of commit 0fc4288, when each block had its own names."""
     model = Transformer(14, width=16, heads=4, mlp_width=24, lora=Lora(rank=2))
     variables = jax.jit(model.init)(jax.random.key(7), TOKENS, PAD)
     blocks, adapters = (variables[name]["blocks"] for name in ("params", "lora"))
@@ -215,7 +216,7 @@ def test_a_shallow_model_begins_with_what_a_key_has_always_given():
 
 @pytest.mark.parametrize("depth", [2, DEEP])
 def test_parameters_of_another_depth_are_refused(depth):
-    """A block that is missing would be read as the last one that is there."""
+    """A missing block would otherwise be read as the last block that exists."""
     model = Transformer(14, width=8, layers=depth, heads=2, mlp_width=12)
     params = drawn(model)
     for other in (depth - 1, depth + 1):

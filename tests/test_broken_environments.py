@@ -1,4 +1,4 @@
-"""Environments that break their contract in silence: what is measured, and what a run reports."""
+"""Environments that break their contract silently: measurements of a run, and its warnings."""
 
 import json
 
@@ -20,7 +20,10 @@ from jaxrl_po.run.loop.log import Doubts
 
 
 class NeverResets:
-    """Done from the fifth step on; the observation is the step, of which the space holds four."""
+    """Environment that is done from the fifth step on and observes the step.
+
+    The observation space ends at 3.
+    """
 
     default_params = Params()
 
@@ -39,7 +42,7 @@ class NeverResets:
 
 
 class NeverEnds(NeverResets):
-    """States a limit of five steps, and goes on."""
+    """Environment that states a limit of five steps and does not stop there."""
 
     def step(self, key, t, action, params=None):
         seen, t, reward, _, truncated, info = super().step(key, t % 3, action)
@@ -47,7 +50,7 @@ class NeverEnds(NeverResets):
 
 
 class Nested(AlwaysTruncated):
-    """The cue is a class: −1 is outside, 1 within; a part of a structured observation."""
+    """Environment with a class in a structured observation: −1 is outside the space, 1 within."""
 
     def observation_space(self, params=None):
         hidden = {"pair": spaces.Tuple((spaces.Discrete(2), spaces.Box(0.0, 1.0, (1,))))}
@@ -59,7 +62,7 @@ class Nested(AlwaysTruncated):
 
 
 def batches(problem, count=3):
-    """Metrics of so many iterations of one seed, leaves `[n, 1]`."""
+    """Returns the metrics of several iterations of one seed, leaves `[n, 1]`."""
 
     @jax.jit
     def run(key):
@@ -74,7 +77,7 @@ def batches(problem, count=3):
 
 
 def doubts(metrics):
-    """Lines about each iteration, one after another."""
+    """Returns the lines about each iteration, one after another."""
     asked = Doubts()
     return [
         line
@@ -85,9 +88,9 @@ def doubts(metrics):
 
 def test_episodes_of_one_step_are_counted():
     metrics = batches(control.make_problem(NeverResets(), num_envs=20, num_steps=6))
-    # The first episode ends with step 5, and each later step is one.
+    # The first episode ends at step 5, and each later step is an episode.
     assert (metrics["frac_one_step"].metric()[:, 0] * 6).round().tolist() == [1.0, 6.0, 6.0]
-    # Steps 0 to 3 are within the range; the policy then sees 4 and more.
+    # Steps 0 to 3 are within the range; the policy then sees 4 and larger numbers.
     assert (metrics["frac_out_of_range"].metric()[:, 0] * 6).round().tolist() == [2.0, 6.0, 6.0]
     said = doubts(metrics)
     assert [line.partition(": ")[0] for line in said] == [
@@ -106,13 +109,13 @@ def test_a_vine_and_groups_are_counted_alike():
     groups = batches(
         control.make_groups(NeverResets(), num_prompts=2, group_size=2, num_steps=9), 2
     )
-    # Of the five steps of an episode the last is outside; those after its end are masked.
+    # The last of the five steps of an episode is outside; the steps after its end are masked.
     np.testing.assert_allclose(groups["frac_out_of_range"].metric(), 1 / 5)
 
 
 @pytest.mark.parametrize("env", [AlwaysTerminated(), AlwaysTruncated()], ids=["bandit", "longer"])
 def test_sound_environments_raise_no_doubt(env):
-    for num_steps in (1, 5):  # all 50 end together, in steps 5, 10, …
+    for num_steps in (1, 5):  # all 50 episodes end together, at steps 5, 10, …
         metrics = batches(control.make_problem(env, num_envs=50, num_steps=num_steps), 10)
         assert "frac_out_of_range" not in metrics
         assert doubts(metrics) == []
@@ -163,7 +166,8 @@ def test_an_evaluation_says_which_episodes_ended():
     never = evaluated(NeverEnds())
     assert never["ended"].tolist() == [0.0] * 3
     assert never["length"].tolist() == [5.0] * 3
-    assert evaluated(NeverResets())["ended"].tolist() == [1.0] * 3  # with the last step allowed
+    # the last allowed step ends them
+    assert evaluated(NeverResets())["ended"].tolist() == [1.0] * 3
     assert evaluated(NeverResets(), max_steps=4)["ended"].tolist() == [0.0] * 3
 
 

@@ -22,7 +22,7 @@ def record(*, rate, code=0, state="s", loss=1.0, **settings):
 
 @pytest.fixture
 def compare(monkeypatch, capsys):
-    """Compares two records under arguments; returns the exit code and the last words."""
+    """Compares two records under some arguments; returns the exit code and the last line."""
 
     def run(before, after, *arguments):
         found = iter([{"ppo": before}, {"ppo": after}])

@@ -1,4 +1,4 @@
-"""Behaviour cloning: what is drawn of recorded episodes, what is learned, and what is refused."""
+"""Behaviour cloning: samples of recorded episodes, learning from them, and refused recordings."""
 
 import gymnax
 import jax
@@ -16,7 +16,7 @@ ENV = gymnax.make("CartPole-v1")[0]
 
 
 def test_steps_are_drawn_with_their_actions_whatever_the_layout():
-    """Observation i is all i, and its action i modulo 2."""
+    """Every entry of observation i is i, and the action of observation i is i modulo 2."""
     problem = control.make_problem(ENV, num_envs=4, num_steps=3)
     observation = jnp.repeat(jnp.arange(50.0)[:, None], 4, axis=1)
     action = jnp.arange(50, dtype=jnp.int32) % 2
@@ -37,7 +37,7 @@ def test_steps_are_drawn_with_their_actions_whatever_the_layout():
 
 
 def recorded(path, **changed):
-    """Five episodes of a controller that balances the pole, or other arrays."""
+    """Returns five episodes of a controller that balances the pole, or other arrays."""
 
     def episode(key):
         observation, state = ENV.reset(key, ENV.default_params)
@@ -60,7 +60,7 @@ def recorded(path, **changed):
             name: np.asarray(x).reshape(-1, *x.shape[2:])
             for name, x in zip(names, played, strict=True)
         }
-        assert not arrays["terminated"].any()  # every episode lasts to its end
+        assert not arrays["terminated"].any()  # every episode lasts to its time limit
     np.savez(path, **arrays)
     return f"--demonstrations={path}"
 
@@ -79,7 +79,7 @@ def test_ten_episodes_of_cart_pole_are_cloned_and_recorded_again(tmp_path):
         ended = stored["terminated"] | stored["truncated"]
         assert stored["observation"].shape == (len(ended), 4)
         assert ended.sum() == 32
-        assert len(ended) / 32 >= 475  # reward is 1 a step
+        assert len(ended) / 32 >= 475  # the reward is 1 per step
 
 
 GOOD = {"observation": np.zeros((5, 4)), "action": np.zeros(5, int)}

@@ -1,7 +1,7 @@
 """Every number of every config by hand: the term that it scales, its sign and its size.
 
 Each test takes one step of gradient descent: unless the default optimizer is tested, it is
-`sgd(1)`, so that the change of the parameters is a gradient. The parameters are not those that
+`sgd(1)`, so that the change of the parameters is a gradient. The parameters differ from those that
 sampled the batch, so that ratios are not 1, and the reference differs from both. The expected
 gradient is computed in numpy, from the weight of every step on `∇ log π`.
 """
@@ -107,7 +107,10 @@ def test_reinforce_pp_takes_the_distance_from_what_follows_or_adds_it_to_the_los
 
 @number("kl_coefficient", "ppo_penalty")
 def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
-    """No gradient in the first step of an update; in the second that of the exact KL(old ‖ new)."""
+    """The first step of an update has no gradient.
+
+    The second step has the gradient of the exact KL(old ‖ new).
+    """
     k, params = known(algorithm), situation(WITH_CRITIC)[0].policy
     first = gradient(algorithm, weights(algorithm) * k.ratio * gae(k, 0.99, 0.95))
     after = jax.tree.map(jnp.add, params, first)

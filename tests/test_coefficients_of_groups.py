@@ -29,7 +29,7 @@ from jaxrl_po.config import as_arrays
 
 @number("temperature_positive temperature_negative", "sapo")
 def test_the_gate_closes_on_either_side_as_fast_as_its_temperature(algorithm):
-    """The gradient of a token is that of −r A times 4 p (1 − p)."""
+    """The gradient of a token is the gradient of −r A times 4 p (1 − p)."""
     k = known(algorithm)
     advantage = in_group(k, k.score)
     for positive, negative in ((1.0, 1.05), (5.0, 1.05), (1.0, 5.0)):
@@ -59,7 +59,7 @@ def test_gmpo_clips_tokens_before_their_geometric_mean(algorithm):
 
 @number("delta_low delta_high max_ratio", "dppo")
 def test_dppo_stops_where_a_probability_has_changed_that_much(algorithm):
-    """Against the sampler: π_old has no part in it."""
+    """The change is measured against the sampler: π_old plays no part in it."""
     k = known(algorithm)
     advantage = in_group(k, k.score)
     r, difference, kept = np.exp(k.now - k.sampler), np.exp(k.now) - np.exp(k.sampler), []
@@ -169,7 +169,7 @@ def test_distillation_follows_the_teacher_token_by_token():
 
 
 def test_pkpo_counts_what_a_response_adds_to_the_others():
-    """k = 2: the mean over the others of what it is better by, twice."""
+    """For k = 2 the gain is twice the mean over the other responses of its margin over each."""
     k = known("pkpo")
     gain = 2 * np.maximum(k.score[:, :, None] - k.score[:, None, :], 0).sum(2) / 3
     advantage = gain.reshape(-1, 1) * np.ones_like(k.mask)

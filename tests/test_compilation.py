@@ -1,4 +1,4 @@
-"""Programs are compiled with the settings of their backend, unless the user has said otherwise."""
+"""Programs compile with the settings of their backend, unless the user has chosen others."""
 
 import threading
 
@@ -40,7 +40,7 @@ OLDER = "xla_cpu_use_fusion_emitters"
 def test_a_program_has_the_settings_of_its_backend(
     monkeypatch, backend, flags, argument, light, wanted
 ):
-    """XLA knows those of every backend on a CPU too, and refuses other names and values."""
+    """XLA on a CPU knows the settings of every backend, and refuses other names and values."""
     given = []
     compile_ahead = jax.stages.Lowered.compile
 
@@ -59,9 +59,9 @@ def test_a_program_has_the_settings_of_its_backend(
 
 @pytest.mark.parametrize("small", [True, False])
 def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypatch, small):
-    """Not the training step, nor an evaluation, which may compute much on a small state.
+    """The training step and evaluations compile with full effort, even on a small state.
 
-    And an iteration is traced once.
+    An iteration is traced once.
     """
     effort, traced = {}, []
 
@@ -96,7 +96,10 @@ def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypa
 
 
 def test_programs_compile_side_by_side_and_the_first_error_is_raised_at_once():
-    """In its own words, while the others are still at it; a result has the place of its call."""
+    """The error keeps its own message while the others still compile.
+
+    Results keep their call's order.
+    """
     other, ended = threading.Event(), []
 
     def fails():
@@ -125,8 +128,8 @@ def test_what_compiling_freed_is_returned_to_the_system(monkeypatch):
 
 
 def test_the_system_has_back_what_lies_below_memory_in_use(memory_held):
-    """The C library keeps it otherwise."""
-    blocks = [np.ones(12_500) for _ in range(2_000)]  # 190 MiB
+    """The C library would otherwise retain the freed pages."""
+    blocks = [np.ones(12_500) for _ in range(2_000)]  # these blocks take 190 MiB
     last = blocks.pop()
     del blocks
     before = memory_held()

@@ -47,7 +47,7 @@ def test_adapter_knows_gymnax_environments(name, shape, actions):
     observation, state = jax.eval_shape(environment.reset, jax.random.key(0))
     after, transition = jax.eval_shape(environment.step, jax.random.key(1), state, jnp.int32(0))
     assert observation.dtype == transition.final_observation.dtype == jnp.float32
-    # A weak type returned by reset but not by step would recompile the second iteration.
+    # A weak type returned by reset but not by step would compile the second iteration anew.
     assert jax.tree.structure(state) == jax.tree.structure(after)
     assert jax.tree.leaves(state) == jax.tree.leaves(after)
 
@@ -74,15 +74,16 @@ def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode
     cue = np.asarray(batch.inputs[..., 0])
     ends = np.asarray(batch.truncated)
     redrawn = ends[:, :-1] & (cue[:, 1:] != cue[:, :-1])
-    assert redrawn.any()  # the two would differ
-    want = jax.jit(problem.apply)(params, batch.inputs)[1]  # the cue stays throughout an episode
+    assert redrawn.any()  # the two would otherwise differ
+    # the cue does not change throughout an episode
+    want = jax.jit(problem.apply)(params, batch.inputs)[1]
     np.testing.assert_allclose(batch.next_value, want, rtol=1e-5)
 
 
 def test_values_and_log_probs_are_those_of_apply():
-    """In the second iteration, with observations normalised by the statistics of the first.
+    """Checks the second iteration, which normalises by the statistics of the first.
 
-    The next value of a step is the value of the next one.
+    The next value of a step is the value of the following step.
     """
     problem, params, actor, _ = one_batch(PENDULUM, normalize_observations=True)
     batch = jax.jit(problem.collect)(params, actor, jax.random.key(2))[1]
@@ -97,7 +98,7 @@ def test_values_and_log_probs_are_those_of_apply():
 
 def test_unclipped_action_is_stored_and_clipped_action_is_played():
     class Wide:
-        """A policy far outside the box."""
+        """Policy whose actions lie far outside the box."""
 
         def init(self, key, observation):
             return {}
@@ -110,7 +111,7 @@ def test_unclipped_action_is_stored_and_clipped_action_is_played():
     _, _, _, batch = one_batch(MatchCueContinuous(), policy=Wide())
     assert (batch.action > 2.0).all()
     cue = batch.inputs[..., 0]
-    # Played as 1, the bound.
+    # The action is played as 1, the bound.
     np.testing.assert_allclose(batch.reward, -jnp.square(1.0 - 0.5 * cue), rtol=1e-5)
     want = Wide().apply({}, batch.inputs).log_prob(batch.action)
     np.testing.assert_allclose(batch.log_prob, want, rtol=1e-5)
@@ -123,7 +124,7 @@ def test_the_widest_box_has_a_finite_half_range():
 
 
 def test_actions_are_in_units_of_the_half_range():
-    env = PENDULUM  # torque in [−2, 2]
+    env = PENDULUM  # the torque is in [−2, 2]
     environment = control.adapt(env)
 
     @jax.jit
@@ -204,7 +205,7 @@ def test_reward_scale_is_the_std_of_the_rolling_return():
         rolling.append(r)
         r = 0.0 if (t + 1) % 5 == 0 else r
     np.testing.assert_allclose(batch.reward, 1.0 / np.std(rolling), rtol=1e-5)
-    assert float(batch.metrics["episode_return"].metric()) == 5.0  # what is logged is not scaled
+    assert float(batch.metrics["episode_return"].metric()) == 5.0  # the logged return is not scaled
     np.testing.assert_allclose(collector.sharded["rolling_return"], r, rtol=1e-6)
 
 
@@ -214,7 +215,7 @@ def test_evaluation_is_frozen_and_repeatable():
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=5))
     first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
     np.testing.assert_array_equal(first["return"], second["return"])
-    np.testing.assert_array_equal(first["return"], first["length"])  # CartPole pays 1 a step
+    np.testing.assert_array_equal(first["return"], first["length"])  # CartPole pays 1 per step
     assert first["return"].shape == (5,)
     assert (first["return"] >= 1.0).all()
     stochastic = jax.jit(control.make_evaluate(env, problem, num_episodes=5, greedy=False))(
@@ -322,7 +323,7 @@ def test_unknown_spaces_are_named():
 
 
 class Costs(AlwaysTruncated):
-    """Each step costs 1."""
+    """Environment whose steps each cost 1."""
 
     def reward(self, state, action):
         return jnp.float32(-1.0)
@@ -333,7 +334,7 @@ CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (Costs(), 1)}
 
 @pytest.mark.parametrize(("env", "num_steps"), CONSTANT.values(), ids=CONSTANT)
 def test_a_return_that_does_not_vary_is_scaled_by_its_mean(env, num_steps):
-    """Its std is 0 up to rounding: dividing by it turned a reward of 1 into 1e8."""
+    """The std is 0 up to rounding: dividing by it once scaled a reward of 1 to 1e8."""
     _, _, _, batch = one_batch(env, scale_rewards=True, num_steps=num_steps)
     np.testing.assert_allclose(np.abs(batch.reward), 10.0, rtol=1e-5)
 
@@ -352,7 +353,7 @@ def test_an_entry_of_the_collector_is_added_once():
 
 
 class InfiniteView(AlwaysTruncated):
-    """From the third step of an episode on, what is seen is infinite."""
+    """Environment whose observation is infinite from the third step of an episode on."""
 
     def observation(self, state):
         return jnp.where(jnp.asarray(state.time) < 3, state.cue, jnp.inf)[None]
@@ -363,14 +364,14 @@ def test_what_is_not_finite_is_counted_and_its_update_skipped():
     assert float(batch.metrics["frac_nonfinite"].metric()) == 1.0
     *_, batch = one_batch(TRUNCATED)
     assert float(batch.metrics["frac_nonfinite"].metric()) == 0.0
-    # Normalising would clip it to 10.
+    # Normalising would clip the infinite observation to 10.
     problem = control.make_problem(
         InfiniteView(), num_envs=4, num_steps=10, normalize_observations=True
     )
     learner = ppo.make(ppo.Config(num_minibatches=1), problem)
     before = jax.jit(learner.init)(jax.random.key(0))
     after, metrics = jax.jit(learner.step)(before)
-    # Steps 3, 4 and 5 of each episode of five lead there.
+    # Steps 3, 4 and 5 of each episode of five lead to an infinite observation.
     assert float(metrics["frac_nonfinite"].metric()) == pytest.approx(3 / 5)
     assert float(metrics["skipped"].metric()) == 1.0
     chex.assert_trees_all_equal(before.params, after.params)

@@ -1,4 +1,4 @@
-"""Conversations step by step equal those of the one program."""
+"""Conversations step by step equal the conversations of the single program."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ SIZES = Sampling(
 
 
 def ragged():
-    """Says a message again, or a part of it; a message that begins with a 5 ends the dialogue."""
+    """Builds a dialogue that repeats a message or a part; a message that begins with 5 ends it."""
 
     def write(said):
         message, written = said
@@ -56,7 +56,7 @@ def ragged():
 
 
 class Game:
-    """A dialogue of the program as an environment on the host."""
+    """Dialogue of the program as an environment on the host."""
 
     names = ("return",)
 
@@ -108,7 +108,7 @@ def drawn(model):
 
 @pytest.fixture(scope="module")
 def both():
-    """The batch of the one program, that of the steps, and log-probabilities of its actions."""
+    """Returns the single program's batch, the batch of the steps, and its log-probabilities."""
     dialogue, critic = ragged(), MODEL.clone(outputs=1)
     whole = dialogues.make_problem(dialogue, MODEL, critic=critic, **vars(SIZES))
     key = jax.random.key(7)
@@ -129,7 +129,7 @@ def both():
     prompts, states = jax.tree.map(lambda x: np.repeat(x, GROUP, axis=0), reset)
     each = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(PROMPTS * GROUP)]
     partner = Game(dialogue, prompts, each)
-    # A prompt has more columns than a reply, which the steps need; the policy sees no padding.
+    # A prompt has more columns than a reply, and the steps need them; the policy sees no padding.
     host = HostDialogues(dialogue, MODEL, partner, SIZES, TURNS, REPLY + 2, REPLY)
     engine = host.open(0, [0])
     with pytest.MonkeyPatch.context() as patch:
@@ -160,7 +160,7 @@ def both():
 def test_the_steps_give_the_batch_of_the_one_program(both):
     expected, batch, _ = both
     replied = expected.inputs.position[:, 1:] - expected.inputs.position[:, :-1] > 1
-    assert (replied & expected.mask[:, 1:]).any()  # there are replies in between
+    assert (replied & expected.mask[:, 1:]).any()  # there are replies between messages
     assert expected.truncated.any()
     assert (expected.terminated & ~expected.truncated).any()
     assert (expected.reward.any(axis=1) & (expected.columns["step_end"].sum(axis=1) > 1)).any()

@@ -12,7 +12,7 @@ from jaxrl_po.run.store import metrics, statistics
 
 
 def fake_part(name, score, values, status=0):
-    """A part of the demo that finishes at once, with `values` as its result."""
+    """Builds a part of the demo that finishes at once, with `values` as its result."""
 
     def main(argv):
         out = Path(next(flag.removeprefix("--out=") for flag in argv if flag.startswith("--out=")))
@@ -89,7 +89,7 @@ def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch, step):
 
 
 def test_a2c_of_the_demo_was_tuned_for_runs_as_long_as_the_demos():
-    """Settings for 500,000 steps reached 440 in the demo and fell back to 175."""
+    """Settings for runs of 500,000 steps reached 440 in the demo and fell back to 175."""
     saved = json.loads((demo.control.CONFIGS / "a2c" / f"{demo.FAMILY.env}.json").read_text())
     assert saved["score"]["steps"] == demo.FAMILY.total_steps
     assert saved["score"]["mean"] >= demo.FAMILY.threshold
@@ -102,10 +102,10 @@ def test_a2c_of_the_demo_was_tuned_for_runs_as_long_as_the_demos():
 
 @pytest.mark.slow
 def test_a2c_of_the_demo_learns_and_keeps_it(tmp_path):
-    """In the last quarter, where 20 runs (10 base seeds, two commits) never fell below 486.
+    """Checks the last quarter, where 20 runs (10 base seeds, two commits) never fell below 486.
 
-    Before it 14 of the 20 fall below the threshold again, to 345 once; which ones depends on the
-    machine's rounding.
+    Before the last quarter 14 of the 20 fall below the threshold again, once to 345; which ones
+    depends on the rounding of the machine.
     """
     options = dataclasses.replace(demo.FAMILY, methods="a2c")
     (result,) = demo.family.compare(options, tmp_path)

@@ -37,7 +37,7 @@ SMALL = [
 
 
 def written(game):
-    """As a person reads it, written another way."""
+    """Returns a game as a person reads it, formatted independently."""
     text = f"step {game['step']:,}, {game['decoding']}, score {game['score']:g}"
     text += f", guesses {game['guesses']:g}\nprompt  {game['prompt']}"
     for turn in game["turns"]:
@@ -56,7 +56,7 @@ def written(game):
 
 @pytest.fixture(scope="module")
 def games():
-    """Of a policy that was not trained: some of so many messages are guesses."""
+    """Returns games of an untrained policy: some of so many messages are guesses."""
     dialogue = dialogues.higher_lower(4, max_turns=3)
     model = Transformer(dialogue.tokenizer.size, width=8, layers=1, heads=2, mlp_width=8)
     describe = dialogues.make_describe(dialogue, model, num_prompts=1024)
@@ -77,7 +77,8 @@ def test_games_are_told_turn_by_turn(games):
     }
     assert len(first["greedy"]) == 1 < len(first["sampled"])
     told = 0
-    for start in range(0, len(games), 5):  # a greedy game of each prompt, and a group of four
+    # a greedy game of each prompt, and a group of four sampled games
+    for start in range(0, len(games), 5):
         group = [(game["score"], game["turns"][0]["advantage"]) for game in games[start + 1 :][:4]]
         told += any(advantage for _, advantage in group)
         assert abs(sum(advantage for _, advantage in group)) < 1e-5
@@ -176,7 +177,7 @@ def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):
 
 
 def test_a_discount_per_turn_is_that_of_the_turns():
-    """γ = ½ between turns, none within, and λ likewise, by each estimator, row by row."""
+    """Tests γ = ½ and λ = ½ between turns and 1 within a turn, for each estimator, row by row."""
     turn_ends = np.array([[0, 1, 0, 0, 1, 1], [1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]], bool)
     count = np.array([[6], [4], [3]])
     step = np.arange(6)
@@ -211,7 +212,7 @@ def test_a_discount_per_turn_is_that_of_the_turns():
             for t in range(count)
         ]
         np.testing.assert_allclose(target[row, :count], expected, rtol=1e-6)
-        # λ-returns mix what follows with its value; both weights are 1 within a turn.
+        # λ-returns mix the return that follows with its value; both weights are 1 within a turn.
         gamma, lambda_ = (np.where(turn_ends[row], x, 1.0) for x in (0.5, 0.25))
         known = np.append(value[row, 1:count], 0.0)
         mixed = 0.0

@@ -1,4 +1,4 @@
-"""On-policy distillation: teachers of one's own sizes, of an earlier run, and those refused."""
+"""On-policy distillation: teachers of other sizes, from an earlier run, and refused teachers."""
 
 import json
 
@@ -34,7 +34,7 @@ def transformer(width):
 
 
 def test_a_student_comes_to_answer_as_its_teacher():
-    """On the table: the exact KL(student ‖ teacher) falls towards 0."""
+    """The exact KL(student ‖ teacher) on the table falls towards 0."""
     problem = tabular_problem(num_prompts=16, num_steps=8)
     teacher = problem.init(jax.random.key(5))[0]._replace(value=None)
     config = as_arrays(distillation.Config(learning_rate=3e-2))
@@ -46,9 +46,9 @@ def test_a_student_comes_to_answer_as_its_teacher():
         student, its = (problem.apply(p, states)[0] for p in (params, teacher))
         return float(student.kl(its).mean())
 
-    assert state.params.frozen["teacher"] == teacher  # in no checkpoint
+    assert state.params.frozen["teacher"] == teacher  # the teacher is in no checkpoint
     assert not state.collector.replicated
-    assert "signal" not in jax.eval_shape(learner.step, state)[1]  # by which a run would end
+    assert "signal" not in jax.eval_shape(learner.step, state)[1]  # the metric that could end a run
     before = distance(state.params)
     state = jax.jit(lambda s: jax.lax.fori_loop(0, 200, lambda _, s: learner.step(s)[0], s))(state)
     assert before > 0.05
@@ -56,7 +56,10 @@ def test_a_student_comes_to_answer_as_its_teacher():
 
 
 def test_a_teacher_of_other_sizes_scores_the_tokens_of_the_student():
-    """Over the tokens that the student's sampler kept, to which both policies are restricted."""
+    """The teacher scores only tokens that the student's sampler allows.
+
+    Both policies renormalise.
+    """
     student, large = transformer(8), transformer(16)
     problem = language.make_problem(TASK, student, top_k=6, **SIZES)
     its = language.make_problem(TASK, large, **SIZES)

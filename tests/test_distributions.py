@@ -168,7 +168,7 @@ def test_ratio_is_clamped(difference, expected):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_what_is_drawn_in_half_precision_is_what_is_scored(dtype):
-    """Noise is added in float32: in bfloat16, rare actions come half as often as recorded."""
+    """Noise is added in float32: in bfloat16, rare actions appear half as often as recorded."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(64, 8)) * 3.0, dtype)
     key = jax.random.key(1)
     half, full = Categorical(logits), Categorical(logits.astype(jnp.float32))
@@ -231,7 +231,7 @@ def test_density_of_a_squashed_gaussian_integrates_to_one(mean, log_std):
     u = np.linspace(-12.0, 12.0, 20001)
     policy = squashed(np.full((u.size, 1), mean), np.full((u.size, 1), log_std))
     log_density = np.asarray(policy.log_prob(jnp.asarray(u[:, None], jnp.float32)), np.float64)
-    # 1 − tanh²(u), by its other name, which does not cancel.
+    # The other form of 1 − tanh²(u), which does not cancel.
     slope = 1.0 / np.cosh(u) ** 2
     weight = np.exp(log_density) * slope
     assert np.trapezoid(weight, u) == pytest.approx(1.0, abs=2e-3)
@@ -264,7 +264,7 @@ def test_several_choices_are_the_product_of_their_distributions():
     other = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5)), jnp.float32)
 
     def joint(x):
-        # The same as one choice among 2 · 3 options.
+        # The distribution equals one choice among 2 · 3 options.
         return Categorical((x[:, :2, None] + x[:, None, 2:]).reshape(2, 6))
 
     both, its = MultiCategorical(logits, (2, 3)), MultiCategorical(other, (2, 3))
@@ -321,7 +321,7 @@ def test_where_nothing_is_legal_the_distribution_stays_whole():
     policy = distributions.allow(categorical(PROBS), none)
     np.testing.assert_allclose(jnp.exp(policy.log_probs())[0], PROBS[0], rtol=1e-5)
     assert np.isfinite(policy.entropy()).all()
-    # One of two choices has no legal option: only that one stays whole.
+    # One of two choices has no legal option: only this choice keeps all of its options.
     both = distributions.allow(
         MultiCategorical(jnp.zeros((1, 4)), (2, 2)), jnp.array([[False, False, True, False]])
     )

@@ -16,7 +16,7 @@ from jaxrl_po import divergences
 ESTIMATORS = [divergences.k1, divergences.k2, divergences.k3]
 
 
-# π = .5, π_ref = .25: log 2; ½ log² 2; ½ − 1 + log 2. And the other way round.
+# π = .5, π_ref = .25: log 2; ½ log² 2; ½ − 1 + log 2. Then with π and π_ref exchanged.
 @pytest.mark.parametrize(
     ("prob", "reference", "expected"),
     [
@@ -31,14 +31,14 @@ def test_estimates_by_hand(prob, reference, expected):
 
 
 def excess(x):
-    """`eˣ − 1 − x` by its series in rational numbers, up to |x| = 20."""
+    """Computes `eˣ − 1 − x` by its series in rational numbers, up to |x| = 20."""
     x, terms = Fraction(float(x)), [Fraction(1)]
     for n in range(1, 120):
         terms.append(terms[-1] * x / n)
     return float(sum(terms[2:]))
 
 
-# The series ends below `limit`. It leaves out x⁴ / 360 of its value, 1.7e-8 and 2.8e-15 at the
+# The series ends below `limit`. It omits x⁴ / 360 of its value, 1.7e-8 and 2.8e-15 at the
 # limit; the difference cancels a few ulp of x, 1e-5 and 5e-13.
 @pytest.mark.parametrize(
     ("dtype", "limit", "series", "direct"),
@@ -60,7 +60,7 @@ def test_excess_equals_exact_sums(dtype, limit, series, direct):
 
 
 def test_excess_has_a_slope_everywhere():
-    # The part that is not selected must not overflow: its gradient would be 0 · ∞.
+    # The branch that is not selected must not overflow: its gradient would be 0 · ∞.
     assert float(jax.grad(divergences.exp_excess)(jnp.float32(-1e20))) == -1.0
     assert float(divergences.exp_excess(jnp.float32(0.0))) == 0.0
 
@@ -78,12 +78,12 @@ def test_log_ratios_are_clamped_at_20(log_ratio):
         for function, (value, slope) in wanted.items():
             got = jax.value_and_grad(function)(jnp.float32(x), jnp.float32(0.0))
             np.testing.assert_allclose(got[0], value, rtol=2e-5)
-            if abs(x) != 20:  # where either slope holds
+            if abs(x) != 20:  # either slope is correct at ±20
                 np.testing.assert_allclose(got[1], slope * (abs(x) < 20), rtol=2e-5)
 
 
 def test_log_ratios_are_float32_at_least():
-    # Both have 8 bits, and their difference has 9.
+    # Both log-probabilities have 8 bits, and their difference has 9.
     for one, other in itertools.product((jnp.bfloat16, jnp.float32), repeat=2):
         got = divergences.log_ratio(jnp.asarray(-1.0078125, one), jnp.asarray(-3.015625, other))
         assert got.dtype == jnp.float32
@@ -91,7 +91,8 @@ def test_log_ratios_are_float32_at_least():
 
 
 def test_rounding_exceeds_that_of_float32_alone():
-    assert np.spacing(np.float32(100.0)) < divergences.ROUNDING < 1e-3  # log π of −100 nats
+    # the spacing of floats at log π = −100 nats
+    assert np.spacing(np.float32(100.0)) < divergences.ROUNDING < 1e-3
 
 
 # d/dlog π: 1; log r; 1 − π_ref/π.

@@ -24,7 +24,7 @@ donated = jax.jit(lambda state: state, donate_argnums=0)
 
 
 def shared(init):
-    """Names of leaves that are another leaf as well, or an array from outside of `init`."""
+    """Returns names of leaves that equal another leaf, or an array from outside of `init`."""
     program, shapes = jax.make_jaxpr(init, return_shape=True)(jax.random.key(0))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     given = {*program.jaxpr.constvars, *program.jaxpr.invars}
@@ -50,7 +50,7 @@ def test_a_reference_by_reward_is_distinct():
 
 
 def test_a_donated_step_leaves_problem_and_user_alone():
-    """Arrays of the user stand in the environment's state, the optimizer's and the config."""
+    """Arrays of the user are in the environment's state, the optimizer's state and the config."""
     env, params = gymnax.make("CartPole-v1")
     problem = control.make_groups(env, num_prompts=2, group_size=2, num_steps=2, env_params=params)
     rate, beta = jnp.float32(1e-3), jnp.float32(0.1)
@@ -80,7 +80,7 @@ def test_a_pretrained_policy_and_reward_model_are_copied():
     rewarding = language.RewardModel(parameters(judge), *(jnp.float32(x) for x in (0, 1, 1)))
     problem, _ = of_task(TASK, SMALL)
     problem = language.learned_reward(problem, TASK, judge, lambda *_: rewarding)
-    assert shared(problem.init)  # arrays of the user, before a learner makes its state of them
+    assert shared(problem.init)  # arrays of the user, before a learner copies them into its state
     assert shared(grpo.make(grpo.Config(), problem).init) == []
 
 
@@ -112,7 +112,8 @@ def test_frozen_parameters_stay_out_of_donations(name):
     state = learner.init(jax.random.key(0))
     frozen = state.params.frozen
     pointers = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(frozen)}
-    assert pointers >= {x.unsafe_buffer_pointer() for x in jax.tree.leaves(given)}  # no copies
+    # the state does not copy the frozen arrays
+    assert pointers >= {x.unsafe_buffer_pointer() for x in jax.tree.leaves(given)}
     donated(state.with_frozen(None))
     assert not any(x.is_deleted() for x in jax.tree.leaves(given))
     donated(learner.init(jax.random.key(0)))

@@ -30,9 +30,9 @@ def test_an_iteration_without_signal_in_any_seed_is_said_once():
 def test_a_held_out_accuracy_of_zero_is_said_where_training_has_another():
     doubts = Doubts()
     for row in (
-        {"accuracy": [0.3, 0.3]},  # not evaluated
-        {"greedy_accuracy": [0.0, 0.0]},  # the first line
-        {"accuracy": [0.3, 0.01], "greedy_accuracy": [0.1, 0.0]},  # 0.01 is chance
+        {"accuracy": [0.3, 0.3]},  # no evaluation in this line
+        {"greedy_accuracy": [0.0, 0.0]},  # the first line of a run
+        {"accuracy": [0.3, 0.01], "greedy_accuracy": [0.1, 0.0]},  # 0.01 is the accuracy of chance
         {"accuracy": [0.3, None], "greedy_accuracy": [0.3, None]},
     ):
         assert list(doubts.about(0, {}, row)) == []

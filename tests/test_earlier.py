@@ -143,9 +143,9 @@ def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
         for name, x in (("a", [1.0, 2.0, 3.0]), ("b", [4.0, 5.0]), ("c", [3.0, None]))
     ]
     assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
-    a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:]
+    a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:4]
     assert a.split()[:3] == ["a", "3", "2"]
-    assert b.split()[-3:] == ["1.00", "[1.00,", "1.00]"]
+    assert b.split()[-4:-1] == ["1.00", "[0.44,", "1.00]"]
     assert c.split()[:5] == ["c", "1", "of", "2", "-inf"]
     assert " 0.42 [" in c
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
@@ -174,7 +174,8 @@ def test_a_profile_of_seeds_that_reach_the_best_score_stays_at_one():
         for name, scores in (("a", [9.0, 500.0, 500.0, 500.0]), ("b", [500.0] * 4))
     ]
     axes = plot.Figure().subplots()
-    plot.draw_profiles(axes, runs, "greedy_return")
+    finals = plot.scores_of(runs, "greedy_return", plot.FINAL)
+    plot.draw_profiles(axes, finals, "greedy_return")
     some, all_ = axes.get_lines()
     assert some.get_xdata()[-1] == all_.get_xdata()[-1] == 500.0
     assert (some.get_ydata()[0], some.get_ydata()[-1]) == (1.0, 0.75)
@@ -208,6 +209,23 @@ def test_runs_on_one_environment_are_compared_without_a_word(tmp_path, capsys, d
     assert drawn[0][0] == "greedy return on Acrobot-v1"
     assert drawn[1][1] == "final greedy return (reward units)"
     assert drawn[0][2] == ["a", "b"]
+    flags = ["--by=final", "--title=Two runs", "--labels=first,second"]
+    assert plot.main([*paths, *flags, f"--out={tmp_path / 'out'}"]) == 0
+    assert (drawn[2][0], drawn[2][2]) == ("Two runs", ["first", "second"])
+    with pytest.raises(ConfigError, match=r"^labels: must name the 2 runs"):
+        plot.main([*paths, "--labels=one", f"--out={tmp_path / 'out'}"])
+
+
+def test_settings_that_differ_are_listed(tmp_path, capsys):
+    tuned = {"resolved": {"origin": {"config.learning_rate": "tuned"}}}
+    paths = [
+        fake_run(tmp_path / name, [1.0, 2.0], env="Acrobot-v1", algorithm=name, **more)
+        for name, more in (("ppo", tuned), ("trpo", {}))
+    ]
+    assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
+    out, err = capsys.readouterr()
+    assert "the runs differ in\n  algorithm: ppo, trpo\nsee" in out
+    assert err == "note: only 1 of 2 have tuned settings: ppo\n"
 
 
 def test_runs_on_different_environments_are_named_and_not_ranked(tmp_path, capsys, drawn):
@@ -226,14 +244,14 @@ def test_runs_on_different_environments_are_named_and_not_ranked(tmp_path, capsy
     ]
     labels = ["a (CartPole-v1)", "b (Acrobot-v1)", "c (CartPole-v1)"]
     assert drawn[0][2] == labels
-    a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:]
+    a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:4]
     assert [row[:15].rstrip() for row in (a, b, c)] == labels
     assert b.split()[-3:] == [
         "[3,",
         "4]",
         "3",
     ]  # nothing is said of a seed on Acrobot being better than one on CartPole
-    assert "1.00 [1.00, 1.00]" in c
+    assert "1.00 [0.39, 1.00]" in c
 
 
 def test_a_task_of_another_size_is_another_task(tmp_path, capsys, drawn):
@@ -362,7 +380,7 @@ def test_a_report_is_whole_in_one_file(page):
     assert all(source.startswith("data:image/png;base64,") for source in parsed.sources)
     assert not re.search(r"(src|href)=.?https?:", text)
     said = "".join(parsed.text)
-    for part in ("a · b", "1.00", "2.25", "<script>alert(1)</script>", "&lt;2", "a2c", "1 × cpu"):
+    for part in ("a · b", "0.88", "2.25", "<script>alert(1)</script>", "&lt;2", "a2c", "1 × cpu"):
         assert part in said, part
     assert "unseen" not in said
     assert text.count('<td class="differs">') == 2

@@ -49,7 +49,7 @@ CONDITIONS = {
     "reference.Settings": {"kl_coefficient adapt": "enabled is on", "target_kl": "adapt is on"},
     "warm_start.WarmStart": {"accuracy": "steps is above 0"},
 }
-EXTRAS = {"adapters", "mathematics", "reasoning"}  # whose packages may be missing
+EXTRAS = {"adapters", "mathematics", "reasoning"}  # extras whose packages may be missing
 MODULES = [
     importlib.import_module(each.name)
     for each in pkgutil.walk_packages(jaxrl_po.__path__, "jaxrl_po.")

@@ -47,7 +47,7 @@ TO_THE_END = (rloo, dr_grpo, pkpo, ppo_penalty, trpo)
     ids=lambda module: module.__name__.rsplit(".", 1)[-1],
 )
 def test_nothing_scored_moves_nothing(module):
-    """Not by Adam's momentum, which the update before leaves; nor the penalty's weight."""
+    """Neither Adam's momentum from the update before nor the penalty's weight moves them."""
     problem = tabular_problem(num_prompts=8, group_size=4, dense=False)
     learner = module.make(CONFIGS[module], problem)
 

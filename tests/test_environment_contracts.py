@@ -1,4 +1,4 @@
-"""Results of a user's environment: what is accepted, and which slips are named as its own."""
+"""Results of a user's environment: accepted results, and mistakes blamed on the environment."""
 
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ class State:
 
 
 class Plain:
-    """Two discrete actions, a vector as observation; `changes` are of the results of `step`."""
+    """Environment with two discrete actions and a vector; `changes` alter the results of `step`."""
 
     default_params = Params()
     seen = np.zeros(3, np.float32)
@@ -118,13 +118,13 @@ def test_slips_are_named_before_anything_compiles(env, message):
 
 
 def collected(make):
-    """Shapes of a batch."""
+    """Returns the shapes of a batch."""
     problem = make()
     return jax.eval_shape(lambda key: problem.collect(*problem.init(key), key), jax.random.key(0))
 
 
 def factories(env):
-    """Programs that step the environment, traced."""
+    """Returns traced programs that step the environment."""
     vine = {"num_states": 2, "horizon": 2}
     sizes = {"num_envs": 2, "num_steps": 2}
     start = control.make_problem(Plain(), **sizes)
@@ -152,7 +152,7 @@ def test_every_factory_names_a_slip(factory):
 
 
 def spoilt(after=lambda state: state, **changes):
-    """An `Environment` whose step returns something else."""
+    """Returns an `Environment` whose step returns something else."""
     sound = control.adapt(Plain())
 
     def step(key, state, action):
@@ -211,7 +211,7 @@ def test_harmless_types_stay_accepted(env):
 
 
 def test_a_state_may_hold_a_raw_key():
-    """As in PureJaxRL: a run with raw keys hands raw keys on."""
+    """PureJaxRL does so: a run with raw keys passes raw keys to its environment."""
 
     class Keyed(Plain):
         def reset(self, key, params=None):

@@ -66,7 +66,7 @@ def arguments(place, out, *further, name="Guess"):
 
 @pytest.fixture(scope="module")
 def whole(place):
-    """A run of two seeds and three iterations."""
+    """Returns the folder of an uninterrupted run of two seeds and three iterations."""
     out = place / "whole"
     flags = ["--total_steps=12", "--log_every=1", "--seeds=2"]
     with uncounted():
@@ -104,7 +104,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, tmp_path):
 
 
 def begun(place, seeds):
-    """What the first evaluation finds, and what is recorded in the first iteration."""
+    """Returns the result of the first evaluation, and the recording of the first iteration."""
     flags = arguments(place, place / "none", "--total_steps=12", f"--seeds={seeds}")
     config = settings.parse(script, flags).config
     on_one = Placement(seeds, 1, 1)
@@ -121,7 +121,7 @@ def test_a_seed_does_not_depend_on_the_others(place):
 
 
 def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
-    """The test rows by a later evaluation alone."""
+    """Only a later evaluation, by its own command, reads the test rows."""
     config = settings.parse(
         script, arguments(place, place / "none", "--eval_prompts=0", "--eval_samples=0")
     ).config
@@ -152,7 +152,7 @@ def test_every_seed_is_evaluated_again(whole):
 
 
 def test_one_turn_without_tools_is_a_completion(place, tmp_path):
-    """The batch is that of the same prompts without an environment, but for its rewards."""
+    """The batch equals that from the same prompts without an environment, except for rewards."""
     rows = [
         {"messages": [{"role": "user", "content": row["prompt"]}], "answer": "low"}
         for row in TOOL_ROWS
@@ -182,7 +182,7 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     held, completed = batches
     for name in ("action", "mask", "terminated", "truncated"):
         expected = getattr(completed, name)
-        if name == "truncated":  # a message without a call ends its dialogue, however long it is
+        if name == "truncated":  # a message without a call ends its dialogue, whatever its length
             expected = np.zeros_like(expected)
         np.testing.assert_array_equal(getattr(held, name), expected, err_msg=name)
     np.testing.assert_allclose(held.log_prob, completed.log_prob, atol=2e-5)
@@ -258,7 +258,7 @@ def test_a_template_without_tools_and_rows_that_no_user_ends_are_one_line(place,
 
 @pytest.mark.slow
 def test_the_example_of_the_documentation_runs(tmp_path):
-    """A model of two steps of the fit, and one iteration."""
+    """The model is fitted for two steps and trained for one iteration."""
     root = CLASSES.parent.parent
     script_of_model = [sys.executable, "examples/guessing_model.py", str(tmp_path), "--steps=2"]
     environment = {**os.environ, "PYTHONPATH": str(root)}

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: time limits, ends, seeds, and the other side of talks."""
+"""Environments in their own processes: time limits, ends, seeds, and replies in dialogues."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def talk(model):
-    """Makes a partner of a class of `tool_environments`."""
+    """Builds a dialogue partner from a class of `tool_environments`."""
     made = []
 
     def make(name, *, reply_length=24, timeout=5.0, rewarded=None):
@@ -70,7 +70,7 @@ def test_a_dialogue_is_answered_and_rewarded(model, talk):
         "guess raises", "<unk> <unk>"
     )
     replies = partner.answer([[GUESS[1], END], [GUESS[1]], None, [WORDS.index("go"), END]])
-    # The second message was cut, so that the reply begins with its end.
+    # The second message was truncated, so that the reply begins with its end token.
     assert shown(model, replies[0]) == "tool: high assistant:"
     assert shown(model, replies[1]) == "<end> tool: low assistant:"
     assert replies[2:] == [None, None]
@@ -105,8 +105,8 @@ def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
     begun = time.monotonic()
     replies = partner.answer([[RAISES, END], [RAISES, END], [RAISES, END], [GUESS[0], END]])
     assert time.monotonic() - begun < 20.0
-    # The first tool is interrupted, and its dialogue continues. The second ends its own process,
-    # and the third has to be killed: their dialogues are over.
+    # The first tool is interrupted, and its dialogue continues. The second tool ends its own
+    # process, and the third has to be killed: the dialogues of both are over.
     assert [reply is None for reply in replies] == [False, True, True, False]
     assert "no result within 0.4 seconds" in partner._transcripts[0].messages[-1]["content"]
     partner.answer([[GUESS[0], END], None, None, None])
@@ -116,7 +116,7 @@ def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
     assert outcome.measures["killed"].total.tolist() == [0, 1, 1, 0]
     assert len(lines) == 1
     assert "ended its process, with status 3" in lines[0]
-    # Their numbers are those of new environments in the next dialogues.
+    # In the next dialogues, their numbers belong to new environments.
     partner.begin(episodes(0, 1, 2, 0), 1)
     assert None not in partner.answer([[GUESS[0], END]] * 4)
 
@@ -258,7 +258,7 @@ def test_functions_may_not_run_what_a_model_wrote(tmp_path):
             if refused:
                 with pytest.raises(RewardError, match="run text as code"):
                     rewarded.score(columns, 1, first=True, report=print)
-            else:  # the row has that text, too
+            else:  # the text of this row is allowed to run too
                 assert rewarded.score(columns, 1, first=True, report=print).reward == 6
 
 

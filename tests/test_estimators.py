@@ -29,14 +29,14 @@ def script():
     spec = importlib.util.spec_from_file_location("estimators", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    # The module that this test has imported, not a copy under another name.
+    # Patches the module that this test has imported, not a copy under another name.
     assert module.tabular is tabular
     return module
 
 
 @pytest.fixture(scope="module")
 def run(script, tmp_path_factory):
-    """The options, the result and the folder of one run of the script."""
+    """Returns the options, the result and the folder of one run of the script."""
     out = tmp_path_factory.mktemp("estimators")
     assert script.main([*SMALL, f"--out={out}"]) == 0
     options = script.flags.parse([*SMALL, f"--out={out}"], {"": script.Options})[""]
@@ -45,7 +45,7 @@ def run(script, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(script, run):
-    """The measured cells and the exact ones."""
+    """Returns the measured cells and the exact cells."""
     _, result, _ = run
     grid = result.grid
     exact = moments.exact_cells(result.setting, grid.mixtures(), grid.horizons(), grid.num_steps)
@@ -57,13 +57,16 @@ def index(run, *names):
 
 
 def in_standard_errors(cells, expected):
-    """Distance of every measured mean in standard errors; pure rounding counts as zero."""
+    """Returns the distance of every measured mean in standard errors.
+
+    Pure rounding counts as zero.
+    """
     assert cells.visits.min() > 100
     return np.abs(cells.mean - expected) / np.sqrt(cells.variance / cells.visits + 1e-18)
 
 
 def test_the_setting_is_solved(run):
-    """Bellman's equation, a stationary first state, and the policy-gradient theorem."""
+    """Bellman's equation holds, the first state is stationary, and the gradient theorem holds."""
     setting = run[1].setting
     (transition, reward, initial, gamma), policy = setting.mdp, setting.policy
     action_value = reward + gamma * transition @ setting.value
@@ -81,12 +84,12 @@ def test_exact_critic_gives_no_bias(run, both):
     measured, exact = both
     np.testing.assert_allclose(exact.mean[EXACT], 0.0, atol=1e-12)
     assert in_standard_errors(measured, 0.0)[EXACT].max() < 4.0
-    # The same test sees the bias of a critic in error.
+    # The same test detects the bias of a critic with errors.
     assert in_standard_errors(measured, 0.0)[WRONG].max() > 20.0
 
 
 def test_bias_of_one_step(run, both):
-    """γ E[err(s') | s, a] − err(s) at every position."""
+    """The bias is γ E[err(s') | s, a] − err(s) at every position."""
     setting, (measured, exact) = run[1].setting, both
     error = setting.critics[WRONG] - setting.value
     bias = np.broadcast_to(
@@ -109,9 +112,9 @@ def test_moments_agree_with_enumeration(run, both):
 
 
 def test_variance_grows_with_lambda(run, both):
-    """In every cell under the exact critic, where the δ are uncorrelated.
+    """Variance grows in every cell under the exact critic, where the δ are uncorrelated.
 
-    Where no rewards follow there is no variance at all.
+    The variance is zero where no rewards follow.
     """
     zero, half, one = index(run, "GAE(0)", "GAE(0.5)", "GAE(1)")
     variance = both[1].variance[EXACT]
@@ -136,7 +139,7 @@ def test_policy_gradient_agrees_with_the_exact_one(script, run, both):
     groups = result.sums.gradient / (options.num_samples / segments.GROUPS)
     error = groups.std(axis=0, ddof=1) / np.sqrt(segments.GROUPS)
     distance = groups.mean(0) - exact
-    quantile = 5.2  # of Student's t with 15 degrees of freedom, at 1e-4
+    quantile = 5.2  # a quantile of Student's t with 15 degrees of freedom, at 1e-4
     assert (np.abs(distance[EXACT]) < quantile * error[EXACT]).all()
     bias = moments.gradient_bias(result.setting, both[1])
     assert (np.abs(distance - bias) < quantile * error).all()

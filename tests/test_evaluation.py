@@ -1,4 +1,4 @@
-"""Evaluation of a language policy: pass@k, avg@n, and the answers that are shown."""
+"""Evaluation of a language policy: pass@k, avg@n, and the displayed answers."""
 
 import functools
 import math
@@ -27,7 +27,7 @@ KEY = jax.random.key(3)
 
 @functools.cache
 def trained():
-    """Parameters that answer some prompts rightly and some not."""
+    """Returns parameters that answer some prompts correctly and others incorrectly."""
     warm = language.WarmStart(steps=1000, accuracy=0.5, batch_size=64, learning_rate=1e-2)
     return jax.jit(language.make_problem(TASK, MODEL, num_prompts=2, group_size=2, warm=warm).init)(
         jax.random.key(0)
@@ -57,7 +57,7 @@ def shown():
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_pass_at_k_is_one_minus_a_ratio_of_binomials(n):
-    """Of C(n, k) choices of k among n samples C(n − c, k) hold no right one."""
+    """C(n − c, k) of the C(n, k) choices of k among n samples contain no right answer."""
     correct = jnp.arange(n + 1)
     for k in range(1, n + 1):
         expected = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
@@ -67,7 +67,10 @@ def test_pass_at_k_is_one_minus_a_ratio_of_binomials(n):
 
 
 def test_pass_at_k_where_a_binomial_would_overflow():
-    """C(4096, 2048) has 1232 digits; c of n right: k = 1 gives c / n, and k = n any right one."""
+    """C(4096, 2048) has 1232 digits.
+
+    With c of n right, k = 1 yields c / n, and k = n yields 1 if c > 0.
+    """
     correct = jnp.array([[0, 1, 1024], [2048, 4095, 4096]])
     np.testing.assert_allclose(pass_at_k(correct, 4096, 1), correct / 4096, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(pass_at_k(correct, 4096, 4096), [[0, 1, 1], [1, 1, 1]])
@@ -75,7 +78,10 @@ def test_pass_at_k_where_a_binomial_would_overflow():
 
 
 def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
-    """Over Binomial(6, 0.3) the mean is exactly 1 − 0.7⁴; that of 1 − (1 − c/n)⁴ is 0.03 lower."""
+    """Over Binomial(6, 0.3) the mean is exactly 1 − 0.7⁴.
+
+    The mean of 1 − (1 − c/n)⁴ is 0.03 lower.
+    """
     n, k, p = 6, 4, 0.3
     counts = np.arange(n + 1)
     weights = np.array([math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in counts])
@@ -107,7 +113,8 @@ def test_evaluation_summarises_the_samples():
     }
     assert all(value.shape == (PROMPTS,) for value in values.values())
     np.testing.assert_allclose(values["avg@6"], score.mean(1), rtol=1e-6)
-    np.testing.assert_allclose(values["pass@1"], values["avg@6"], atol=1e-6)  # a score of 0 or 1
+    # every score is 0 or 1
+    np.testing.assert_allclose(values["pass@1"], values["avg@6"], atol=1e-6)
     wrong = (score < 1.0).sum(1)
     expected = [1 - math.comb(w, 4) / math.comb(SAMPLES, 4) for w in wrong]
     np.testing.assert_allclose(values["pass@4"], expected, atol=1e-6)
@@ -127,7 +134,7 @@ def test_what_is_asked_is_held_out():
 
 
 def test_every_row_of_a_finite_set_is_asked_once(monkeypatch):
-    """A policy that is right on exactly half scores .5, whatever the key; in parts too."""
+    """A policy that answers exactly half correctly scores .5, for any key; in microbatches too."""
     rows = [language.tasks.Example(f"{i}+1=", str(i)) for i in range(40)]
     task = language.tasks.table("rows", TASK.tokenizer, rows[:10], rows[10:])
     half = task._replace(score=lambda row, tokens: (row % 2).astype(jnp.float32))
@@ -156,7 +163,7 @@ def test_every_row_of_a_finite_set_is_asked_once(monkeypatch):
 
 
 def test_greedy_answers_are_the_most_likely_tokens():
-    """By one pass over the finished sequences."""
+    """One pass over the finished sequences confirms this."""
     greedy, (params, _) = answers(0), trained()
     tokens = jnp.concatenate([greedy.prompt, greedy.tokens[:, 0]], axis=1)
     pad = jnp.sum(jnp.cumsum(greedy.prompt != TASK.tokenizer.pad, axis=1) == 0, axis=1)
@@ -190,7 +197,7 @@ def test_samples_differ_among_themselves_and_not_from_time_to_time():
 
 
 def test_truncation_reaches_the_samples():
-    """With one token to choose among, every sample is the greedy answer."""
+    """Every sample is the greedy answer if only one token is allowed."""
     one, greedy = answers(2, decoding=Decoding(top_k=1)), answers(0)
     np.testing.assert_array_equal(one.tokens, np.repeat(greedy.tokens, 2, axis=1))
 

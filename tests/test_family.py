@@ -1,4 +1,4 @@
-"""The control family on probes with known answers, and what each method promises."""
+"""The control family on probes with known answers, and promises of each method."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ TABULAR = tabular_problem(num_prompts=16)
 
 
 def replaced(problem, **fields):
-    """The problem with batches that hold these numbers everywhere."""
+    """Returns the problem with batches that hold these numbers everywhere."""
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
@@ -43,7 +43,7 @@ def replaced(problem, **fields):
 
 
 slow = pytest.mark.slow
-NATURAL = [pytest.param(npg, marks=slow), trpo]  # both share one step function
+NATURAL = [pytest.param(npg, marks=slow), trpo]  # both methods share one step function
 
 
 @slow
@@ -110,7 +110,7 @@ def test_critics_learn_what_they_should(module, config):
 
 @slow
 def test_separate_critic_bootstraps_at_the_time_limit():
-    """Reward 1 for ever, cut every 5 steps: V = 1 / (1 − .8) = 5."""
+    """The reward is 1 for ever, truncated every 5 steps: V = 1 / (1 − .8) = 5."""
     problem = control.make_problem(AlwaysTruncated(), num_envs=16, num_steps=20)
     state, _, _ = train(reinforce, reinforce.Config(**FIT, gamma=0.8), problem, 100)
     np.testing.assert_allclose(
@@ -125,14 +125,14 @@ def test_trpo_stays_within_its_region_and_gains():
     assert (np.asarray(metrics["exact_kl"].value())[accepted] <= 0.02).all()
     assert (np.asarray(metrics["gain"].value())[accepted] > 0).all()
     assert (np.asarray(metrics["predicted_gain"].value())[accepted] > 0).all()
-    # The reported KL is that of the policies before and after, on the states of the batch.
+    # The reported KL compares the policies before and after the update, on the states of the batch.
     policy = np.asarray(jax.tree.leaves(history.policy)[0])
     moved = [not np.array_equal(*policy[i : i + 2]) for i in range(29)]
     np.testing.assert_array_equal(moved, accepted[:29])
 
 
 def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
-    """With a line search that accepts at once, both are the same step."""
+    """Both methods take the same step with a line search that accepts at once."""
     shared = {**FIT, "max_kl": 1e-4, "damping": 1e-3}
     (_, natural, one), (_, searched, other) = (
         train(module, module.Config(**shared), TABULAR, 30) for module in (npg, trpo)
@@ -145,7 +145,7 @@ def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
 
 
 def test_impossible_steps_leave_the_policy_bit_exact():
-    """Every action earns the same, always, and the critic knows it: no gradient."""
+    """Every action always earns the same reward, and the critic knows it: the gradient is zero."""
     problem = replaced(TABULAR, reward=1.0, value=1.0)
     config = trpo.Config(value_learning_rate=1e-30, normalize_advantage=False, gamma=0.0)
     state, metrics, history = train(trpo, config, problem, 2)
@@ -233,7 +233,7 @@ def test_penalty_is_adapted_until_satisfied_or_the_cap():
 
 
 def test_monte_carlo_is_gae_with_lambda_one():
-    """The estimator is a choice of its own: λ = 1 and Monte Carlo are the same advantage."""
+    """The estimator is an independent choice: λ = 1 and Monte Carlo yield the same advantage."""
     choices = {"lambda_": 1.0}, {"estimator": "monte_carlo"}, {"estimator": "n_step", "n_steps": 8}
 
     @jax.jit
@@ -295,7 +295,7 @@ def test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted():
 
 
 class PlainGradient:
-    """REINFORCE whose step is the gradient."""
+    """REINFORCE method whose step is the gradient."""
 
     @staticmethod
     def make(config, problem):
@@ -307,7 +307,8 @@ def test_a_constant_return_without_a_baseline_is_scaled_by_its_mean():
     problem = control.make_problem(AlwaysTruncated(), num_envs=4, num_steps=16)
     _, metrics, _ = train(reinforce, config, problem, 1)
     assert float(metrics["skipped"].value()[0]) == 0.0
-    assert abs(float(metrics["policy_loss"].value()[0])) < 10.0  # −log π · 10, and not · 1e8
+    # the loss is −log π · 10, not −log π · 1e8
+    assert abs(float(metrics["policy_loss"].value()[0])) < 10.0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Failures around a run: nothing is lost silently, and a line says what happened and what is kept.
+"""Failures around a run: nothing is lost silently, a line reports the cause and the saved state.
 
-The runs here take a random walk instead of training. Tested elsewhere are kills and a full disk for
+The runs here take a random walk instead of training. Other files test kills and a full disk for
 each script (`test_kills`, in short `test_interrupts`); a kill at any moment of the loop, a second
 interrupt, seeds that stay non-finite (`test_runner`); damaged checkpoints, kills while saving,
 other numbers of devices (`test_checkpoint`, `test_processes`); unusable folders (`test_folder`);
@@ -48,12 +48,13 @@ from jaxrl_po.run.store.checkpoint import SaveError, Store
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic
 
-SIZE = 8_000  # floats that do not compress: a checkpoint's file is larger than any other
+# floats that do not compress, so that a checkpoint's file is larger than any other file
+SIZE = 8_000
 FLAGS = ["--seeds=2", "--devices=1", "--total_steps=230", "--log_every=5", "--eval_every=2"]
 
 
 def walk(poison=lambda step: False):
-    """One seed of a random walk; `poison` marks the updates that are skipped."""
+    """Builds one seed of a random walk; `poison` marks the updates that are skipped."""
 
     def step(state):
         key, noise_key = jax.random.split(state.key)
@@ -130,9 +131,9 @@ def at(monkeypatch, iteration, happens):
 
 @pytest.fixture
 def limit_files():
-    """Limits the size of files: larger writes are refused as on a full disk.
+    """Limits the size of files: larger writes are refused as they are on a full disk.
 
-    Programs in the compilation cache are not cut off.
+    Programs in the compilation cache are not truncated.
     """
     before, seconds = (
         resource.getrlimit(resource.RLIMIT_FSIZE),
@@ -142,12 +143,12 @@ def limit_files():
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-    gc.collect()  # what a failed write leaves behind warns here
+    gc.collect()  # remains of a failed write warn here
 
 
 @pytest.mark.parametrize(
     "limit",
-    # The checkpoint, and the next line as well.
+    # The limit refuses the checkpoint, and the next line as well.
     [20_000, pytest.param(400, marks=pytest.mark.slow)],
 )
 def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
@@ -159,7 +160,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert status == 1
     [line] = capfd.readouterr().err.splitlines()
     kept = checkpoint.newest_intact(tmp_path / "checkpoints" / "latest")
-    assert kept in (0, 5)  # the latter was perhaps being written
+    assert kept in (0, 5)  # the checkpoint of 5 was perhaps being written
     assert re.match(rf"error: {tmp_path}(/checkpoints/.*/\d+)?: File too large; ", line)
     assert line.endswith(
         f"; --resume continues from iteration {kept}, which is intact in {tmp_path}"
@@ -237,7 +238,7 @@ def test_a_read_only_folder_is_refused_before_anything_runs(tmp_path):
 
 
 def entered(monkeypatch, *argv):
-    """The status of a command, which leaves by the door of all."""
+    """Returns the exit status of a command, which exits through `flags.entry`."""
     monkeypatch.setattr(sys, "argv", ["jaxrl-po", *map(str, argv)])
     with pytest.raises(SystemExit) as left:
         flags.entry(front.main)
@@ -292,13 +293,13 @@ def test_a_checkpoint_replaces_another_only_when_it_is_complete(tmp_path, monkey
         assert checkpoint.newest_intact(tmp_path) == 1
         store.save(3, {"x": jnp.zeros(3)})
         assert store.iterations() == [3]
-        # A run that went back leaves nothing of its former future.
+        # A run that was rolled back leaves nothing of its former future.
         store.save(2, {"x": jnp.zeros(3)})
         assert store.iterations() == [2]
 
 
 def test_a_failed_write_of_many_arrays_is_told_once(tmp_path, monkeypatch, capfd, limit_files):
-    """However late tensorstore tells orbax's closed loop of the others: that depends on threads."""
+    """One error is reported, however late tensorstore reports others to orbax's closed loop."""
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
     noise = np.random.default_rng(0).normal(size=(12, SIZE))
@@ -317,7 +318,7 @@ def test_a_failed_write_of_many_arrays_is_told_once(tmp_path, monkeypatch, capfd
 
 
 def test_the_best_state_is_on_disk_before_the_latest(tmp_path, monkeypatch):
-    """Otherwise a kill between the two leaves a run that continues past an unsaved best state."""
+    """Otherwise a run killed between the writes would continue past an unsaved best state."""
     gate, order, write = threading.Event(), [], Store._write
 
     def slow(self, iteration, arrays, first):
@@ -350,7 +351,7 @@ def test_a_run_saves_its_best_state_first(tmp_path, monkeypatch):
 
 
 def jumping(jumps):
-    """A clock that jumps ahead or back by another of `jumps` seconds at each look."""
+    """Returns a clock that jumps ahead or back by the next of `jumps` seconds at each reading."""
     state = {"looks": 0, "time": 1e6}
 
     def look():
@@ -377,7 +378,7 @@ def test_a_clock_that_jumps_spoils_no_number_and_no_line(
         assert rate is None or (math.isfinite(rate) and rate > 0.0)
     summary = json.loads((tmp_path / "summary.json").read_text())["steps_per_second"]
     assert summary is None or summary > 0.0
-    shown = re.sub(r"greedy return \S+", "", capfd.readouterr().out)  # that of a walk
+    shown = re.sub(r"greedy return \S+", "", capfd.readouterr().out)  # the return of a random walk
     assert (
         "-"
         not in "".join(shown.splitlines(keepends=True)[2:])
@@ -402,7 +403,7 @@ def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_pa
 
 @pytest.mark.slow
 def test_an_environment_whose_rewards_are_nan_leaves_finite_parameters(tmp_path, capfd):
-    """All rewards are NaN: every update is skipped and the parameters stay as they began."""
+    """All rewards are NaN: every update is skipped and the parameters keep their initial values."""
     problem = control.make_problem(NanReward(), num_envs=2, num_steps=4)
     settings = ppo.Config(num_epochs=1, num_minibatches=1)
     script = domain(

@@ -1,6 +1,6 @@
 """Changing a switch or a size of any algorithm's config changes the parameters after some steps.
 
-Numbers are tested in direction and proportion: `test_step_sizes.py` holds that none is left out.
+Numbers are tested for direction and proportion: `test_step_sizes.py` asserts that none is omitted.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def problem(algorithm):
 
 @functools.cache
 def sampler(algorithm):
-    """The program of `sample`, which hardly any field changes."""
+    """Compiles the program of `sample`, which hardly any field changes."""
     module, config, _ = CASES[algorithm]
     return jax.jit(module.make(as_arrays(config), problem(algorithm)).sample)
 
@@ -38,7 +38,7 @@ def beginning(algorithm):
 
 
 def begin(algorithm, config):
-    """The first state, compiled anew only where a field changes what a state holds."""
+    """Returns the first state, compiled anew only where a field changes a state's structure."""
     init = CASES[algorithm][0].make(config, problem(algorithm)).init
     base = beginning(algorithm)
     like = jax.eval_shape(init, jax.random.key(0))
@@ -50,14 +50,14 @@ def begin(algorithm, config):
 
 @functools.cache
 def program(algorithm, static):
-    """A few steps; numbers are traced, so that all of their changes share the programs."""
+    """Returns a program of a few steps; it traces numbers, so that their changes share it."""
     del static
     make, chosen = CASES[algorithm][0].make, problem(algorithm)
     sample = jax.jit(lambda config, state: make(config, chosen).sample(state))
     update = jax.jit(lambda config, state, batch: make(config, chosen).update(state, batch)[0])
 
     def some_steps(config, steps):
-        # Dynamic sampling has fields of its own, and running statistics are kept between steps.
+        # Dynamic sampling has its own fields, and running statistics persist between steps.
         own = algorithm == "dapo" or getattr(config, "running_statistics", False)
         state = begin(algorithm, config)
         for _ in range(steps):
@@ -98,7 +98,7 @@ def test_every_switch_and_size_does_something(algorithm, field):
     before, after = (outcome(algorithm, tuple(changes.items()), 2) for changes in settings)
     assert np.isfinite(after).all()
     if field == "num_microbatches":
-        # It splits the work and changes no number.
+        # This field splits the work and changes no number.
         np.testing.assert_allclose(before, after, rtol=1e-3, atol=1e-4)
         assert not np.array_equal(before, after)
     else:

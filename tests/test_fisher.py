@@ -1,4 +1,4 @@
-"""Fisher products against dense matrices, and the whole update of a trust region."""
+"""Fisher products compared with dense matrices, and the complete update of a trust region."""
 
 import functools
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from jaxrl_po.types import Samples
 
 
 def dense_fisher(policy):
-    """`E[∇log π ∇log πᵀ]`: of a categorical by enumeration, of a Gaussian in closed form."""
+    """Computes `E[∇log π ∇log πᵀ]`: enumerated for a categorical, closed form for a Gaussian."""
     flat, unravel = ravel_pytree(PARAMS)
     if policy is categorical:
         jacobian = jax.jacobian(lambda x: categorical(unravel(x)).log_probs())(flat)
@@ -68,7 +68,7 @@ def test_damping_may_be_traced():
 
 
 def test_fisher_product_over_devices_adds_the_damping_once():
-    """Uneven shards: local totals over the global count, summed, then damped."""
+    """Shards are uneven: local totals are divided by the global count, summed, then damped."""
     mask = jnp.asarray(rng.random(16) < 0.6)
     old = categorical(PARAMS).logits
 
@@ -137,9 +137,9 @@ STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
 
 
 def test_the_fisher_stride_counts_rows_over_devices_and_parts():
-    """A stride that does not divide the rows of a part used to restart in each part.
+    """A stride that does not divide the rows of a part once restarted in each part.
 
-    It then read other rows, and the natural step was another one.
+    It then read other rows, and the natural step was different.
     """
     mask = jnp.asarray(rng.random(40) < 0.8)
     advantage, action = (
@@ -202,7 +202,7 @@ class Rows(NamedTuple):
     mask: jax.Array
 
 
-# Shares of four devices and of four microbatches have three rows, one, four and none.
+# Shares of four devices and of four microbatches have three rows, one, four and zero.
 ROWS = Rows(
     OBSERVATIONS,
     jnp.asarray(rng.integers(4, size=16), jnp.int32),
@@ -212,7 +212,7 @@ ROWS = Rows(
 
 
 def dense_step(stride, damping, max_kl):
-    """`√(2δ / xᵀ(F + λI)x) x`, `x = (F + λI)⁻¹ g`, in float64; F over every n-th row."""
+    """Computes `√(2δ / xᵀ(F + λI)x) x`, `x = (F + λI)⁻¹ g`, in float64; F over every n-th row."""
     flat, unravel = ravel_pytree(PARAMS)
 
     def log_probs(x):

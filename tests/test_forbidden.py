@@ -1,4 +1,4 @@
-"""What the package must not use: packages that break installations, outdated JAX, and `eval`."""
+"""Forbidden in the package: packages that break installations, outdated JAX, and `eval`."""
 
 import ast
 import re
@@ -7,13 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "jaxrl_po").rglob("*.py"))
-# `pmap` and `jax.experimental.shard_map` are being removed; a callback inside a program stops it at
-# every step.
+# `pmap` and `jax.experimental.shard_map` are being removed; a callback inside a program stops the
+# program at every step.
 FORBIDDEN = {"pmap", "shard_map", "pure_callback", "io_callback", "callback", "eval", "exec"}
 
 
 def calls(source):
-    """Dotted names that are called.
+    """Returns the dotted names that a program calls.
 
     >>> sorted(calls("a.b(c(1))"))
     ['a.b', 'c']
@@ -24,7 +24,7 @@ def calls(source):
 
 
 def refused(source):
-    """Calls that are forbidden.
+    """Returns the forbidden calls in a program.
 
     >>> sorted(refused("eval(x); jax.pmap(f); jax.shard_map(g); model.eval()"))
     ['eval', 'jax.pmap']
@@ -56,7 +56,7 @@ def test_what_gymnax_forgets_is_declared_and_what_breaks_an_installation_is_not(
 
 
 def unencoded(source):
-    """Calls that read or write text in the encoding of whatever locale there is.
+    """Returns calls that read or write text in the default encoding of the locale.
 
     >>> unencoded("open(p); p.open('a'); p.read_text(); run(c, text=True)")
     ['open(p)', "p.open('a')", 'p.read_text()', 'run(c, text=True)']
@@ -76,7 +76,7 @@ def is_unencoded(call):
     words = [each.value for each in call.args if isinstance(each, ast.Constant)]
     if "encoding" in given or "b" in given.get("mode", "".join(map(str, words[-1:]))):
         return False
-    if name in ("open", "fdopen"):  # others open environments
+    if name in ("open", "fdopen"):  # other functions named open may open environments
         return isinstance(call.func, ast.Name) or not call.args or bool(words)
     return name in ("read_text", "write_text") or given.get("text") == "True"
 
@@ -88,7 +88,7 @@ def test_text_is_utf8_whatever_the_locale():
 
 
 def ignored(source):
-    """Keyword arguments that their function deletes: nobody can know that they have no effect.
+    """Returns keyword arguments that their function deletes: no user knows that they do nothing.
 
     >>> ignored("def f(x, *, a=1, b=2):\\n    del a\\n    return x + b")
     ['f: a']

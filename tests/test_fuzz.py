@@ -1,7 +1,7 @@
-"""Every public pure function on random shapes, masks and extremes: finite, and as it promises.
+"""Every public pure function on random shapes, masks and extremes: results are finite and lawful.
 
-One row per function. Data are drawn by numpy from a seed and a regime, and programs are cached by
-shape, so that a case costs a millisecond.
+`fuzzed` has one row per function. NumPy draws the data from a seed and a regime, and programs are
+cached by shape, so that a case costs a millisecond.
 """
 
 import functools
@@ -19,7 +19,7 @@ SHORT, LONG = 24, 220
 
 @functools.cache
 def program(name, shape):
-    """`(*arguments) -> (leaves of what it returns, gradients)`, compiled once for each shape."""
+    """Returns `(*arguments) -> (leaves of the result, gradients)`, compiled once for each shape."""
     row = ROWS[name]
 
     def evaluate(*arguments):

@@ -1,4 +1,4 @@
-"""The games of `dialogues`, beside what the host knows of them."""
+"""The games of `dialogues`, compared with independent code on the host."""
 
 import functools
 import itertools
@@ -14,7 +14,7 @@ from jaxrl_po.language import conversation, dialogues
 
 @functools.cache
 def feedback(code, guess):
-    """Of Mastermind, by counting."""
+    """Computes the feedback of Mastermind by counting."""
     at_place = sum(a == b for a, b in zip(code, guess, strict=True))
     return at_place, sum((Counter(code) & Counter(guess)).values()) - at_place
 
@@ -57,12 +57,12 @@ def test_mastermind_says_what_is_right():
 
 
 def test_the_least_mean_number_of_guesses_is_the_known_one():
-    """Exact search over our replies: 21 / 9 for two symbols of three."""
+    """Searches exactly over our replies: 21 / 9 for two symbols of three."""
     codes = list(itertools.product(range(3), repeat=2))
 
     @functools.cache
     def least(left):
-        """Total guesses over the codes that are left."""
+        """Returns the fewest total guesses over the codes that remain possible."""
         if len(left) == 1:
             return 1
         best = None
@@ -119,7 +119,7 @@ def test_the_calculator_adds(message, reply):
     assert state.terms.tolist() == [a, b]
     last, _, _, done = played(dialogue, state._replace(turns=jnp.int32(2)), message)
     assert done
-    assert not last.used  # no turn is left to use a value
+    assert not last.used  # the dialogue has no turn left that could use a value
     state, said, reward, done = played(dialogue, state, message)
     assert (said, reward, done) == (reply, 0.0, False)
     assert bool(state.used) == (reply != "!")

@@ -1,4 +1,4 @@
-"""What the gate runs, in which order, and when it is content."""
+"""The gate: its trials, their order, and its verdict."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_each_test_named_must_kill_and_pass_on_the_program_as_it_is(key, word, w
 
 
 def outcomes(**words):
-    """An outcome of the first test of `one` and `other`, of its second, and of a sound program."""
+    """Returns outcomes of both tests of `one`, a test of `other`, and the correct program."""
     keys = {
         "one": ("one", ONE.tests[0]),
         "again": ("one", ONE.tests[1]),
@@ -76,7 +76,7 @@ def test_a_result_counts_every_wrong_program(found, numbers, monkeypatch):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_gate_says_how_far_it_came(error, tmp_path, monkeypatch):
-    """The first call ends after three trials, which the second takes over."""
+    """The first call ends after three trials, and the second call reuses their outcomes."""
 
     ends_after = iter([3, 9])
 

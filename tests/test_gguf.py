@@ -1,4 +1,4 @@
-"""Models of GGUF files: what a folder of the same tensors and tokens holds, or one line."""
+"""Models of GGUF files equal a folder with the same tensors and tokens, or one error line."""
 
 import importlib.util
 import json
@@ -18,10 +18,10 @@ from jaxrl_po.language.pretrained import architectures, gguf
 from jaxrl_po.language.rope import Rope
 from jaxrl_po.run.experiment import models
 
-# Rows of 32 numbers and more, so that they can be quantised.
+# Widths are at least 32, the number of values in a quantised block.
 WIDE = {"hidden_size": 32, "intermediate_size": 64}
 TWINS = {
-    # Two frequencies lie between those that are kept and those that are divided.
+    # Two frequencies lie between those that stay unchanged and those that are divided.
     "llama": ("llama", "llama-bpe", {"rope_theta": 100.0, "head_dim": 8}),
     "smollm2": ("smollm2", "smollm", {}),
     "qwen2": ("qwen2", "qwen2", {"num_attention_heads": 4}),
@@ -38,7 +38,7 @@ PIECES = {
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory):
-    """Family to the GGUF file and the folder of the same model, and what `load` makes of them."""
+    """Returns `family -> (GGUF file, folder, loaded file, loaded folder)` of the same model."""
     place, made = tmp_path_factory.mktemp("gguf"), {}
 
     def both(name):
@@ -72,7 +72,7 @@ def test_a_file_is_the_folder_of_the_same_tensors_and_tokens(twins, name):
     config = architectures.write(ours.model)
     assert config == architectures.write(theirs.model)
     assert ours.model.epsilon == json.loads((folder / "config.json").read_text())["rms_norm_eps"]
-    # Of a half type, as the file holds it, where the parameters keep their types.
+    # Parameters that keep their types have the half-precision type of the file.
     kept = pretrained.load(file, param_dtype=None).params
     jax.tree.map(
         np.testing.assert_array_equal, kept, pretrained.load(folder, param_dtype=None).params
@@ -81,7 +81,7 @@ def test_a_file_is_the_folder_of_the_same_tensors_and_tokens(twins, name):
 
 
 def test_logits_are_those_of_the_folder(twins):
-    """With two key heads, stretched positions and quantised matrices."""
+    """The logits agree with two key heads, stretched positions and quantised matrices."""
     _, _, ours, theirs = twins("llama")
     tokens, pad = np.arange(40).reshape(2, 20), np.zeros(2, np.int32)
     found = [
@@ -220,7 +220,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A folder to spoil files of."""
+    """Returns a small folder whose files a test may damage."""
     place = tmp_path_factory.mktemp("small")
     changed = {"intermediate_size": 64}
     return ggufs.write_folder(place / "folder", "smollm2", "smollm", **changed)
@@ -293,7 +293,7 @@ def test_the_package_is_asked_for(small, tmp_path, rows, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows, capsys):
-    """Adapters over the file; another file in its place is refused."""
+    """Trains adapters over the file; another file in its place is refused."""
     source, _, ours, _ = twins("qwen2")
     file, out = tmp_path / "own.gguf", tmp_path / "run"
     file.write_bytes(source.read_bytes())
@@ -336,7 +336,7 @@ def test_the_digest_is_of_weights_and_entries(small, tmp_path):
         )
     )
     assert first == same
-    # Another process computes the same: nothing follows the order of a set.
+    # Another process computes the same: nothing depends on the iteration order of a set.
     names = list(gguf.read(tmp_path / "0.gguf").json("config.json"))
     assert names[4:9] == list(gguf.REQUIRED.values())
     assert len({first, other, weights}) == 3

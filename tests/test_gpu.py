@@ -1,4 +1,4 @@
-"""The parts for one GPU: which there are, that their flags exist, and that they go on."""
+"""The parts of `gpu.sh` for one GPU: their list, their flags, and their resumption."""
 
 import json
 import os
@@ -40,7 +40,7 @@ print('{{"steps_per_second": 3}}')
 
 @pytest.fixture
 def gpu(tmp_path):
-    """Runs `gpu.sh` with a program in place of Python; its status, lines and commands."""
+    """Runs `gpu.sh` with a stand-in for Python; returns its status, lines and commands."""
     fake = tmp_path / "python"
     fake.write_text(FAKE)
     fake.chmod(0o755)
@@ -115,7 +115,7 @@ def test_a_part_goes_on_where_it_was(gpu, tmp_path):
     assert [argv[1] for argv in ran] == ["--seeds=2"]
     assert lines[3]["case"] == "ppo 4x128, seeds 2"
     assert gpu("1", TINY="1")[2] == []
-    # A run that was begun is resumed, whatever is in its folder otherwise is replaced.
+    # A run that has started is resumed; any other content of its folder is replaced.
     assert gpu("3", TINY="1")[2][0][-1] == "--overwrite"
     (tmp_path / "out" / "gpu.jsonl").unlink()
     assert gpu("3", TINY="1")[2][0][-1] == "--resume"

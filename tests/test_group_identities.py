@@ -25,7 +25,7 @@ LOGITS = np.array([0.3, -0.5, 0.8])
 
 
 def expected_gradient(estimator, reward, size):
-    """Over every group of so many draws from 3 actions, with its probability."""
+    """Computes the mean over all groups of draws from 3 actions, weighted by probability."""
     groups = np.array(list(itertools.product(range(3), repeat=size)))
     probability = np.prod(np.asarray(jax.nn.softmax(LOGITS))[groups], axis=1)
 
@@ -54,7 +54,7 @@ def test_leave_one_out_is_unbiased_and_the_group_mean_shrinks():
 @pytest.mark.parametrize(("k", "size"), [(2, 2), (2, 4), (3, 4), (4, 4)])
 @pytest.mark.parametrize("reward", [(0.0, 1.0, 0.0), (1.0, -0.5, 2.5)], ids=["pass", "max"])
 def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
-    """Walder and Karkhanis 2025, by autodiff: `Σ_v v (P(all ≤ v) − P(all < v))`."""
+    """Compares with autodiff of `Σ_v v (P(all ≤ v) − P(all < v))`, Walder and Karkhanis 2025."""
     reward = jnp.array(reward)
 
     @jax.jit
@@ -72,7 +72,7 @@ def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
 @pytest.mark.parametrize("right", range(7))
 @pytest.mark.parametrize("k", [2, 4, 6])
 def test_pass_at_k_is_the_papers_weight_less_the_maximum_without_it(right, k):
-    """Of n = 6 with c right: k/n for a right one, (k/n) ρ(n − 1, c, k − 1) for a wrong one."""
+    """For n = 6 with c right, a right response has k/n, a wrong one (k/n) ρ(n − 1, c, k − 1)."""
     n, reward = 6, jnp.array([1.0] * right + [0.0] * (6 - right))
 
     def rho(size, c, k):
@@ -87,7 +87,7 @@ def test_pass_at_k_is_the_papers_weight_less_the_maximum_without_it(right, k):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_maximum_likelihood_has_the_terms_of_log_p_below_the_size_of_the_group(size):
-    """`log p = −Σ_k (1 − p)^k / k`; the group's mean as a baseline costs the last of G terms."""
+    """`log p = −Σ_k (1 − p)^k / k`; the group's mean as a baseline removes the last of G terms."""
     reward = jnp.array([0.0, 1.0, 0.0])
 
     @jax.jit
@@ -142,7 +142,7 @@ def test_share_of_informative_groups(size, golden):
 
 # 15
 def standardised_gain(size, p):
-    """c_G(p) in E[GRPO gradient] = c_G(p) ∇p for binary rewards.
+    """Computes c_G(p) in E[GRPO gradient] = c_G(p) ∇p for binary rewards.
 
     ∇log π is ∇p / p on a win and −∇p / (1 − p) on a loss.
     """
@@ -178,7 +178,7 @@ def test_signs_of_zero_rewards_change_no_advantage():
     ]
     for estimator in [*map(jax.vmap, estimators), advantages.informative]:
         np.testing.assert_array_equal(*map(jax.jit(estimator), (reward, unsigned)))
-    # All products of the covariance are zeros, of both signs: the first half is chosen.
+    # All products of the covariance are zeros, of both signs: the first half is selected.
     log_prob, mask = reward[:1] - 1.0, np.ones((1, 6), bool)
     for advantage in (-0.0 * log_prob, 0.0 * log_prob, 0.0 * reward[:1] - 0.0):
         chosen = token_weights.top_covariance(log_prob, advantage, mask, 0.5)

@@ -1,4 +1,4 @@
-"""Methods without a critic: what each does to a batch, against gradients written out by hand."""
+"""Methods without a critic: their effect on a batch, against gradients written out by hand."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ from jaxrl_po.types import Samples
 
 GROUPS, SIZE = 4, 4
 PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
-# A plain gradient step of size one: the change of the parameters is minus the gradient.
+# The optimizer takes a plain gradient step of size one: parameters change by minus the gradient.
 SGD = optax.sgd(1.0)
 
 
 @functools.cache
 def sampled():
-    """Parameters, and the batch that every method's first update is given."""
+    """Returns parameters and a batch, which every method's first update receives."""
     learner = grpo.make(grpo.Config(use_reference=False), PROBLEM, SGD)
     state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))
     return state.params, batch
@@ -42,7 +42,7 @@ def start():
 
 @functools.cache
 def gradient_of(module, config, problem=PROBLEM):
-    """The gradient of the method's first update, read off a step of plain gradient descent."""
+    """Returns the method's first gradient, read from one step of plain gradient descent."""
     learner = module.make(config, problem, SGD)
 
     @jax.jit
@@ -60,7 +60,7 @@ def gradient_of(module, config, problem=PROBLEM):
 
 
 def by_hand(start, loss):
-    """The gradient of `loss(log_prob [B, T], batch)`."""
+    """Computes the gradient of `loss(log_prob [B, T], batch)`."""
     params, batch = start
 
     def of(policy):
@@ -103,7 +103,7 @@ def test_rloo_is_reinforce_of_whole_responses_against_the_others(start):
     a = (r - others).reshape(-1, 1)
     want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1)))
     same(gradient_of(rloo, rloo.Config(use_reference=False)), want)
-    # With the reference at the policy itself k1 is 0, so that the penalty changes nothing yet.
+    # With the reference at the policy itself k1 is 0, so that the penalty has no effect yet.
     same(gradient_of(rloo, rloo.Config(kl_coefficient=5.0)), want)
 
 
@@ -127,7 +127,7 @@ def test_reinforce_pp_whitens_over_all_tokens(start, group_baseline):
 
 
 def test_reinforce_pp_does_not_move_along_the_rounding_of_the_sampler():
-    """No outcome differs, and the policy is the reference: whitened rounding was a full step."""
+    """Outcomes are equal and the policy is the reference: whitened rounding made a full step."""
 
     def collect(params, collector, key):
         collector, batch = PROBLEM.collect(params, collector, key)
@@ -151,7 +151,8 @@ def test_the_same_rewards_at_other_steps_are_the_same_outcome():
         assert not np.any(advantage(jnp.asarray(reward), mask, mask))
         other = jnp.asarray(reward).at[0, 3, 0].add(1e-3)
         assert np.all(advantage(other, mask, mask))
-        for wrong in (jnp.nan, jnp.inf, -jnp.inf):  # shown, so that the update is skipped
+        # these losses are reported, so that the update is skipped
+        for wrong in (jnp.nan, jnp.inf, -jnp.inf):
             spoiled = jnp.asarray(reward).at[0, 3, 0].set(wrong)
             assert not np.isfinite(advantage(spoiled, mask, mask)).any()
 
@@ -205,7 +206,7 @@ def test_process_relative_by_hand():
     [(2.0, 1.0, 1.28), (0.5, 1.0, 0.8), (2.0, -1.0, 1.28), (1.1, -1.0, 1.1)],
 )
 def test_cispo_clips_the_weight_and_keeps_the_gradient(ratio, advantage, weight):
-    """d/dlog π of −sg(clip(r)) A log π is −clip(r) A even outside the clip, where PPO's is 0."""
+    """The gradient of −sg(clip(r)) A log π is −clip(r) A; outside the clip PPO's is 0."""
     log_prob = jnp.log(0.25 * ratio)
     old, advantage = jnp.log(0.25), jnp.float32(advantage)
     slope = jax.grad(lambda x: losses.cispo(x, old, advantage, epsilon_low=0.2, epsilon_high=0.28))(
@@ -228,7 +229,7 @@ def test_sequence_log_ratio_ignores_masked_tokens_and_empty_rows():
 def test_gspo_clips_whole_sequences():
     """Half a sequence has ratio e^0.01, half e^−0.01: its ratio is 1, and nothing is clipped.
 
-    Token by token, everything would be.
+    Clipped token by token, every token would be.
     """
     log_prob = jnp.array([[0.01, -0.01]])
     mask = jnp.ones((1, 2), bool)
@@ -273,7 +274,7 @@ def test_a_group_of_one_has_no_baseline():
 
 
 def hopeless(from_iteration=0):
-    """Every response scores alike from some iteration on."""
+    """Returns a learner whose responses all score equally from some iteration on."""
     learner = grpo.make(grpo.Config(use_reference=False), PROBLEM)
 
     def step(state):
@@ -300,9 +301,9 @@ class Quiet:
     ("from_iteration", "ends"), [pytest.param(0, 6, marks=pytest.mark.slow), (3, 10), (99, 12)]
 )
 def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
-    """Lines of 2 iterations, patience 6: without any signal, the run ends at 6.
+    """The run without a signal ends at iteration 6, with lines of 2 iterations and patience 6.
 
-    If silent from 3 on, the last line with a signal is that of iteration 4.
+    If the signal stops after iteration 3, the last line with a signal is the line of iteration 4.
     """
     job = train_job(
         hopeless(from_iteration),
@@ -317,7 +318,8 @@ def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
     assert read(tmp_path / "metrics.jsonl")[-1]["iteration"] == ends
     longer = dataclasses.replace(job, length=job.length._replace(iterations=14))
     again = runner.run(longer, tmp_path, Quiet(), resume=True)
-    assert again.iteration == (ends + 2 if ends < 12 else 14)  # what came before is remembered
+    # the resumed run remembers earlier iterations
+    assert again.iteration == (ends + 2 if ends < 12 else 14)
 
 
 @pytest.mark.parametrize("module", [grpo, ppo])
@@ -369,7 +371,7 @@ def test_process_supervision_counts_the_steps_that_the_problem_names(start):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_fourth_group_is_counted_over_devices(devices):
-    """Ten groups of two; of the last five, on the second of two devices, one is chosen."""
+    """One of ten groups of two is chosen, among the last five, which the second device holds."""
     rows = jnp.arange(20.0)[:, None]
     samples = Samples(rows, rows, rows, rows, mask=rows != 9.0)
 
@@ -383,7 +385,10 @@ def test_every_fourth_group_is_counted_over_devices(devices):
 
 
 def test_columns_of_ones_own_are_read_where_they_belong(start):
-    """Those of slots are zeroed behind the mask and reach a surrogate; those of rows do neither."""
+    """Columns of slots are zeroed behind the mask and reach a surrogate.
+
+    Columns of rows do neither.
+    """
     _, batch = start
     own = {"of_row": jnp.arange(16.0), "of_slot": jnp.where(batch.mask, 2.0, jnp.nan)}
     zeroed = zero_masked(batch._replace(columns=own))

@@ -26,11 +26,11 @@ CART_POLE = gymnax.make("CartPole-v1")[0]
 FIT = {"value_epochs": 4, "value_minibatches": 1, "value_learning_rate": 1e-2}
 
 
-NATURAL = [pytest.param(npg, marks=pytest.mark.slow), trpo]  # both share one step function
+NATURAL = [pytest.param(npg, marks=pytest.mark.slow), trpo]  # both methods share one step function
 
 
 def collected(problem):
-    """Parameters and a batch."""
+    """Returns parameters and a batch."""
 
     @jax.jit
     def run(key):
@@ -42,11 +42,11 @@ def collected(problem):
 
 def test_group_advantages_reach_every_step_of_an_episode():
     _, batch = collected(control.make_groups(CART_POLE, num_prompts=3, group_size=4, num_steps=20))
-    # One initial state for each group, another for each prompt.
+    # Each group has one initial state, and each prompt another.
     start = np.asarray(batch.inputs[:, 0]).reshape(3, 4, -1)
     assert (start == start[:, :1]).all()
     assert len(np.unique(start[:, 0, 0])) == 3
-    # An episode is the slots up to its end; CartPole pays 1 a step.
+    # An episode consists of the slots up to its end; CartPole pays 1 per step.
     length = np.asarray(batch.mask.sum(1))
     np.testing.assert_array_equal(batch.score.reshape(-1), length)
     assert len(np.unique(length)) > 2
@@ -56,7 +56,7 @@ def test_group_advantages_reach_every_step_of_an_episode():
         last = length[row] - 1
         assert ended[last]
         assert not ended[:last].any()
-        # Those that reach the budget are truncated.
+        # Episodes that reach the budget are truncated.
         assert truncated[row, last] == (last == 19 and not terminated[row, last])
     np.testing.assert_allclose(batch.metrics["episode_return"].value(), length.mean())
     assert (length == 20).any()
@@ -90,7 +90,7 @@ def test_groups_of_one_are_refused():
 
 
 def test_vine_tries_every_action_from_one_state():
-    """MatchCue pays 1 for the action that names the cue and ends: Q is 0 or 1, by enumeration."""
+    """MatchCue pays 1 for the action that names the cue and ends: enumeration yields Q = 0 or 1."""
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=5)
     params, batch = collected(problem)
     cue = np.asarray(batch.inputs).reshape(12, 2)
@@ -100,12 +100,12 @@ def test_vine_tries_every_action_from_one_state():
     np.testing.assert_allclose(batch.columns["sampler_log_prob"], -np.log(2.0), rtol=1e-6)
     distribution = jax.jit(problem.apply)(params, batch.inputs)[0]
     np.testing.assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5)
-    np.testing.assert_allclose(batch.value, 0.5, atol=0.02)  # a policy that is nearly uniform
+    np.testing.assert_allclose(batch.value, 0.5, atol=0.02)  # the policy is nearly uniform
     assert batch.terminated.all()
 
 
 class Noisy(AlwaysTruncated):
-    """1 a step and a little noise, which is seen beside the time; cut after five steps."""
+    """Environment that pays 1 per step plus small noise, shows noise and time, lasts five steps."""
 
     def observation(self, state):
         return jnp.stack([state.time * 1.0, state.cue])
@@ -120,7 +120,7 @@ class Noisy(AlwaysTruncated):
 
 
 def test_branches_share_their_random_numbers_and_trunks_go_on():
-    """All branches of a state are the same, and their return is nearly a geometric sum."""
+    """All branches of a state are identical, and their return is nearly a geometric sum."""
     sizes = {"num_envs": 4, "num_steps": 12, "num_states": 6, "num_branches": 3}
     problem = control.make_vine(Noisy(), **sizes, horizon=4, discount=0.5)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
@@ -130,16 +130,16 @@ def test_branches_share_their_random_numbers_and_trunks_go_on():
     np.testing.assert_array_equal(score, np.repeat(score[:, :1], 3, axis=1))
     np.testing.assert_array_equal(seen, np.repeat(seen[:, :1], 3, axis=1))
     assert len(np.unique(score)) == 24
-    # Other states of each trunk, at other times of each, and none of them twice.
+    # Each trunk visits different states, at different times, and no state twice.
     time, noise = seen[:, 0].reshape(4, 6, 2).transpose(2, 0, 1)
     assert all(len(set(zip(*row, strict=True))) == 6 for row in zip(time, noise, strict=True))
     assert len(np.unique(time, axis=0)) > 1
     # The limit of 5 steps cuts a branch from time t after 5 − t steps; the horizon after 4.
     sums = 2.0 - 0.5 ** (np.minimum(4, 5 - time) - 1.0)
     np.testing.assert_allclose(score[:, 0], sums.ravel(), atol=0.03)
-    # The mean over branches.
+    # The value is the mean over branches.
     np.testing.assert_allclose(batch.value.reshape(24, 3), score, rtol=1e-6)
-    # Of the trunks, whole episodes count; the next iteration begins where they stand.
+    # Complete episodes of the trunks count; the next iteration continues the trunks.
     np.testing.assert_allclose(batch.metrics["episode_return"].value(), 5.0, atol=0.03)
     assert float(batch.metrics["episode_return"].count) == 4 * 2
     after, _ = collect(params, collector, jax.random.key(2))
@@ -212,7 +212,7 @@ def test_vine_needs_a_state_to_go_back_to():
 
 @pytest.mark.parametrize("module", [reinforce, a2c, ppo, grpo])
 def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
-    """Trying each action once is uniform, not the policy: −log π · A has another gradient."""
+    """Trying each action once is uniform, unlike the policy: −log π · A has another gradient."""
     enumerated, sampled = (
         control.make_vine(
             MatchCue(), num_envs=2, num_steps=8, num_states=2, horizon=2, num_branches=k
@@ -234,7 +234,7 @@ def test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_propo
     @jax.jit
     def step(key):
         state = learner.init(key)
-        # Far from uniform, so that the KL from the proposal would show.
+        # The policy is far from uniform, so that the KL from the proposal would be visible.
         policy = jax.tree.map(lambda x: 3.0 * x, state.params.policy)
         after, metrics = learner.step(state._replace(params=state.params._replace(policy=policy)))
         return after.params, metrics
@@ -250,7 +250,7 @@ def test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_propo
 
 
 class HalfWithoutNumber(AlwaysTerminated):
-    """Episodes of one step, whose reward is 1, or not a number where the cue is −1."""
+    """Environment with episodes of one step whose reward is 1, or NaN where the cue is −1."""
 
     def reward(self, state, action):
         return jnp.where(state.cue > 0, 1.0, jnp.nan)
@@ -283,7 +283,7 @@ def test_a_vine_refuses_the_settings_of_a_critic(tmp_path, flag, algorithm):
 
 
 def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
-    """On CartPole these are the best: without them there is nothing to learn from."""
+    """On CartPole these episodes are the best: without them there is nothing to learn from."""
     problem = control.make_groups(CART_POLE, num_prompts=4, group_size=4, num_steps=12)
     _, metrics, _ = train(dapo, dapo.Config(dynamic_sampling="off"), problem, 1)
     assert float(metrics["truncated"].value()[0]) > 0.2
@@ -296,7 +296,7 @@ def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
 def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
     """TRPO eq. 17: `mean_n Σ_k π(a_k|s_n) A_nk` for any policy.
 
-    Weighted by π / π_old, it would be twice as far off.
+    Weighted by π / π_old, the surrogate would be twice as far off.
     """
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=2)
     estimate = actor_critic.make_estimate(

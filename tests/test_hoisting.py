@@ -1,4 +1,4 @@
-"""Whatever depends on keys alone is hoisted out of the loop; nothing else changes."""
+"""Computations that depend only on keys are hoisted out of the loop; nothing else changes."""
 
 import gymnax
 import jax
@@ -12,7 +12,7 @@ from jaxrl_po.distributions import Categorical
 
 
 def hashes_in_loops(function, *args):
-    """Number of operations that draw random bits in the bodies of a program's scans."""
+    """Returns the number of operations that draw random bits in the bodies of a program's scans."""
     scans = [e for e in jax.make_jaxpr(function)(*args).jaxpr.eqns if e.primitive.name == "scan"]
     assert scans
     inside = (each for e in scans for each in equations(e.params["jaxpr"].jaxpr))
@@ -21,13 +21,13 @@ def hashes_in_loops(function, *args):
 
 @jax.jit
 def noisy(place, key):
-    """A call with a part for each walk."""
+    """Moves each walk by its own random part."""
     first, second = jax.random.split(key)
     return place * jax.random.uniform(first) + jax.random.normal(second, place.shape)
 
 
 def everything(carry, x):
-    """Calls, branches, loops, constants, and results of every level."""
+    """Performs a step with calls, branches, loops, constants, and results of every level."""
     place, count = carry
     key, number = x
     place = jax.nn.relu(noisy(place, key)) + number
@@ -94,12 +94,13 @@ def test_no_random_number_is_drawn_in_a_step_of_an_environment():
 
 @pytest.mark.parametrize(("size", "hoisted"), [(8, True), (9, False)])
 def test_what_would_fill_the_memory_stays_in_the_loop(size, hoisted):
-    """Four times the two numbers that a step returns."""
+    """The threshold is four times the two numbers that a step returns."""
 
     def step(carry, key):
         return carry + jax.random.normal(key, (size,)).sum() * carry, jnp.stack([carry, carry])
 
-    def body(carry, key):  # the sum is late, so that all numbers would have to be kept
+    # the sum is computed late, so that the loop would have to store all numbers
+    def body(carry, key):
         return carry + (jax.random.normal(key, (size,)) * carry).sum(), jnp.stack([carry, carry])
 
     assert hashes_in_loops(lambda keys: hoisting.scan(step, 0.0, keys), KEYS) == 0

@@ -1,4 +1,4 @@
-"""Rollouts on the host: what is recorded, and what is trained on and evaluated."""
+"""Rollouts on the host: recording, training on recordings, and evaluation."""
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,11 @@ def test_a_recording_holds_what_the_environments_did():
         assert recording.episode_return[0, env, 2] == 6
         assert recording.episode_length[0, env, 2] == 3
     assert not recording.truncated.any()
-    # The stored action is the one that was drawn; played is that one in the box's units, clipped.
+    # The stored action is the sampled action; the environment receives it in the box's units,
+    # clipped.
     played = np.stack(made[0].played, axis=1)[None]
     np.testing.assert_allclose(played, np.clip(2.0 * recording.action, -2.0, 2.0), rtol=1e-6)
-    # The next iteration begins where this one ended.
+    # The next iteration begins where this iteration ended.
     _, following = rollouts.record(state, ignore)
     assert following.observation[0, 0, :, 1].tolist() == [2, 3, 0, 1, 2, 3, 0]
     assert following.mask[0, 0].tolist() == [True, False, True, True, True, False]
@@ -49,7 +50,8 @@ def test_the_batch_bootstraps_from_the_true_final_observation(cut):
     )
     _, value = hosted.problem.apply(of_one.params, one.observation)
     np.testing.assert_allclose(batch.value, value[:, :-1], rtol=1e-6)
-    np.testing.assert_allclose(batch.next_value[:, 2], value[:, 3], rtol=1e-6)  # at time 3
+    # the value at time 3
+    np.testing.assert_allclose(batch.next_value[:, 2], value[:, 3], rtol=1e-6)
     assert batch.truncated[:, 2].all() == cut
     assert batch.terminated[:, 2].all() != cut
     distribution, _ = hosted.problem.apply(of_one.params, batch.inputs)
@@ -128,7 +130,7 @@ def test_a_reward_that_is_not_finite_is_counted_and_its_update_skipped():
     np.testing.assert_allclose(metrics["frac_nonfinite"].metric(), [0.0, 1.0 / 6.0])
     for leaf in jax.tree.leaves(after.collector):
         assert np.all(np.isfinite(leaf))
-    # The next good iteration is trained on again.
+    # The next good iteration trains again.
     later, metrics = step(after, recording)
     np.testing.assert_array_equal(metrics["skipped"].metric(), [0.0, 0.0])
     assert np.all(np.isfinite(jax.tree.leaves(later.params)[0]))
@@ -149,7 +151,7 @@ def test_an_observation_that_is_not_finite_spoils_its_update_and_nothing_else(no
     after, metrics = with_value(2, np.inf)
     assert float(metrics["skipped"].metric()[0]) == 1.0
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.collector))
-    # The value of a terminal state is not used, and the policy does not act on it.
+    # The value of a terminal state has no effect, and the policy does not act on it.
     after, metrics = with_value(3, np.nan)
     assert float(metrics["skipped"].metric()[0]) == 0.0
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.params))
@@ -169,7 +171,7 @@ def test_further_seeds_leave_the_environments_of_the_first_as_they_are():
 def test_vmapped_seeds_equal_a_loop():
     hosted = problem_of(2, 6, statistics=True)
     config = ppo.Config(num_minibatches=2, num_epochs=1)
-    steps = {}  # for each number of seeds
+    steps = {}  # compiled step for each number of seeds
 
     def run(seeds):
         learner, state, rollouts = started(hosted, seeds, ppo, config)
@@ -201,7 +203,7 @@ def test_a_greedy_evaluation_plays_the_same_whole_episodes_each_time():
     first, second = (pool.seeds.tolist() for pool in made)
     assert first == second
     assert first[:2] == first[2:]  # every seed of the run plays the same episodes
-    rollouts.evaluate(state, 5)  # later, with the seed that the run had
+    rollouts.evaluate(state, 5)  # a later evaluation, with the seed that the run had
     assert not set(made[-1].seeds) & set(first)
     assert all(pool.closed for pool in made)
 

@@ -1,4 +1,4 @@
-"""Runs of the commands in environments of the host, and how they end."""
+"""Runs of the commands in environments on the host, and their ends."""
 
 import contextlib
 import json
@@ -21,13 +21,13 @@ from jaxrl_po.run.host import rollouts
 from jaxrl_po.run.host.vector_envs import PoolError
 
 TINY = [flag for flag in ON_HOST if not flag.startswith("--env=")]
-# Of an environment of two actions and no dynamics: the smallest program that trains.
+# An environment with two actions and no dynamics makes the smallest program that trains.
 FRAGILE = ["--env=gymnasium:Fragile-v0", *(flag for flag in TINY if "--config." not in flag)]
 FRAGILE += ["--algorithm=a2c"]
 
 
 class Fragile(gymnasium.Env):
-    """Raises at its n-th step, counted over all of its environments."""
+    """Environment that raises at its n-th step, counted over all of its instances."""
 
     observation_space, action_space = SEEN, gymnasium.spaces.Discrete(2)
     left = 10**9
@@ -44,7 +44,7 @@ class Fragile(gymnasium.Env):
 
 
 class Endless(Fragile):
-    """Has no time limit."""
+    """Environment without a time limit."""
 
 
 gymnasium.register("Endless-v0", entry_point=Endless)
@@ -53,14 +53,14 @@ gymnasium.register("Fragile-v0", entry_point=Fragile, max_episode_steps=4)
 
 def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsys, monkeypatch):
     out = tmp_path / "r"
-    # Four environments for 16 steps make an iteration; the first evaluation takes 16 steps.
+    # Four environments with 16 steps make an iteration; the first evaluation takes 16 steps.
     monkeypatch.setattr(Fragile, "left", 4 * 16 * 4 + 16 + 40)
     assert launch.control([*FRAGILE, f"--out={out}"]) == 1
     error = capsys.readouterr().err
     assert "error: env gymnasium:Fragile-v0: RuntimeError: the motor is hot" in error
     assert "saved at iteration" in error
     saved = int(error.split("saved at iteration ")[1].split()[0])
-    assert saved == 5  # within the second chunk of three
+    assert saved == 5  # iteration 5 is within the second chunk of three
     before = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in before] == [0, 3, 5]
     assert before[-1]["updates"] == before[1]["updates"]
@@ -71,7 +71,8 @@ def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsy
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["iteration"] == 10
     assert [row["iteration"] for row in rows] == [0, 3, 5, 6, 9, 10]
-    # Every completed episode was cut at its limit, and sums what its actions paid.
+    # Every completed episode was truncated at its limit, and its return sums the rewards of its
+    # actions.
     assert rows[-1]["episode_length"] == [4.0, 4.0]
 
 
@@ -163,7 +164,7 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     by_rate = {row["flags"]["config.learning_rate"]: np.array(row["scores"]) for row in rows}
     assert all(scores.shape == (2, 2) for scores in by_rate.values())
     still = by_rate["1e-9"]
-    np.testing.assert_array_equal(still[:, 0], still[:, 1])  # a policy that does not move
+    np.testing.assert_array_equal(still[:, 0], still[:, 1])  # the policy does not change
 
 
 @pytest.mark.parametrize(
@@ -234,4 +235,4 @@ def test_a_signal_ends_the_run_saved(tmp_path, monkeypatch):
     assert launch.control([*FRAGILE, f"--out={out}"]) == 0
     assert not (out / "summary.json").exists()
     saved = max(int(path.name) for path in (out / "checkpoints" / "latest").iterdir())
-    assert saved % 3  # within a chunk of three
+    assert saved % 3  # the last iteration is within a chunk of three

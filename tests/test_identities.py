@@ -1,4 +1,4 @@
-"""Exact identities of policy optimisation on random MDPs, in float64, by the library's functions.
+"""Exact identities of policy optimisation on random MDPs, in float64, with the library's functions.
 
 Each identity is stated for one MDP and checked on several at once.
 """
@@ -48,12 +48,12 @@ def on_random_mdps(identity):
         assert float(jnp.abs(left).max()) > 1e-3
         np.testing.assert_allclose(left, right, **EXACT)
 
-    del test.__wrapped__  # pytest would take the identity's arguments for fixtures
+    del test.__wrapped__  # pytest would treat the identity's arguments as fixtures
     return test
 
 
 def log_softmax_at(logits):
-    """Log-probabilities of all actions in all states, `[S, A]`, by the library's distribution."""
+    """Returns log-probabilities `[S, A]` of all actions and states, from the library."""
     return Categorical(logits).log_probs()
 
 
@@ -170,7 +170,7 @@ def test_compatible_approximation(mdp, logits, other_logits):
 # 6
 @on_random_mdps
 def test_natural_gradient_is_the_advantage(mdp, logits, other_logits):
-    """Up to a constant in each state: the softmax does not see it."""
+    """The two are equal up to a constant in each state, which the softmax ignores."""
     policy = jax.nn.softmax(logits)
     visits = (1 - mdp.gamma) * occupancy(mdp, policy)
     old = Categorical(logits)
@@ -202,7 +202,7 @@ def expected_surrogate(mdp, old, new):
 
 # 7
 def test_trpo_bound():
-    """J(π') ≥ L − C · KL_max with C = 4εγ / (1 − γ)², ε = max |A|; L alone is no bound."""
+    """J(π') ≥ L − C · KL_max with C = 4εγ / (1 − γ)², ε = max |A|; L alone is not a bound."""
 
     def slack(mdp, logits, other_logits):
         old, new = jax.nn.softmax(logits), jax.nn.softmax(other_logits)
@@ -239,7 +239,7 @@ def test_mixture_bound():
     for gamma in (0.5, 0.8):
         slack = on_many_mdps(slacks, gamma=gamma)
         assert slack[..., 0].min() >= -1e-10
-        # The note's ε, of the mixture itself, is α times as large: the bound then fails.
+        # The note's ε, computed for the mixture itself, is α times as large: the bound then fails.
         assert slack[:, 0, 1].min() < -1e-9
 
 
@@ -263,7 +263,7 @@ def test_cpo_bound():
 
 # 9b
 def test_the_exact_gradient_weighs_states_by_the_discount():
-    """Practice, and this library, weighs every visited state alike; the exact ∇J has γᵗ."""
+    """Practice, and this library, weighs all visited states equally; the exact ∇J has γᵗ."""
 
     def gradients(mdp, logits, other_logits):
         policy = jax.nn.softmax(logits)
@@ -317,9 +317,9 @@ def random_stream(ends):
 
 @pytest.mark.parametrize("ends", [([], []), ([2], []), ([], [2]), ([4], [1, 4])])
 def test_gae_is_the_mixture_of_n_step_advantages(ends):
-    """(1 − λ) Σ_n λ^{n−1} Â⁽ⁿ⁾, with weight λ^{K−1} for the last of the K steps that are left.
+    """(1 − λ) Σ_n λ^{n−1} Â⁽ⁿ⁾, with weight λ^{K−1} for the last of the K remaining steps.
 
-    K counts to the end of the episode or the segment.
+    K counts the steps to the end of the episode or the segment.
     """
     reward, state_value, next_value, terminated, truncated = random_stream(ends)
     returns = N_STEP(reward, next_value, terminated, truncated)
@@ -351,7 +351,7 @@ def test_gae_at_both_ends_of_lambda(ends):
 
 
 def test_gae_of_exact_values_is_unbiased_for_every_lambda():
-    """With V = V_π, E[Â_t | s, a] is A(s, a): enumerated over all paths of three steps."""
+    """E[Â_t | s, a] is A(s, a) for V = V_π, enumerated over all paths of three steps."""
     mdp = jax.tree.map(
         lambda x: x[0], random_mdps(np.random.default_rng(3), 1, num_states=2, num_actions=2)
     )
@@ -392,7 +392,7 @@ def test_expected_k1_and_k3_are_the_kl(mdp, logits, reference_logits):
 
 @functools.partial(jax.jit, static_argnums=0)
 def sampled_gradient(k, logits, reference_logits):
-    """Expected gradient of an estimator used as a loss; the samples' weights are constants."""
+    """Computes the expected gradient of an estimator as a loss, with constant sample weights."""
     policy = jax.nn.softmax(logits)
     return jax.grad(
         lambda x: jnp.sum(policy * k(log_softmax_at(x), log_softmax_at(reference_logits)))

@@ -1,4 +1,4 @@
-"""Interrupts of trainings in a real Jupyter kernel, as its stop button sends them."""
+"""Interrupts of training in a real Jupyter kernel, as its stop button sends them."""
 
 import os
 import time
@@ -42,7 +42,7 @@ def train():
 
 @pytest.fixture(scope="module")
 def kernel():
-    """Manager and client of a kernel that has learners whose fourth iteration takes 4 s."""
+    """Returns manager and client of a kernel with learners whose fourth iteration takes 4 s."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
@@ -57,10 +57,10 @@ def kernel():
 
 
 def execute(client, code, act=None, at="iteration 1"):
-    """Runs a cell; calls `act` once it has printed `at`.
+    """Runs a cell and calls `act` once the cell has printed `at`.
 
     Returns:
-      The name of the exception that ended it or None, and what it printed.
+      The name of the exception that ended the cell or None, and the printed text.
     """
     asked, printed, error = client.execute(code), "", None
     while True:
@@ -95,7 +95,7 @@ def test_two_interrupts_leave_the_kernel_alive(kernel):
 
     def twice():
         for _ in range(2):
-            time.sleep(1.0)  # the slow iteration has begun, and goes on
+            time.sleep(1.0)  # the slow iteration has started, and continues
             manager.interrupt_kernel()
 
     assert execute(client, "train()", twice, at="iteration 3")[0] == "KeyboardInterrupt"

@@ -1,4 +1,4 @@
-"""Kernels by outputs, or cut out of their stacks: decoding steps compute the same."""
+"""Kernels stored by outputs, or cut out of their stacks: decoding steps compute the same."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ PROMPT, PAD = jnp.array([[0, 3, 4], [5, 6, 7]], jnp.int32), jnp.array([1, 0], jn
 
 
 def model_and_params(name, seed=0):
-    """Parameters far from an initial model, so that differences show."""
+    """Returns parameters far from an initial model, so that differences are visible."""
     model = DEEP.clone(**UNLIKE[name])
     generator = np.random.default_rng(seed)
     params = jax.tree.map(
@@ -39,7 +39,7 @@ def model_and_params(name, seed=0):
 
 
 def step(model, params, *, prepared):
-    """Logits of a decoding step after the prompts, and the cache."""
+    """Returns logits of a decoding step after the prompts, and the cache."""
     logits, cache, pad = sampling.prefill(model, params, PROMPT, PAD, 4, group_size=2)
     token = jnp.argmax(logits, axis=-1)[:, None]
     if prepared:

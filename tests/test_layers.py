@@ -1,4 +1,4 @@
-"""A module imports only from lower layers or its own folder, and there are no import cycles."""
+"""A module imports only from lower layers or its own folder, and imports form no cycles."""
 
 import ast
 import functools
@@ -12,12 +12,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jaxrl_po"
 LAYERS = (
     {"version", "backend", "config", "types", "masked", "compensated", "variables"},  # data
-    {"divergences"},  # log-ratios, from which distributions and losses are made
+    {"divergences"},  # log-ratios, from which distributions and losses are computed
     {  # the mathematics
         *("distributions", "advantages", "losses", "token_weights"),
         *("trust_region", "group_advantages", "group_statistics"),
     },
-    {  # one iteration
+    {  # one iteration of training
         *(
             "lengths",
             "minibatches",
@@ -30,7 +30,7 @@ LAYERS = (
     },
     {"control", "language"},  # problems
     {"algorithms"},
-    {"run"},  # the impure part
+    {"run"},  # impure code: files, processes and devices
     {"cli"},  # the commands
     {"__main__", "__init__"},
 )
@@ -54,7 +54,7 @@ def layer(unit: str) -> int:
 
 
 def place(part: str) -> int:
-    """Position in `run/` of a folder or module; other names are those of the front door."""
+    """Returns the position in `run/` of a folder or module; other names are those in `__init__`."""
     return RUN.index(part if part in RUN else "__init__")
 
 
@@ -87,7 +87,7 @@ ASKS_JAX = {"default_backend", "devices", "local_devices", "device_count", "loca
 
 
 def asks_jax(source: str) -> list[str]:
-    """Where a program asks JAX what it runs on."""
+    """Returns the places where a program asks JAX for its devices."""
     return [
         f"line {node.lineno}: {ast.unparse(node)}"
         for node in ast.walk(ast.parse(source))
@@ -137,7 +137,7 @@ WORKER_SIDE = {
 
 @pytest.mark.parametrize("module", [m for m in MODULES if Path(m).stem in WORKER_SIDE])
 def test_worker_processes_never_import_jax(module):
-    """Nor modules of ours that might: only one another."""
+    """Worker processes import none of our modules that might import JAX, only one another."""
     assert module.startswith(("run/data/", "run/host/dialogues/"))
     assert {Path(file).stem for file in graph()[f"jaxrl_po/{module}"]} <= WORKER_SIDE
     names = size.imported((PACKAGE / module).read_text())

@@ -1,4 +1,4 @@
-"""Limits of episodes, sizes of evaluations, and spaces of actions that cannot be meant."""
+"""Limits of episodes, sizes of evaluations, and unusable spaces of actions."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_no_size_is_refused_wherever_it_is_given(size):
         "k": lambda **field: language.evaluation.pass_at_k(jnp.array(2), 8, **field),
         "rank": lambda **field: lora.Lora(**field).validate(),
     }
-    if size is ZERO:  # the greedy answers alone
+    if size is ZERO:  # ZERO asks only for the greedy answers
         del given["num_samples"]
     for name, call in given.items():
         field = name.strip()
@@ -73,7 +73,7 @@ def test_limits_may_be_numbers_of_any_kind_or_infinite():
         control.make_evaluate(ENV, PROBLEM, env_params=endless)
     assert gymnax.make("BernoulliBandit-misc")[1].max_steps_in_episode == 100.0
     assert [check_size("n", n) for n in (3, np.int32(3))] == [3, 3]
-    # A limit that is traced is taken as it is.
+    # A traced limit is used without a check.
     traced = jax.make_jaxpr(
         lambda limit: control.make_evaluate(
             ENV, PROBLEM, num_episodes=2, env_params=Params(max_steps_in_episode=limit)
@@ -120,7 +120,7 @@ def test_limits_of_a_command_are_one_line(source, flags, message, tmp_path):
 
 
 def spaced(action=None, observation=None):
-    """A probe with these spaces in place of its own."""
+    """Returns a probe with these spaces in place of its own spaces."""
 
     class Spaced(MatchCueContinuous):
         def action_space(self, params=None):

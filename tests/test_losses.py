@@ -14,7 +14,7 @@ EPSILONS = {"epsilon_low": 0.2, "epsilon_high": 0.28}
 
 
 def slope(loss, log_ratio, *args, **options):
-    """The loss and its derivative by the log-probability, where the old log-probability is 0."""
+    """Returns the loss and its derivative by the log-probability, for old log-probability 0."""
     value, gradient = jax.value_and_grad(
         lambda x: loss(x, jnp.zeros_like(x), *args, **options).sum()
     )(jnp.asarray(log_ratio))
@@ -23,10 +23,10 @@ def slope(loss, log_ratio, *args, **options):
 
 # d/dlog π of −r·A is −r·A; where the clip binds it is 0. Columns: A, r, loss, gradient.
 FOUR_CASES = [
-    (1.0, 1.5, -1.28, 0.0),  # good action, already likelier: nothing to gain
+    (1.0, 1.5, -1.28, 0.0),  # good action, already more likely: nothing to gain
     (1.0, 0.5, -0.5, -0.5),  # good action, less likely: pulled back
-    (-1.0, 1.5, 1.5, 1.5),  # bad action, likelier: pushed back, without a bound
-    (-1.0, 0.5, 0.8, 0.0),  # bad action, already rarer: nothing to gain
+    (-1.0, 1.5, 1.5, 1.5),  # bad action, more likely: pushed back, without a bound
+    (-1.0, 0.5, 0.8, 0.0),  # bad action, already less likely: nothing to gain
     (2.0, 1.1, -2.2, -2.2),  # inside the interval: the plain surrogate
     (-2.0, 1.1, 2.2, 2.2),
     (1.0, 1.25, -1.25, -1.25),  # clip-higher: still inside on the upper side
@@ -58,7 +58,7 @@ def test_nothing_is_lost_without_an_advantage_or_on_the_edge_of_the_interval():
     assert float(losses.clip_fraction_high(zero, zero, one, 0.0)) == 0.0
 
 
-# −clip(r, .8, 1.28) · A · log r: the gradient is the weight on A, inside and outside the interval.
+# −clip(r, .8, 1.28) · A · log r: its gradient is the weight on A, inside and outside the interval.
 @pytest.mark.parametrize(
     ("advantage", "ratio", "weight"), [(1.0, 1.5, 1.28), (-1.0, 0.5, 0.8), (2.0, 1.1, 1.1)]
 )
@@ -79,7 +79,7 @@ def test_sequence_log_ratio_by_hand():
 
 
 def test_bradley_terry_by_hand():
-    # −log(1 / (1 + e²)), whose slope in the chosen's reward is −σ(2).
+    # −log(1 / (1 + e²)), whose slope in the reward of the chosen response is −σ(2).
     got = jax.value_and_grad(losses.bradley_terry)(jnp.float32(1.0), jnp.float32(3.0))
     np.testing.assert_allclose(got, (2.126928, -0.880797), rtol=1e-5)
 
@@ -90,7 +90,7 @@ def test_bradley_terry_by_hand():
         (-1.0, 5.0, 3.0, 0.0),  # beyond c = 3 a bad action costs no more
         (-1.0, 2.0, 2.0, 2.0),
         (-1.0, 0.5, 0.8, 0.0),
-        (1.0, 0.1, -0.1, -0.1),  # a good action is not touched: max(0.1, 3) would be
+        (1.0, 0.1, -0.1, -0.1),  # a good action is not bounded: max(0.1, 3) would be
         (1.0, 5.0, -1.28, 0.0),
         (-2.0, 5.0, 6.0, 0.0),
         (0.5, 0.1, -0.05, -0.05),
@@ -187,7 +187,7 @@ def test_what_is_held_constant_has_no_gradient():
     ],
 )
 def test_clipped_value_by_hand(value, loss, gradient):
-    """And the same from another old value, and mirrored."""
+    """The same cases are repeated from another old value, and mirrored."""
     for old, sign in ((0.0, 1.0), (2.0, 1.0), (2.0, -1.0)):
         moved, target = jnp.float32(old + sign * value), jnp.float32(old + sign)
         got = jax.value_and_grad(losses.clipped_value)(moved, jnp.float32(old), target, epsilon=0.5)
@@ -199,7 +199,7 @@ def test_squared_value_has_the_half():
     np.testing.assert_allclose(got, (4.5, 3.0))
 
 
-# Rows 1 2 3 | 13 | nothing, with garbage behind the mask.
+# Rows are 1 2 3 | 13 | empty, with garbage behind the mask.
 X = jnp.array([[1.0, 2.0, 3.0], [13.0, jnp.nan, 1e30], [jnp.inf, jnp.nan, -7.0]])
 MASK = jnp.array([[True, True, True], [True, False, False], [False, False, False]])
 AGGREGATES = {
@@ -262,7 +262,7 @@ def test_aggregators_check_shapes():
 
 
 def token_batch(garbage):
-    """Two completions of 3 and 1 tokens in 4 slots; `garbage` fills all masked slots."""
+    """Returns two completions of 3 and 1 tokens in 4 slots; `garbage` fills all masked slots."""
     mask = jnp.array([[True, True, True, False], [True, False, False, False]])
     x = jnp.where(mask, jnp.array([[-0.5, -1.0, -0.2, 0.0], [-2.0, 0.0, 0.0, 0.0]]), garbage)
     flag = jnp.zeros((2, 4), bool)
@@ -286,7 +286,7 @@ def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, 
     w = jnp.array([0.3, -0.1])
     clean = jax.value_and_grad(loss)(w, token_batch(0.0))
     batch = token_batch(garbage)
-    # Inputs are the problem's own to zero.
+    # The problem itself has to zero its inputs.
     own = batch._replace(inputs=masked.zero(batch.inputs, batch.mask))
     dirty = jax.value_and_grad(loss)(w, learner.zero_masked(own))
     np.testing.assert_array_equal(clean[0], dirty[0])

@@ -1,4 +1,4 @@
-"""Means that keep their denominators."""
+"""Means that carry their denominators."""
 
 import functools
 
@@ -69,7 +69,7 @@ def test_without_a_mask_all_count():
 
 
 def test_half_precision_is_summed_in_float32():
-    # bfloat16 counts no further than 256, and 4096 ones would sum to 256 one by one.
+    # bfloat16 counts no further than 256, and 4096 ones would sum to 256 if added one by one.
     mean = masked.total(jnp.ones(4096, jnp.bfloat16), jnp.ones(4096, bool))
     assert mean.total.dtype == mean.count.dtype == jnp.float32
     assert (float(mean.total), float(mean.count)) == (4096.0, 4096.0)
@@ -92,13 +92,13 @@ def test_moments_by_hand():
 
 
 def test_moments_do_not_cancel():
-    # E[x²] − E[x]² of 4096 ± 1 in float32 has an ulp of 2: the one-pass form loses the variance.
+    # E[x²] − E[x]² of 4096 ± 1 in float32 has an ulp of 2: the one-pass formula loses the variance.
     _, std = masked.moments(jnp.array([4095.0, 4097.0, 4095.5, 4096.5]))
     assert float(std) == pytest.approx((2.5 / 4) ** 0.5, rel=1e-6)
 
 
 def over_devices(function):
-    """On the leading axis over four devices; the results of the first."""
+    """Runs a function on the leading axis over four devices; returns the first device's results."""
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     return jax.jit(
         jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False)
@@ -110,8 +110,8 @@ CONSTANTS = np.random.default_rng(0).normal(size=50).astype(np.float32)
 
 @pytest.mark.parametrize("garbage", [np.nan, -9.0])
 def test_equal_elements_have_exactly_their_value_and_no_std(garbage):
-    """Rounding leaves most of these constants another mean, and a std that is not 0."""
-    # The last of four devices has nothing.
+    """Rounding gives most of these constants a different mean, and a std that is not 0."""
+    # The last of four devices has no element.
     x, mask = (np.tile(CONSTANTS[:, None], 8), np.arange(8) < 6)
     pooled = functools.partial(masked.moments, axis_name="data")
     for mean, std in (
@@ -142,7 +142,7 @@ def test_moments_of_integers_and_of_half_precision():
 
 
 def test_sums_over_devices_keep_every_array_and_meet_once_for_small_ones_of_one_dtype():
-    """One all-reduce for all float32, one for all int32, one for each large array."""
+    """There is one all-reduce for all float32, one for all int32, one for each large array."""
     tree = {
         "matrix": jnp.arange(6.0).reshape(3, 2),
         "count": jnp.int32(7),
@@ -179,7 +179,8 @@ def test_over_devices_pools_before_dividing():
     sharded = jax.shard_map(
         statistics, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data"), check_vma=False
     )
-    # 0, 4, 5, 6, 7: mean 4.4, variance 25.2 − 19.36; the mean of the devices' means is 11 / 4.
+    # Elements are 0, 4, 5, 6, 7: mean 4.4, variance 25.2 − 19.36; the mean of device means is 11 /
+    # 4.
     np.testing.assert_allclose(
         jax.jit(sharded)(x, mask), np.tile([4.4, 4.4, 5.84**0.5], (4, 1)), rtol=1e-5
     )
@@ -219,7 +220,7 @@ def test_sums_to_go_hold_what_decides_whether_two_are_equal():
         ([2.0, 2.0, 9.0], [True, True, False], False),
         ([-9.0, 2.0, 2.0], [False, True, True], False),
         ([2.0, 2.0, 9.0], [True, True, True], True),
-        # Not by more than sums of their own size may err.
+        # The results differ by no more than sums of their own size may err.
         ([1e-3, 1e-3 + 1e-7, 0.0], [True, True, False], True),
         ([1e-3, 1e-3 + 1e-10, 0.0], [True, True, False], False),
     ],

@@ -1,4 +1,4 @@
-"""Policies with memory: what is replayed is what acted, and memory is what solves a maze."""
+"""Policies with memory: replay equals acting, and memory is necessary to solve a maze."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ SIZES = {"gru": {}, "transformer": {"memory_window": 3, "memory_layers": 2, "mem
 
 
 class RandomEnds(Probe):
-    """Episodes end by themselves with probability ¼; noise is observed."""
+    """Environment whose episodes end by themselves with probability ¼, and which shows noise."""
 
     def observation(self, state):
         return jnp.stack([state.cue, jnp.sin(7.0 * state.time + state.cue)])
@@ -59,7 +59,7 @@ def made(env, network=GRU, **sizes):
 def two_batches():
     problem = made(RandomEnds(), normalize_observations=True)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
-    # Large weights, so that what is remembered shows.
+    # Weights are large, so that the effect of memory is visible.
     params = jax.tree.map(lambda x: 2.0 * x, params)
     collect = jax.jit(problem.collect)
     batches = []
@@ -79,7 +79,7 @@ def test_what_is_replayed_is_what_acted():
         np.testing.assert_allclose(value, batch.value, atol=1e-5)
     ended = np.concatenate([b.terminated | b.truncated for b in batches])
     assert ended.any(axis=0).all()  # an episode began at every position of a row
-    # Without the memories before the first step the numbers would be others.
+    # Without the memories before the first step the numbers would differ.
     last = batches[-1]
     assert float(jnp.abs(last.inputs.memory).max()) > 0.1
     forgotten = last.inputs._replace(memory=jnp.zeros_like(last.inputs.memory))
@@ -106,19 +106,19 @@ def test_the_memories_of_a_batch_follow_those_of_the_batch_before():
         memory = np.asarray(getattr(second.inputs, name))
         assert not memory[ended].any()
         assert np.abs(memory[~ended]).max(axis=1).min() > 0.0
-    # One row over both batches at once gives the second batch's values.
+    # One row over both batches at once yields the values of the second batch.
     joined = jax.tree.map(
         lambda x, y: jnp.concatenate([x, y], axis=1), first.inputs[:2], second.inputs[:2]
     )
     begins = joined[1].at[:, 12].set(ended)
     whole = actor.Sequences(joined[0], begins, *first.inputs[2:])
-    # The statistics moved on between the two, but inputs are already normalised.
+    # The statistics changed between the two batches, but inputs are already normalised.
     value = apply(params, whole)[1]
     np.testing.assert_allclose(value[:, 12:], second.value, atol=1e-5)
 
 
 class Cell(NamedTuple):
-    """What a cell of the table gives: one step after another, all at once, and derivatives."""
+    """Results of one cell of the table: step by step, all at once, and derivatives."""
 
     acted: jax.Array
     replayed: jax.Array
@@ -130,7 +130,7 @@ class Cell(NamedTuple):
     remember: tuple
 
 
-# Episodes of two rows: memories come from the steps before the segment, and end within it.
+# Episodes of two rows: memories come from steps before the segment, and are reset within it.
 BEFORE, STEPS = 3, 6
 BEGINS = np.zeros((2, BEFORE + STEPS), bool)
 BEGINS[0, BEFORE + 3] = BEGINS[1, BEFORE + 1] = True
@@ -139,7 +139,7 @@ TABLE = [
     pytest.param(
         *(memory, of, kind),
         id=f"{memory}-{of}-{kind}",
-        # Every pair of two columns' entries is in a fast one.
+        # Every pair of two columns' entries occurs in a fast test.
         marks=[] if (i + j) % 2 == (memory == "gru") else pytest.mark.slow,
     )
     for memory in SIZES
@@ -149,7 +149,7 @@ TABLE = [
 
 
 def seen(kind):
-    """What an environment of the kind shows, of three actions."""
+    """Returns the observation space of an environment of this kind, with three actions."""
     two, three = (jax.ShapeDtypeStruct((n,), jnp.float32) for n in (2, 3))
     legal = jax.ShapeDtypeStruct((3,), bool)
     return {
@@ -161,7 +161,7 @@ def seen(kind):
 
 
 def legal_at(times):
-    """Of three actions, `[T, 3]`: another one is illegal in each step."""
+    """Returns which of three actions are legal, `[T, 3]`: one is illegal in each step."""
     return np.arange(3) != times[:, None] % 3
 
 
@@ -198,7 +198,7 @@ def cell(memory, recurrent_networks, kind):
             row, after = jax.tree.map(lambda x: x[:, None], (observation, final))
             steps = actor.Sequences(row, jnp.zeros((2, 1), bool), *memories)
             of_critic, value, _ = nets.values(params, steps, after)
-            # What may follow is a step of its own from the memory afterwards.
+            # The observation after a step is a separate step from the memory afterwards.
             follows = steps._replace(observation=after, critic_memory=of_critic)
             _, next_value, _ = nets.values(params, follows, after)
             values = [value, next_value]
@@ -221,7 +221,7 @@ def cell(memory, recurrent_networks, kind):
             return (distribution.log_probs()[..., 0] * 0.5 + value)[:, -1].sum()
 
         def products():
-            """Of the Fisher matrix, the mean of Σ_a π(a) ∇log π(a) ∇log π(a)ᵀ, and a vector."""
+            """Returns Fisher products with a vector: the library's and the enumerated one."""
             old = distribution(flat)
             product = trust_region.fisher_vector_product(
                 lambda x: old.kl(distribution(x)).mean(), flat, vector
@@ -252,16 +252,16 @@ def cell(memory, recurrent_networks, kind):
 def test_laws_of_memory(memory, recurrent_networks, kind):
     of = cell(memory, recurrent_networks, kind)
     assert tuple(of.remember) == (recurrent_networks != "critic", recurrent_networks != "policy")
-    # What is replayed at once is what acted step by step, and so are values and memories.
+    # Replay at once equals acting step by step, and so do values and memories.
     np.testing.assert_allclose(np.exp(of.replayed), np.exp(of.acted), atol=1e-5)
     possible = of.acted > -50
     np.testing.assert_allclose(of.replayed[possible], of.acted[possible], atol=1e-5)
     chex.assert_trees_all_close(of.at_once, of.by_steps, atol=1e-5)
     chex.assert_trees_all_close(*of.memories, atol=1e-5)
-    # What is illegal has probability 0.
+    # Illegal actions have probability 0.
     if kind == "masks":
         assert not np.exp(of.replayed[:, ~legal_at(np.arange(BEFORE, BEFORE + STEPS))]).any()
-    # No gradient passes the end of an episode; within one it does, where there is memory.
+    # No gradient crosses the end of an episode; within an episode it does, where there is memory.
     remembered = False
     for leaf in jax.tree.leaves(of.gradient):
         if leaf.dtype == np.float32:
@@ -277,7 +277,7 @@ def test_laws_of_memory(memory, recurrent_networks, kind):
 
 
 def looped(params, memory, features, begins):
-    """`nn.GRUCell` step by step, as JAX differentiates it."""
+    """Runs `nn.GRUCell` step by step, as JAX differentiates it."""
     cell, memories = nn.GRUCell(memory.shape[-1]), []
     for x, begin in zip(features, begins, strict=True):
         memory, _ = cell.apply({"params": params}, jnp.where(begin[:, None], 0.0, memory), x)
@@ -287,7 +287,7 @@ def looped(params, memory, features, begins):
 
 @functools.cache
 def drawn():
-    """Parameters, memory and features; where episodes begin; a direction."""
+    """Returns parameters, memory and features; where episodes begin; a direction."""
     keys = jax.random.split(jax.random.key(0), 5)
     features = jax.random.normal(keys[0], (5, 3, 2))
     begins = jax.random.bernoulli(keys[1], 0.3, (5, 3))
@@ -326,7 +326,7 @@ def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
 
 
 class Remembering(nn.Module):
-    """A memory of 4 units as a module."""
+    """Module with a memory of 4 units."""
 
     memory: str
 
@@ -358,7 +358,7 @@ def test_memories_equal_their_papers(name):
         for cuts in ([1] * steps, [steps], [2, 3, 9], [9, 3, 2]):
             remembered, found = start, []
             for one in np.split(np.arange(steps), np.cumsum(cuts)[:-1]):
-                after = () if len(one) == 1 else (final[one],)  # acting looks no step ahead
+                after = () if len(one) == 1 else (final[one],)  # acting does not look a step ahead
                 remembered, *now = run(params, remembered, features[one], begins[one], *after)
                 found.append([x for x in now if x is not None])
             for each, want in zip(zip(*found, strict=True), wanted, strict=False):
@@ -411,10 +411,10 @@ def test_minibatches_are_whole_sequences():
 
 
 def solved(module, memory, name):
-    """Returns the greedy return of the worst seed; the first observation decides all later.
+    """Returns the greedy return of the worst seed; the first observation decides all later rewards.
 
-    Four seeds of PPO with a transformer train on after they have solved it, with `early_stop` and
-    smaller steps.
+    Four seeds of PPO with a transformer continue to train after they have solved it, with
+    `early_stop` and smaller steps.
     """
     env = Everything() if name == "masked" else gymnax.make("MemoryChain-bsuite")[0]
     sizes = {"memory_window": 8} if memory == "transformer" else {}
@@ -444,14 +444,18 @@ def solved(module, memory, name):
 @pytest.mark.parametrize("memory", ["none", *SIZES])
 @pytest.mark.parametrize("module", [ppo, trpo])
 def test_memory_solves_what_is_chance_without(module, memory, name):
-    # At best 10, and 1. Without memory: 2 where the cue is seen and 1 in each of four steps, and 0.
+    # The optimum is 10, and 1. Without memory: 2 where the cue is seen and 1 in each of four steps,
+    # and 0.
     low, high = {"masked": (6.7, 8.0), "chain": (0.4, 0.95)}[name]
     found = solved(module, memory, name)
     assert found < low if memory == "none" else found > high
 
 
 def test_a_host_environment_replays_what_acted():
-    """Three iterations beside one sequence of all their steps, the last from an episode's start."""
+    """Compares three iterations with one sequence of all their steps.
+
+    The last iteration begins at the start of an episode.
+    """
     hosted = hosted_problem(3, 6, memory="gru", statistics=True)
     _, state, rollouts = started(hosted)
     state = state._replace(params=jax.tree.map(lambda x: 2.0 * x, state.params))
@@ -520,7 +524,8 @@ def test_what_cannot_remember_is_named():
             network=control.NetworkSettings(memory="gru", recurrent_networks="policy"),
             policy=remembering,
         )
-    of_role(network=control.NetworkSettings(memory="gru"), policy=remembering)  # the critic's
+    # only the critic's memory is built by flag
+    of_role(network=control.NetworkSettings(memory="gru"), policy=remembering)
     narrow = {"memory": "transformer", "recurrent_networks": "policy", "critic_width": 6}
     control.NetworkSettings(**narrow).validate()
     with pytest.raises(ConfigError, match="memory_heads: must divide critic_width = 6"):

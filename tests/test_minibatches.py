@@ -1,4 +1,4 @@
-"""Dealing rows out to minibatches, and computing these in parts."""
+"""Assigning rows to minibatches, and computing minibatches in microbatches."""
 
 import chex
 import jax
@@ -63,8 +63,9 @@ def test_a_core_computes_at_least_256_slots_at_a_time():
         ("ppo", "CartPole", {(64, 1)}),
         ("ppo-penalty", "CartPole", {(64, 1)}),
         ("a2c", "everything", {(8, 8)}),
-        ("reinforce", "addition", {(32, 4), (16, 4)}),  # the policy, the critic in two minibatches
-        ("trpo", "CartPole", {(64, 1)}),  # the critic
+        # the policy, and the critic in two minibatches
+        ("reinforce", "addition", {(32, 4), (16, 4)}),
+        ("trpo", "CartPole", {(64, 1)}),  # only the critic
         ("grpo", "addition", {(16, 4)}),
     ],
 )

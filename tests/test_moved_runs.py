@@ -22,7 +22,7 @@ REWARD = "def nearly(completions, **_):\n    return [0.0 for _ in completions]\n
 
 
 def flags_of(inputs):
-    """Flags of the two runs that name files and folders."""
+    """Returns the flags of the two runs that name files and folders."""
     language = {"init_from": "model", "task.train": "rows.jsonl", "reward": "own.py:nearly"}
     given = {"control": {"env": "own.py:cue"}, "language": language}
     return {
@@ -37,7 +37,7 @@ def written(flags):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A project with three runs, which were traced only and had relative paths; and its copy."""
+    """Makes a project with three traced runs that use relative paths, and a copy of the project."""
     place = tmp_path_factory.mktemp("moved") / "old"
     (place / "inputs").mkdir(parents=True)
     (write_place(place / "inputs") / "own.py").write_text(ENV + REWARD)
@@ -73,7 +73,7 @@ def test_moved_run_loads_and_resumes(project, moved, tmp_path):
         (project / name).rename(tmp_path / name)
     places = {name: tmp_path if name in moved else project for name in ("runs", "inputs")}
     runs, inputs = (place / name for name, place in places.items())
-    if moved == ("runs", "inputs"):  # the path that is stored leads to other code
+    if moved == ("runs", "inputs"):  # the stored path leads to other code
         (project / "inputs").mkdir()
         (project / "inputs" / "own.py").write_text("1 / 0\n")
     anew = flags_of(inputs)
@@ -123,7 +123,7 @@ def test_new_path_needs_the_same_content(project, tmp_path, script, flag, messag
 
 @pytest.fixture
 def places(tmp_path):
-    """A project with a reward, whose former place has another; and the reward's digest."""
+    """Returns old and new folder of a project, each with a reward, and the new reward's digest."""
     for name, text in (("old", "1 / 0\n"), ("new", REWARD)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "own.py").write_text(text)
@@ -144,7 +144,7 @@ def test_code_is_found_by_its_digest(places, out):
 
 def test_data_of_a_moved_run_lie_beside_it(places):
     old, new, _ = places
-    for name in ("own.py", "gone"):  # the next move begins here
+    for name in ("own.py", "gone"):  # the next move starts from here
         stored = {"init_from": f"{old}/{name}"}
         found = sources.located(stored, {}, f"{old}/runs/a", new / "runs" / "a")
         assert found == {"init_from": f"{new}/{name}"}

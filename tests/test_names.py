@@ -57,7 +57,7 @@ def test_code_of_a_notebook_leaves_out_commands(tmp_path):
     assert ast.unparse(ast.parse(code_of(path))) == "x = 1 % 2"
 
 
-# `learner.step` is a learner's. The others are homes of records.
+# `learner.step` belongs to a learner. The other modules hold records.
 MODULES = sorted({*jaxrl_po.__all__, "distributions", "masked"} - {"learner"})
 KNOWN = f"from jaxrl_po import {', '.join(MODULES)}\n"
 KNOWN += "from jaxrl_po.types import Batch, Learner, Problem, Samples, TrainState\n"

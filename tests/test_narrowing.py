@@ -1,4 +1,4 @@
-"""Narrower decode loops give every row what one loop of all rows gives it."""
+"""Narrower decode loops give every row the result of one loop over all rows."""
 
 import collections
 
@@ -20,11 +20,14 @@ ENDS = Ends((EOS,), make_stops(["ab", "ca"], [b"", b"", b"a", b"b", b"c", b"d", 
 MODEL = language.Transformer(
     7, width=8, layers=1, heads=2, mlp_width=8, gated=False, dtype=jnp.dtype("float64")
 )
-PROMPTS = 16  # in groups of four
+PROMPTS = 16  # prompts come in groups of four
 
 
 class Countdown:
-    """Says k − 1 after k, with certainty, and EOS = 1 after 2; counts steps by their width."""
+    """Model that says k − 1 after k, with certainty, and EOS = 1 after 2.
+
+    Counts steps by their width.
+    """
 
     def __init__(self):
         self.steps = collections.Counter()
@@ -46,7 +49,7 @@ def test_widths():
 
 
 def test_steps_are_as_wide_as_what_is_alive_asks_for():
-    """Greedy, with lengths from 1 to beyond the budget: all known by hand."""
+    """Decoding is greedy; lengths from 1 to beyond the budget: all counts are known by hand."""
     model = Countdown()
 
     @jax.jit
@@ -66,10 +69,10 @@ def test_steps_are_as_wide_as_what_is_alive_asks_for():
     one, last, many, mixed = (short.copy() for _ in range(4))
     one[40], last[63], many[::4] = 11, 49, 8
     mixed[:] = np.random.default_rng(0).permutation(2 + np.arange(ROWS) % 45)
-    # Of token 0 no step is taken. A row ends with token `said − 2`.
+    # No step follows token 0. A row ends with token `said − 2`.
     for said, wanted in (
-        (np.full(ROWS, 2), {}),  # all at once, with the first token
-        (short, {64: 3}),  # all at once
+        (np.full(ROWS, 2), {}),  # all rows end at once, with the first token
+        (short, {64: 3}),  # all rows end at once
         (np.full(ROWS, 49), {64: 31}),  # none
         (one, {64: 3, 16: 6}),
         (last, {64: 3, 16: 28}),
@@ -79,7 +82,7 @@ def test_steps_are_as_wide_as_what_is_alive_asks_for():
         model.steps.clear()
         completions = jax.device_get(run(jnp.asarray(said)))
         jax.effects_barrier()
-        model.steps.subtract({ROWS: 1})  # the prompts
+        model.steps.subtract({ROWS: 1})  # the steps of the prompts
         assert wanted is None or +model.steps == wanted
         length = np.minimum(said - 1, BUDGET)
         np.testing.assert_array_equal(completions.length, length)
@@ -101,7 +104,7 @@ def sample(params, prompt, pad, keys):
 
 
 def ragged():
-    """Answers by the message and by chance; is done after an `e`, or five messages."""
+    """Builds a dialogue that answers by message and chance; an `e`, or five messages, end it."""
 
     def reset(key, held_out):
         said = jax.random.randint(key, (2,), 2, 7, jnp.int32)
@@ -131,7 +134,7 @@ def talk(params, prompt, pad, keys):
 
 
 def arguments(seed):
-    """Parameters under which some seeds end soon and others late, and prompts."""
+    """Returns parameters under which some seeds end soon and others late, and prompts."""
     generator = np.random.default_rng(seed)
     params = jax.tree.map(
         lambda x: jnp.asarray((x.ndim == 1) + 0.4 * generator.normal(size=x.shape)),
@@ -143,7 +146,7 @@ def arguments(seed):
 
 
 def with_widths(monkeypatch, widths, function):
-    """The function with decode loops of these widths; a new one, which JAX has not traced yet."""
+    """Returns a new, untraced copy of the function, whose decode loops have these widths."""
 
     def made(*given):
         with monkeypatch.context() as patch:
@@ -164,7 +167,7 @@ def same(ours, plain):
 
 @pytest.mark.parametrize("function", [sample, talk])
 def test_every_row_is_what_it_is_in_one_loop(function, monkeypatch):
-    """Under `vmap` over seeds, some of which end sooner, and under `shard_map`, by device."""
+    """The function runs under `vmap` over seeds, where some end earlier, and under `shard_map`."""
     narrow = with_widths(monkeypatch, NARROW, function)
     with jax.enable_x64(True):
         seeds = [arguments(seed) for seed in range(3)]
@@ -179,7 +182,7 @@ def test_every_row_is_what_it_is_in_one_loop(function, monkeypatch):
             return
         assert (
             len({int((each.length > 6).sum()) > 16 for each in plain}) == 2
-        )  # the fullest decides
+        )  # the fullest seed decides the width
         sharded = jax.shard_map(
             lambda *given: jax.tree.map(
                 lambda x: x[None], narrow(*jax.tree.map(lambda x: x[0], given))
@@ -195,13 +198,14 @@ def test_every_row_is_what_it_is_in_one_loop(function, monkeypatch):
 
 
 def conditions(function, *given):
-    """How many conditionals a program has; one with a mapped predicate is none."""
-    jaxpr = jax.make_jaxpr(lambda *given: function(*given))(*given).jaxpr  # traced anew
+    """Counts the conditionals of a program; one with a mapped predicate is a select."""
+    # JAX traces the function anew
+    jaxpr = jax.make_jaxpr(lambda *given: function(*given))(*given).jaxpr
     return sum(equation.primitive.name == "cond" for equation in equations(jaxpr))
 
 
 def test_seeds_step_down_together():
-    """With a predicate for each seed both branches would run in every step, and be selected."""
+    """Both branches would run in every step, followed by a select, with one predicate per seed."""
     with jax.enable_x64(True):
         given = arguments(0)
         stacked = jax.tree.map(lambda x: jnp.stack([x, x]), given)
@@ -209,7 +213,7 @@ def test_seeds_step_down_together():
 
 
 def test_rows_that_the_compiler_places_on_devices_stay_there(monkeypatch):
-    """Moved, they would be gathered on all of them."""
+    """Moved rows would be gathered on all devices."""
     with jax.enable_x64(True):
         base, *given = arguments(0)
         for model, narrower in ((MODEL, 1), (MODEL.clone(constrain=lambda x: x), 0)):

@@ -1,4 +1,4 @@
-"""Orthogonal initialisation without LAPACK, and what the heads return."""
+"""Orthogonal initialisation without LAPACK, and the outputs of the heads."""
 
 import functools
 import math
@@ -32,7 +32,7 @@ def test_dtype_is_the_one_asked_for():
 
 
 def test_it_is_traced_once_for_all_modules_that_apply_it(monkeypatch):
-    """Flax asks for the shape of each parameter whenever a module is applied."""
+    """Flax asks for the shape of each parameter whenever it applies a module."""
     drawn, normal = [], jax.random.normal
 
     def counted(key, shape, dtype):
@@ -52,13 +52,13 @@ def test_it_draws_the_same_compiled_or_not():
     chex.assert_trees_all_equal(init(key, (9, 5)), jax.jit(lambda key: init(key, (9, 5)))(key))
 
 
-# A hang inside XLA never returns to the interpreter, where a signal would be handled: only a thread
+# A hang inside XLA never returns to the interpreter, which would handle a signal: only a thread
 # can end it.
 @pytest.mark.timeout(120, method="thread")
 def test_six_matrices_under_32_vmapped_seeds():
     """Several QR factorisations in one vmapped program hang on the CPU; ours must return.
 
-    Each matrix equals the one computed alone.
+    Each matrix equals the matrix computed alone.
     """
     init = networks.orthogonal(math.sqrt(2.0))
 
@@ -82,7 +82,7 @@ def many(count, n, seed):
 
 
 def test_ill_conditioned_draws_converge_too():
-    """Small Gaussians are often nearly singular: a fixed few iterations leave some unfinished."""
+    """Small Gaussians are often nearly singular: a few iterations leave some unfinished."""
     w = many(4096, 2, seed=1)
     assert np.abs(np.einsum("nij,nil->njl", w, w) - np.eye(2)).max() < 1e-4
 
@@ -140,7 +140,7 @@ def test_layers_have_the_scales_of_ppo():
 
 
 NARROW = networks.NARROW
-TALL = (networks.TALL * (NARROW + 1), NARROW + 1)  # the smallest kernel that is tall and not narrow
+TALL = (networks.TALL * (NARROW + 1), NARROW + 1)  # the smallest kernel that is tall but not narrow
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ TALL = (networks.TALL * (NARROW + 1), NARROW + 1)  # the smallest kernel that is
     + [((4, TALL[1]), TALL), ((4 * TALL[1] - 1,), TALL)],
 )
 def test_product_has_the_derivatives_of_a_matrix_product(batch, shape):
-    """Forwards and backwards, one kernel after another and vmapped over kernels."""
+    """The derivatives agree forwards and backwards, kernel by kernel and vmapped over kernels."""
     keys = jax.random.split(jax.random.key(0), 4)
     x, dx = (jax.random.normal(key, (*batch, shape[0])) for key in keys[:2])
     kernel, d_kernel = (jax.random.normal(key, shape) for key in keys[2:])

@@ -8,8 +8,8 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-REAL = "07_a_real_model"  # which has a tiny one here
-# Iterations and data that no line of a notebook depends on, and what the shorter form uses instead.
+REAL = "07_a_real_model"  # a notebook whose published model is tiny here
+# Maps iterations and data that no line of a notebook depends on to shorter replacements.
 SHORTER = {
     "02_trust_regions": {"ITERATIONS, CRITIC = 30,": "ITERATIONS, CRITIC = 4,"},
     "03_groups": {
@@ -39,7 +39,7 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # dozens of programs, compiled by a process of its own
+@pytest.mark.timeout(600)  # a separate process compiles dozens of programs
 @pytest.mark.parametrize(
     ("path", "whole"),
     [(path, False) for path in NOTEBOOKS] + [(p, True) for p in NOTEBOOKS if p.stem != REAL],

@@ -1,4 +1,4 @@
-"""Step sizes over iterations; one flat vector or a leaf for each parameter."""
+"""Step sizes over iterations; parameters as one flat vector or as one leaf each."""
 
 import chex
 import jax
@@ -30,7 +30,7 @@ def test_flat_adam_equals_leafwise_adam():
         return jax.jit(lambda: optimizer.update(gradient, optimizer.init(params), params)[0])()
 
     got = updated(flat)
-    large = optimizers.adam(0.1, max_grad_norm=0.5, flat_up_to=9)  # of ten parameters
+    large = optimizers.adam(0.1, max_grad_norm=0.5, flat_up_to=9)  # the problem has ten parameters
     assert [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(flat.init, params))] == [
         (),
         (10,),
@@ -48,26 +48,26 @@ def test_flat_adam_equals_leafwise_adam():
 
 
 MANY = {"num_epochs": 2, "num_minibatches": 2}
-# Methods, and their gradient steps of one iteration.
+# Methods, and their gradient steps per iteration.
 STEPPING = {a2c: 1, ppo: 4, ppo_penalty: 4, reinforce: 1, grpo: 4, sft: 4, distillation: 4}
 
 
 def factor(step, schedule):
-    """Of the updates of an iteration, over a warm-up of 4 and a decay of 8."""
+    """Computes the factor of an iteration's updates, over a warm-up of 4 and a decay of 8."""
     done = min(step / 8, 1.0)
     decay = 0.5 * (1.0 + np.cos(np.pi * done)) if schedule == "cosine" else 1.0 - done
     return decay * min(1.0, (step + 1) / 4)
 
 
 def always_one():
-    """An optimizer that proposes 1 for each parameter: a step shows the scale of every update."""
+    """Builds an optimizer that proposes 1 for each parameter: a step shows its scale."""
     return optax.GradientTransformation(
         lambda params: (), lambda g, s, p=None: (jax.tree.map(jnp.ones_like, g), s)
     )
 
 
 def moved(module, config, steps, optimizer):
-    """How far the parameters of the policy move in one iteration from each step."""
+    """Returns how far the parameters of the policy move in one iteration from each step."""
     problem = tabular_problem(num_prompts=4, group_size=1 if module in CRITICS else 4)
     if module is distillation:
         problem = with_constant_teacher(problem)
@@ -86,7 +86,7 @@ CRITICS = (a2c, ppo, ppo_penalty, reinforce)
 
 
 def with_constant_teacher(problem):
-    """The problem with a column of a teacher's log-probabilities."""
+    """Returns the problem with a column of constant teacher log-probabilities."""
 
     def collect(*given):
         collector, batch = problem.collect(*given)
@@ -99,7 +99,7 @@ def with_constant_teacher(problem):
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("module", STEPPING, ids=lambda module: module.__name__.split(".")[-1])
 def test_step_sizes_follow_iterations(module, schedule):
-    """Not gradient steps; a given optimizer is scaled too."""
+    """Step sizes do not follow gradient steps; an optimizer passed as an object is scaled too."""
     many = {} if module in (a2c, reinforce) else MANY
     config = module.Config(schedule=schedule, decay_iterations=8, warm_up_iterations=4, **many)
     steps = (0, 1, 3, 4, 6, 9)
@@ -139,6 +139,6 @@ def test_a_cosine_ends_however_early_updates_stop(name):
     state, step = learner.init(jax.random.key(0)), jax.jit(learner.step)
     for _ in range(3):
         state, metrics = step(state)
-        assert float(metrics["updates"].value()) < 1.0  # the update stopped early
+        assert float(metrics["updates"].value()) < 1.0  # the early stop ended the update
     after, _ = step(state)
     chex.assert_trees_all_equal(after.params, state.params)

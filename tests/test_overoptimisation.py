@@ -1,4 +1,4 @@
-"""`experiments/studies/overoptimisation.py`: its table of given curves, and bad input."""
+"""`experiments/studies/overoptimisation.py`: its table for known curves, and bad input."""
 
 import numpy as np
 import overoptimisation
@@ -8,7 +8,7 @@ from jaxrl_po.config import ConfigError
 
 
 def curves():
-    """Two seeds, two β, twenty iterations, of which the last two count."""
+    """Returns curves of two seeds, two β and twenty iterations; the last two count."""
     shape = 2, 2, 20
     ramp = np.broadcast_to(np.arange(20.0), shape)
     seed = np.arange(2.0)[:, None, None]
@@ -25,7 +25,7 @@ def test_table_tells_the_end_of_each_run():
     end = overoptimisation.final(curves())
     np.testing.assert_allclose(end["reward_model"], [[18.5, 18.5], [19.5, 19.5]])
     np.testing.assert_allclose(end["accuracy"][0], [0.5, 0.13])
-    np.testing.assert_allclose(end["kl"], 0.75)  # nats of a completion of three tokens
+    np.testing.assert_allclose(end["kl"], 0.75)  # the KL of a completion of three tokens, in nats
     lines = overoptimisation.table(curves(), [1.0, 0.0]).splitlines()
     assert lines[1].split()[:5] == ["warm", "start", "0.500", "[0.000,", "1.000]"]
     assert lines[3].split() == [
@@ -77,6 +77,6 @@ def test_a_small_measurement(tmp_path, capsys):
     saved = np.load(tmp_path / "curves.npz")
     assert saved["accuracy"].shape == (2, 2, 40)
     assert saved["betas"].tolist() == [1.0, 0.0]
-    # The same start.
+    # Both start equally.
     np.testing.assert_array_equal(saved["accuracy"][:, 0, 0], saved["accuracy"][:, 1, 0])
     assert "warm start" in capsys.readouterr().out

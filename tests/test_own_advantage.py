@@ -1,4 +1,4 @@
-"""An advantage of one's own in place of a method's: `make(…, advantage=…)`."""
+"""A user-defined advantage in place of a method's own: `make(…, advantage=…)`."""
 
 import importlib.util
 import re
@@ -135,8 +135,9 @@ def test_methods_without_a_ratio_take_a_surrogate_too(module):
         jax.eval_shape(wrong.step, start)
 
 
-# `vtrace_td_error_and_advantage` of rlax 0.1.9 on each of the three pieces, γ = .9, thresholds 1:
-# an episode that terminates, one that is truncated, and one that the end of the rollout cuts.
+# Result of `vtrace_td_error_and_advantage` of rlax 0.1.9 on each of three pieces, γ = .9,
+# thresholds 1:
+# one episode terminates, one is truncated, and the end of the rollout cuts one.
 REWARD = [1.0, -0.5, 2.0, 0.25, 0.0, 3.0, 1.5]
 VALUE = [0.5, 1.0, -1.0, 2.0, 0.75, -0.25, 1.25]
 NEXT_VALUE = [1.0, -1.0, 9.0, 0.75, 1.75, 1.25, 0.6]
@@ -187,7 +188,7 @@ def test_a_trajectory_is_a_row_of_the_batch():
 
 
 def test_v_trace_on_completions_of_an_older_policy_is_its_equation():
-    """Eq. 1, term by term, on what a method on a language task gives to its advantage."""
+    """Eq. 1 holds term by term for the batch that a language method passes to its advantage."""
     learner = example.make()
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""Networks by their flags, and Flax modules of one's own: what is made, what is refused."""
+"""Networks from flags, and user-defined Flax modules: which are built, which are refused."""
 
 import collections
 
@@ -52,7 +52,7 @@ def test_a_body_for_both_is_refused_where_the_critic_sees_more():
 
 
 def init(env, network):
-    """The parameters, without what the environments begin with."""
+    """Returns the parameters, without the initial states of the environments."""
     problem = problem_of(env, network)
     return jax.jit(lambda key: problem.init(key)[0])(jax.random.key(0))
 
@@ -79,7 +79,7 @@ def test_the_critic_may_be_wider_and_normalised_by_layer():
 )
 def test_the_initialisation_is_that_of_every_layer(env, network):
     def singular_values(initialization):
-        """Singular values of each kernel."""
+        """Returns the singular values of each kernel."""
         settings = control.NetworkSettings(**network, initialization=initialization)
         made = gymnax.make(env)[0] if isinstance(env, str) else env
         params = init(made, settings)
@@ -97,7 +97,7 @@ def test_the_initialisation_is_that_of_every_layer(env, network):
     assert all(orthogonal(each) for each in singular_values("orthogonal"))
     lecun = singular_values("lecun_normal")
     assert not any(orthogonal(each) for each in lecun)
-    # The output of the policy no longer starts out near 0.
+    # The output of the policy no longer starts near 0.
     assert min(each.max() for each in lecun) > 0.5
 
 
@@ -205,7 +205,7 @@ def test_a_policy_must_fit_the_actions(env, head, message):
 
 
 class Rewritten(nnx.Module):
-    """A policy of nnx."""
+    """Policy written in nnx."""
 
     def __init__(self, rngs):
         self.layer = nnx.Linear(4, 2, rngs=rngs)
@@ -215,7 +215,7 @@ class Rewritten(nnx.Module):
 
 
 class Wrapper:
-    """A network that is not Flax's."""
+    """Network that is not a Flax module."""
 
     def init(self, key, x):
         return {"params": {"w": jnp.zeros((x.shape[-1], 2))}}
@@ -225,7 +225,7 @@ class Wrapper:
 
 
 class Layered(nn.Module):
-    """A module of which a field is a class, as Flax allows it."""
+    """Module with a class as a field, as Flax allows it."""
 
     layer: type = nn.Dense
     inner: object = None
@@ -236,7 +236,7 @@ class Layered(nn.Module):
 
 
 class Static:
-    """A namespace, whose functions are static."""
+    """Namespace with static functions."""
 
     @staticmethod
     def init(key, x):

@@ -1,4 +1,4 @@
-"""Environments, networks, tasks and rewards given in Python: what is stored, and given again."""
+"""Environments, networks, tasks and rewards as Python objects: storing and passing them."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ SIZES |= {"model.mlp_width": 8, "warm_start.steps": 0}
 
 
 class Mean(nn.Module):
-    """A mean of `scale` times the cue."""
+    """Policy whose mean is `scale` times the cue."""
 
     scale: float
 
@@ -43,7 +43,7 @@ class Mean(nn.Module):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run, traced only, with an environment that can be imported and a network that cannot."""
+    """Returns a traced run with an environment that can be imported and a network that cannot."""
     out = tmp_path_factory.mktemp("runs") / "own"
     with pytest.MonkeyPatch.context() as patch:
         shapes.trace_only(patch)
@@ -83,13 +83,13 @@ def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, mon
         run.load(trained, rate=3)
     policy = run.load(trained, policy=Mean(0.5), seed_index=1)
     cues = jnp.array([[1.0], [-1.0], [0.5]])
-    # Parameters of zeros: the observation is normalised by no statistics yet.
+    # All parameters are zero and no statistics normalise the observation yet.
     each = [policy.act(cue) for cue in cues]
     np.testing.assert_allclose(policy.act(cues), each)
     assert len({float(action[0]) for action in each}) == 3
     drawn = policy.act(jnp.zeros((64, 1)), jax.random.key(0))
     assert drawn.shape == (64, 1)
-    assert len(np.unique(drawn)) > 32  # the others are at the bounds
+    assert len(np.unique(drawn)) > 32  # the other draws are at the bounds
     with pytest.raises(ConfigError, match=r"^observation: must have the shape \[1\] of one .*got"):
         policy.act(jnp.zeros((2, 3, 1)))
     again = shutil.copytree(trained, tmp_path / "again")
@@ -107,7 +107,8 @@ def test_what_other_processes_can_import_is_named_by_its_file():
     assert sources.named("reward", json.loads) == "json:loads"
     probe = sources.named("env", CueReward)
     assert probe.endswith("tests/probes.py:CueReward")
-    assert user_code.make("env", probe).__class__ is CueReward  # not that of a second import
+    # the class is not from a second import
+    assert user_code.make("env", probe).__class__ is CueReward
     one = CueReward()
     assert user_code.make("env", sources.named("env", one)) is one
     with pytest.raises(ConfigError, match=r"^reward: must be a function or class that can be"):
@@ -118,14 +119,14 @@ def test_what_other_processes_can_import_is_named_by_its_file():
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory):
-    """A run scored by a reward that cannot be imported: its folder, result, lines and calls."""
+    """Returns a run with a reward that cannot be imported: its folder, result, lines and calls."""
     out = tmp_path_factory.mktemp("runs") / "scored"
     calls = []
 
     def reward(completions, answer, **_):
         calls.append((list(completions), list(answer)))
         scores = [float(len(text)) for text in completions]
-        completions.clear()  # what is given is its own
+        completions.clear()  # the function may change its arguments
         return scores
 
     experiment = run.Experiment(
@@ -155,7 +156,7 @@ def test_a_reward_of_python_scores_a_run_and_its_folder_says_what_it_lacks(score
     logged = np.mean([row["reward/reward"][0] for row in scored.trained.rows[1:]])
     assert logged == pytest.approx(lengths)
     assert pooled == read(scored.out / "metrics.jsonl")[-1]
-    assert run.load(scored.out).params is not None  # which needs no reward
+    assert run.load(scored.out).params is not None  # loading does not need the reward
 
 
 def test_a_reward_of_python_is_given_again_to_resume(scored, tmp_path):

@@ -1,6 +1,6 @@
 """The package as a user installs it: a wheel in an empty environment.
 
-With the oldest, the tested and the newest dependencies.
+The tests use the oldest, the tested and the newest dependencies.
 """
 
 import re
@@ -49,7 +49,7 @@ print(jaxrl_po.__file__)
 
 
 def lowest(requirements):
-    """The lower bounds, as versions.
+    """Returns the lower bounds of requirements as pinned versions.
 
     >>> lowest(["jax>=0.10,<0.12", "six>=1.16"])
     ['jax==0.10', 'six==1.16']
@@ -61,8 +61,8 @@ def lowest(requirements):
 def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     source = tmp_path_factory.mktemp("source") / "jaxrl_po"
-    # A copy: the wheel would include what an earlier build left beside the package, and this build
-    # would leave files of its own.
+    # The wheel is built from a copy: it would otherwise include files that an earlier build left
+    # beside the package, and this build would leave its own files.
     shutil.copytree(
         ROOT / "jaxrl_po", source / "jaxrl_po", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -156,7 +156,7 @@ def test_versions_agree():
 
 @pytest.mark.parametrize("extra", ["", *PROJECT["optional-dependencies"]])
 def test_each_requirement_is_pinned_within_its_bounds(extra):
-    """What an extra takes with it as well, as pip resolved it: `make` installs nothing else."""
+    """Pins include the dependencies of extras, as pip resolved: `make` installs nothing else."""
     for requirement in PROJECT["optional-dependencies"].get(extra, PROJECT["dependencies"]):
         name, floor = re.match(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+))?", requirement).groups()
         if name != PROJECT["name"]:

@@ -1,4 +1,7 @@
-"""Placement of seeds and rows; test_algorithms.py checks that it does not change the numbers."""
+"""Placement of seeds and rows.
+
+Test_algorithms.py checks that placement does not change the numbers.
+"""
 
 import dataclasses
 import functools
@@ -35,7 +38,7 @@ def test_choice(devices, num_seeds, num_rows, want):
 
 def test_auto_takes_what_divides():
     placement = parallel.choose("auto", num_seeds=6, num_rows=8 * parallel.MIN_ROWS)
-    assert placement.num_devices == 8  # rows divide by 8 where the seeds do not
+    assert placement.num_devices == 8  # rows divide by 8 where the number of seeds does not
     # Too few rows are not worth an all-reduce of gradients, but an explicit request is met.
     assert parallel.choose("auto", num_seeds=1, num_rows=8).num_devices == 1
     assert parallel.choose(8, num_seeds=1, num_rows=8).num_devices == 8
@@ -146,7 +149,7 @@ def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
     state, metrics = jax.jit(stacked.step)(jax.jit(stacked.init)(keys))
     alone, _ = jax.jit(learner.step)(jax.jit(learner.init)(keys[0]))
     assert metrics["kl"].total.shape == (1,)
-    # Adam divides a gradient near 0 by its own size, and so its rounding as well.
+    # Adam divides a gradient near 0 by its own size, and therefore its rounding as well.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-7),
         state.params,

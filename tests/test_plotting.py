@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxrl_po.cli import plot
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.store import metrics
 
@@ -90,7 +91,7 @@ def test_a_curve_without_seeds_has_no_band_to_speak_of():
 def test_a_metric_without_a_number_is_drawn_and_told_as_none(tmp_path):
     rows = [{"step": 0, **metrics.by_seed({"episode_return": [np.nan, np.nan]})}]
     runs = [plot.Run(name, rows, {}, "CartPole-v1") for name in ("a", "b")]
-    assert plot.table(runs, "episode_return").count("0 of 2       -inf") == 2
+    assert compared(runs, "episode_return").count("0 of 2       -inf") == 2
     plot.save_figure(runs, "episode_return", tmp_path / "plot.png")
 
 
@@ -100,7 +101,7 @@ def test_a_seed_without_a_number_counts_as_worst(tmp_path):
         plot.Run(name, [{"step": 1, "greedy_return": each}], {}, "CartPole-v1")
         for name, each in values.items()
     ]
-    first, second = plot.table(runs, "greedy_return").splitlines()[1:]
+    first, second = compared(runs, "greedy_return").splitlines()[1:3]
     assert first.split()[:5] == ["a", "3", "of", "4", "-inf"]
     assert first.split()[-1] == "-inf"
     assert float(first.split()[5]) == 285.5  # of 71 and 500: the worst and the best are dropped
@@ -133,9 +134,32 @@ def test_the_probability_of_improvement_is_that_over_the_first_run():
     runs = [
         plot.Run(name, [{"step": 1, "score": each}], {}, "here") for name, each in scores.items()
     ]
-    _, _, better, worse = plot.table(runs, "score").splitlines()
-    assert better.endswith(" 1.00 [1.00, 1.00]")
-    assert worse.endswith(" 0.00 [0.00, 0.00]")
+    _, _, better, worse, _, first, second, method = compared(runs, "score").splitlines()
+    assert better.endswith(" 1.00 [0.39, 1.00]     0.33")  # of 6 exchanges 2 are as far
+    assert worse.endswith(" 0.00 [0.00, 0.61]     0.33")
+    assert first == "better is better than first with probability 1.00 [0.39, 1.00], p = 0.33"
+    assert second.startswith("worse is better than first with probability 0.00 ")
+    assert "Newcombe 2006" in method
+
+
+def test_area_is_the_mean_over_shared_steps():
+    """Over steps 10 – 30: 2 → 4 → 4 has the mean 3.5, and 0 → 8, cut at 30, has 5."""
+    runs = [
+        plot.Run(name, [{"step": s, "score": [v]} for s, v in points], {}, "here")
+        for name, points in (
+            ("a", [(10, 2.0), (20, 4.0), (30, 4.0)]),
+            ("b", [(0, 1.0), (10, 3.0), (50, 11.0)]),
+        )
+    ]
+    assert [x.tolist() for x in plot.scores_of(runs, "score", plot.AREA)] == [[3.5], [5.0]]
+    assert [x.tolist() for x in plot.scores_of(runs, "score", plot.FINAL)] == [[4.0], [11.0]]
+    apart = [runs[0]._replace(rows=runs[0].rows[:1]), runs[1]]
+    with pytest.raises(ConfigError, match=r"^by: must be final: .* no two steps of score"):
+        plot.scores_of(apart, "score", plot.AREA)
+
+
+def compared(runs, metric):
+    return plot.table(runs, plot.scores_of(runs, metric, plot.FINAL))
 
 
 STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".SVG": b"<?xml"}

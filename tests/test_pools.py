@@ -16,7 +16,7 @@ from jaxrl_po.run.host.vector_envs import Pool, PoolError, Stepped, named
 
 
 class Shifted(gymnasium.Env):
-    """Classes that do not begin at 0, and no time limit of its own."""
+    """Environment with classes that do not begin at 0, and without its own time limit."""
 
     observation_space = gymnasium.spaces.Discrete(4, start=2)
     action_space = gymnasium.spaces.Discrete(3, start=-1)
@@ -57,7 +57,7 @@ SPACES = gymnasium.spaces
 
 
 class Strict(gymnasium.Env):
-    """Takes what its space of actions contains, and observes what its space of those says."""
+    """Environment that accepts only actions and shows only observations of its spaces."""
 
     observation_space, action_space = SEEN, BOX
 
@@ -83,7 +83,7 @@ gymnasium.register("Strict-v0", entry_point=Strict)
     ],
 )
 def test_actions_are_cast_to_the_space_and_stay_within_its_own_bounds(acts, low, monkeypatch):
-    """In float32, 0.1 is beyond 0.1."""
+    """In float32, 0.1 exceeds the bound 0.1."""
     monkeypatch.setattr(Strict, "action_space", acts)
     where = vector_envs.find("gymnasium:Strict-v0")
     of = where.spaces.action
@@ -153,7 +153,8 @@ def test_gymnasium_gives_true_final_observations():
         seen = stepped.observation
         if stepped.terminated[0]:
             break
-    assert abs(seen[0, 2]) > 0.2  # the pole has fallen: not the first observation of an episode
+    # the pole has fallen: this is not the first observation of an episode
+    assert abs(seen[0, 2]) > 0.2
     assert np.all(np.abs(seen[0] - before[0]) < 1.5)
     following = pool.step(action)
     assert np.all(np.abs(following.observation[0]) <= 0.05)

@@ -1,4 +1,4 @@
-"""Pretrained models: the numbers of `transformers`, files written and read, and what is refused."""
+"""Pretrained models: equality with `transformers`, files written and read, and refused folders."""
 
 import functools
 import json
@@ -30,13 +30,13 @@ MESSAGES = families.MESSAGES
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Family to what `load` makes of its checkpoint."""
+    """Returns `family -> model` that `load` reads from a checkpoint."""
     folder = tmp_path_factory.mktemp("pretrained")
     return functools.cache(lambda name: pretrained.load(families.write(folder / name, name)))
 
 
 def tokens_and_pad():
-    """Those of `make parity`."""
+    """Returns the tokens and the padding that `make parity` uses."""
     usual = [i for i in range(97) if i not in (1, 2)]
     tokens = np.random.default_rng(0).choice(usual, size=(2, LENGTH))
     pad = LENGTH // 4
@@ -45,7 +45,7 @@ def tokens_and_pad():
 
 
 def last_logits(model, params):
-    """Those that are kept, `[2, 40]`."""
+    """Returns the logits that the golden file stores, `[2, 40]`."""
     return jax.jit(functools.partial(model.apply, last=1))(params, *tokens_and_pad())[0][:, 0, :40]
 
 
@@ -87,7 +87,7 @@ def test_greedy_tokens_are_those_of_transformers(loaded, name):
     ],
 )
 def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
-    """In double precision: of float32 numbers near 8, sums in another order are 1e-5 apart."""
+    """In double precision: sums of float32 numbers near 8 in another order differ by 1e-5."""
     model, (tokens, pad) = loaded(name), tokens_and_pad()
     with jax.enable_x64(True):
         model = model._replace(
@@ -181,7 +181,7 @@ NAMED = [
 
 @pytest.mark.parametrize("where", ["list", "files"])
 def test_special_tokens_generation_and_named_templates_are_written(tmp_path, where):
-    """BOS stands in the map alone: without it, the template of our own folder would be refused."""
+    """Only the map contains BOS: without it, the template of our own folder would be refused."""
     folder = families.write(tmp_path / "first", "llama")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     named = {"bos_token": "<bos>", "additional_special_tokens": ["<unk>"]}
@@ -217,7 +217,7 @@ def test_a_completion_ends_at_any_of_the_ends(loaded):
     tokenizer = loaded("llama").tokenizer
     assert tokenizer.decode([4, 5, 2, 6]) == tokenizer.decode([4, 5, 1, 6]) == "w4 w5"
     rows, mask = np.array([[4, 5, 2, 0], [6, 1, 4, 4]]), np.arange(4) < [[3], [2]]
-    # Also where the tokenizer does not call them special.
+    # An end without the tokenizer's mark as special counts as well.
     plain = tokenizer._replace(ends=(*tokenizer.ends, 5))
     assert tokenizer.decode_rows(rows, mask) == ["w4 w5", "w6"]
     assert plain.decode_rows(rows, mask) == ["w4", "w6"]
@@ -235,7 +235,7 @@ def test_a_completion_ends_at_any_of_the_ends(loaded):
 @pytest.mark.parametrize(
     ("settings", "ends", "pad"),
     [
-        ({"pad_token": "<end>"}, [1], 0),  # as in many fine-tuned Llamas: PAD is EOS
+        ({"pad_token": "<end>"}, [1], 0),  # PAD is EOS, as in many fine-tuned Llamas
         ({}, [1, 2], 2),
         ({}, [0], 1),
         ({"pad_token": "<pad>"}, [1], 2),
@@ -256,7 +256,7 @@ def test_pad_is_never_the_eos_of_a_demonstration(tmp_path, settings, ends, pad):
 
 
 def test_an_answer_may_end_with_any_end_and_is_taught_that_of_the_template(tmp_path):
-    """As in Llama 3: the first end in the file is not what a chat model writes."""
+    """As in Llama 3, the first end in the file differs from the end that a chat model writes."""
     folder = families.write(tmp_path / "llama", "llama")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 1, 2]}))
     tokenizer = pretrained.load(folder).tokenizer
@@ -278,7 +278,7 @@ def test_an_answer_may_end_with_any_end_and_is_taught_that_of_the_template(tmp_p
 
 
 def test_a_chat_is_shown_whole(loaded):
-    """Each of its messages ends with an end, and PAD on the left is one as well."""
+    """Each message of the chat ends with an end token, and PAD on the left is an end too."""
     model = loaded("smollm2")
     ask = model.chat_template.render
     rows = [
@@ -477,7 +477,7 @@ def test_a_bad_folder_is_named(tmp_path, bad):
 
 
 def test_one_file_comes_before_an_index(tmp_path):
-    """As in `transformers`: an index beside `model.safetensors` is of an earlier save."""
+    """As in `transformers`, an index beside `model.safetensors` comes from an earlier save."""
     folder = families.write(tmp_path / "llama", "llama")
     stale = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(stale))
@@ -531,7 +531,10 @@ def test_any_error_inside_a_template_is_named(loaded, source, reason):
 
 
 def test_a_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
-    """Prompts by the chat template, EOS of the model; the answer is learned from rewards alone."""
+    """Prompts use the chat template, EOS is the model's.
+
+    The answer is learned from rewards alone.
+    """
     model = loaded("smollm2")
     asked = [[{"role": "user", "content": f"w{i}"}] for i in range(20, 30)]
     rows = [language.tasks.Example(model.chat_template.render(each), "w7") for each in asked]

@@ -1,4 +1,4 @@
-"""What runs over a pretrained folder are given: texts and chats, and what ends in one line."""
+"""Inputs of runs over a pretrained folder: texts and chats, and errors in one line."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ from jaxrl_po.run.store.metrics import read
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A pretrained folder and prompts for it."""
+    """Returns a folder with a pretrained model and prompts for it."""
     return write_place(tmp_path_factory.mktemp("place"))
 
 
@@ -36,7 +36,7 @@ CHAT = [
 def test_messages_are_written_by_the_template_and_a_function_rewards_them(
     place, tmp_path, monkeypatch
 ):
-    """Rows need no answer then, and the function scores evaluations; nothing is trained here."""
+    """Rows then need no answer, and the function scores evaluations; nothing is trained here."""
     monkeypatch.setattr(programs, "check", lambda job: None)
     monkeypatch.setattr(programs, "compile_with_score", lambda *_: (None, Memory(0, None)))
     rewards = tmp_path / "rewards.py"
@@ -112,7 +112,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     assert asked("--task.template=chat")[1] == read(user) != plain
     assert asked("--task.system=w9")[1] == read(system, user) != read(user)
     assert asked("--task.template=w20 {prompt} w21")[1] == [20, *plain, 21]
-    # A sentence fits, and the answer of one word does not set the budget.
+    # A sentence fits: the answer of one word does not set the budget.
     *_, config = asked("--problem.max_new_tokens=0")
     base = models.read_base(str(place / "model"), config.model)
     settings = script.problem_settings(config, models.make_task(config, base), base)
@@ -138,7 +138,7 @@ def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, t
 
     whole, adapted = config("--total_steps=1600"), config("--total_steps=1600", "--lora.rank=2")
     assert adapted.learning_rate > 10 * whole.learning_rate
-    assert whole.warm_up_iterations == 20  # of 200
+    assert whole.warm_up_iterations == 20  # the total is 200 iterations
     assert whole.use_reference
     assert not adapted.use_reference
     assert config("--total_steps=80000").warm_up_iterations == 30
@@ -191,7 +191,7 @@ def test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none(pla
     )
     base.text.tokenizer.rules.post_processor = begin
     assert base.text.encode(row_of({"prompt": "w8"})) == (3, 8)
-    # What a loaded policy is asked is read as in training, and BOS is not written twice.
+    # A loaded policy reads its prompt as in training, and BOS is not written twice.
     assert policies._encode(base.text.tokenizer, "w8") == [3, 8]
     assert policies._encode(base.text.tokenizer, "<bos> w8") == [3, 8]
     chat = row_of({"messages": [{"role": "user", "content": "w8"}]})

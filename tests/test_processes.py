@@ -1,4 +1,4 @@
-"""Several processes as one program, as the user starts them; CPU devices, gloo between them."""
+"""Several processes as one program, as the user starts them; CPU devices connected by gloo."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ CONTROL = [
     "--config.num_minibatches=2",
     "--config.num_epochs=1",
 ]
-STEPS = 64  # of one iteration
+STEPS = 64  # environment steps of one iteration
 LANGUAGE = [
     "--algorithm=grpo",
     "--seeds=2",
@@ -72,7 +72,7 @@ CLUSTERS = (
 
 @pytest.fixture(scope="module")
 def environment():
-    """Environment variables without those of a cluster."""
+    """Returns environment variables without the variables of a cluster."""
     return {name: value for name, value in surroundings().items() if not name.startswith(CLUSTERS)}
 
 
@@ -94,7 +94,7 @@ def join(count, index, port, timeout=120):
 
 @contextlib.contextmanager
 def started(script, arguments, environment, count=2, timeout=120, apart=()):
-    """The processes of one run; `apart` are the arguments of the last one alone."""
+    """Starts the processes of one run; `apart` are additional arguments of the last process."""
     port, running = free_port(), []
     try:
         for i in range(count):
@@ -116,10 +116,10 @@ def started(script, arguments, environment, count=2, timeout=120, apart=()):
 
 
 def finish(running, limit=200):
-    """Status, standard output without what gloo says, and errors of each process.
+    """Returns status, standard output without gloo's messages, and errors of each process.
 
-    Gloo connects in threads that write a message piece by piece, so that one may come in the
-    middle of another.
+    Gloo connects in threads that write a message piece by piece, so that one message may come in
+    the middle of another.
     """
     ends = []
     for process in running:
@@ -179,7 +179,7 @@ def assert_equal_runs(one, other, tolerance):
 
 @pytest.fixture(scope="module")
 def pair(environment, tmp_path_factory):
-    """Three iterations on eight devices: of one process, and of two."""
+    """Runs three iterations on eight devices: in one process, and in two processes."""
     out = tmp_path_factory.mktemp("pair")
     flags = [*CONTROL, f"--total_steps={3 * STEPS}", "--mesh=seed:2,data:4"]
     assert launch.control([*flags, f"--out={out / 'one'}"]) == 0

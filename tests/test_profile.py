@@ -1,4 +1,4 @@
-"""The profile of an iteration: what is counted in a program, and what of it is run."""
+"""The profile of an iteration: operations counted in a program, and operations executed."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxrl_po.config import ConfigError
 
 
 def chain(x):
-    """Seven products, one after another, and a sort."""
+    """Computes seven products, one after another, and a sort."""
     product, _ = jax.lax.scan(lambda x, _: (jnp.tanh(x @ x), None), x, length=7)
     return jnp.sort(product, axis=0)
 
@@ -24,7 +24,7 @@ def test_operations_are_counted_once_and_as_often_as_they_run():
     assert all(each.seconds > 0 for each in run)
     assert xla_profile.kernels(program) == sum(each.runs for each in run)
     totals = xla_profile.totals(run, lambda each: each.kind)
-    # A product and its activation, as two operations or one.
+    # A product and its activation are one or two operations.
     parts = [totals[kind].number for kind in totals if kind in ("dot", "fusion")]
     assert 7 <= sum(parts) <= 21
     assert totals["sort"].number == 1
@@ -41,7 +41,10 @@ def test_products_are_told_apart_by_their_sizes():
 
 
 def test_lengths_are_those_asked_for():
-    """In decoding each step ends with 1 / (share · budget); other odds, and training, stay."""
+    """When decoding, each step ends with 1 / (share · budget).
+
+    Other odds and training are unchanged.
+    """
     none = language.Adapters()
     for lengths, wanted in (("geometric:0.2", 1 / 4), ("equal", 0.0)):
         options = language.Options(width=8, layers=1, heads=2, new_tokens=20, lengths=lengths)

@@ -25,7 +25,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "ppo on X: compiling",
         "ppo on X: episode return 42.25  1,500/20,000 steps 250,000/s  1:15 left",
-        # A number that was not measured again is not shown again.
+        # A number without a new measurement is not shown again.
         "ppo on X: greedy return 50  3,000/20,000 steps",
         "done [brackets stay]",
     ]
@@ -67,7 +67,7 @@ def terminal(monkeypatch):
 
 
 def lines(capsys):
-    """What a terminal shows, line by line, without colours."""
+    """Returns the lines that a terminal shows, without colours."""
     return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out))
 
 

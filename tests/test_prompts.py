@@ -87,7 +87,10 @@ def test_a_split_follows_the_prompt_alone():
 
 
 def test_validation_and_test_share_what_is_held_out():
-    """One prompt each at least; the rows to train on do not depend on how the others are shared."""
+    """Each set has at least one prompt.
+
+    The training rows do not depend on the split of the others.
+    """
     rows = [prompts.Row(row, f"{i:02d}") for i, row in enumerate(ROWS)]
     train, *held_out = prompts.split(rows, 0.25, 2)
     first, second = prompts.split(rows, 0.25)

@@ -1,6 +1,6 @@
-"""What a run records about its origin, and `--deterministic`.
+"""A run's record of its origin, and `--deterministic`.
 
-Equality to the bit is in `test_faults` and `test_kills`.
+Bitwise equality is tested in `test_faults` and `test_kills`.
 """
 
 import os
@@ -66,7 +66,7 @@ def test_the_revision_is_that_of_the_checkout(package, monkeypatch):
     assert provenance.revision(package) == {"commit": head, "dirty": False}
     (package / "notes.txt").write_text("not of the code")
     assert provenance.revision(package) == {"commit": head, "dirty": False}
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # git sets this variable in a hook
     (package / "__init__.py").write_text("A = 2\n")
     assert provenance.revision(package) == {"commit": head, "dirty": True}
 
@@ -76,7 +76,7 @@ def test_no_revision_and_no_noise(package, monkeypatch, capfd, missing):
     if missing == "git":
         commit(package)
         monkeypatch.setenv("PATH", "")
-    if missing == "ours":  # an environment that lies inside a checkout of something else
+    if missing == "ours":  # an environment that lies inside a checkout of another project
         installed = package / ".venv" / "lib"
         commit(package)
         installed.mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_a_run_keeps_what_it_was_begun_under():
 def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
     provenance.require_same(NOW, {}, "runs/x")
     provenance.require_same(NOW, {"iterations": 3, **NOW}, "runs/x")
-    provenance.require_same(NOW | {"revision": None}, NOW, "runs/x")  # the same code
+    provenance.require_same(NOW | {"revision": None}, NOW, "runs/x")  # both runs have the same code
     other = NOW | {"device": "1 × cpu", "versions": {"jax": "1", "numpy": "1"}}
     with pytest.raises(
         ConfigError,
@@ -157,7 +157,7 @@ def test_xla_is_asked_before_the_backend_starts(monkeypatch):
 def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
     count = jax.config.jax_num_cpu_devices
     before = os.environ["XLA_FLAGS"]
-    provenance.ask_for_determinism()  # the backend of the tests runs, and it is a CPU
+    provenance.ask_for_determinism()  # the backend of the tests already runs, and it is a CPU
     assert os.environ["XLA_FLAGS"] == before
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(
@@ -166,7 +166,7 @@ def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
     ):
         provenance.ask_for_determinism()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops")
-    provenance.ask_for_determinism()  # in time, by hand
+    provenance.ask_for_determinism()  # the user has set the flag by hand in time
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
     with pytest.raises(
         ConfigError, match="must not be contradicted by --xla_gpu_deterministic_ops=false"
@@ -176,7 +176,10 @@ def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
 
 
 def test_xla_hears_it(tmp_path):
-    """In the first program that gymnax compiles, long before a chunk; XLA itself echoes it."""
+    """The flag takes effect in the first program that gymnax compiles, long before a chunk.
+
+    XLA itself reports it.
+    """
     dump = tmp_path / "xla"
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_dump_to={dump}",

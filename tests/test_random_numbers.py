@@ -1,8 +1,8 @@
 """Random numbers: independent where they should be, and shared where they should be.
 
-Where a wrong key would go unnoticed, one side draws exactly what the other draws: an environment
-that rewards the action which the sampler would draw with the environment's key, a task whose answer
-is the token.
+To detect a wrong key, one side draws exactly as the other side draws: an environment
+that rewards the action which the sampler would draw with the environment's key, or a task whose
+answer is the token.
 """
 
 import functools
@@ -28,7 +28,7 @@ ACTIONS = 8
 
 
 class Guess:
-    """Pays 1 for the action that `categorical` would draw with the environment's own key.
+    """Environment that pays 1 for the action that `categorical` would draw with its own key.
 
     An episode has 16 steps.
     """
@@ -83,7 +83,7 @@ def test_nor_in_an_evaluation_that_samples():
 
 
 class Noisy(Guess):
-    """Pays noise, and a tenth of the action."""
+    """Environment that pays noise, and a tenth of the action."""
 
     def step(self, key, state, action, params=None):
         observation, state, _, over, no, info = super().step(key, state, action, params)
@@ -92,7 +92,10 @@ class Noisy(Guess):
 
 @pytest.mark.parametrize("num_branches", [pytest.param(0, marks=pytest.mark.slow), 24])
 def test_the_branches_of_a_state_share_their_noise_and_states_do_not(num_branches):
-    """In the first step branches differ only by their action; after it all play alike."""
+    """In the first step branches differ only by their action.
+
+    Later all branches act identically.
+    """
     problem = control.make_vine(
         Noisy(),
         num_envs=3,
@@ -119,12 +122,12 @@ MODEL = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width
 
 
 def test_the_noise_of_completions_is_not_that_of_prompts():
-    """If the answer is the token drawn with the prompt's key, it is guessed by chance alone."""
+    """If the answer is the token drawn with the prompt's key, a policy finds it by chance only."""
     size = TASK.tokenizer.size
 
     def sample(key, held_out):
         prompt = TASK.sample(jax.random.key(0), held_out)
-        # Member 0, token 0, see `sampling.generate`.
+        # The key of member 0, token 0, see `sampling.generate`.
         first = jax.random.fold_in(jax.random.fold_in(key, 0), 0)
         return prompt._replace(problem=jax.random.categorical(first, jnp.zeros(size)))
 
@@ -151,7 +154,7 @@ def test_the_noise_of_completions_is_not_that_of_prompts():
 
 
 def test_every_epoch_is_shuffled_anew_and_deals_out_every_row():
-    """Each row has its own gradient, and the optimizer keeps the gradients that it is given."""
+    """Each row has its own gradient, and the optimizer stores the gradients that it receives."""
     rows, epochs, parts = 32, 4, 2
 
     def loss(params, samples):
@@ -181,7 +184,7 @@ def test_every_epoch_is_shuffled_anew_and_deals_out_every_row():
 
 
 def test_no_key_is_used_twice():
-    """The keys of collecting, of improving and of the state over several iterations."""
+    """Compares the keys of collection, of improvement and of the state over several iterations."""
     problem = tabular_problem()
     params, collector = problem.init(jax.random.key(0))
 
@@ -223,7 +226,7 @@ def test_no_two_iterations_sample_the_same():
 
 
 def as_raw(keys):
-    """Keys as `jax.random.PRNGKey` makes them."""
+    """Returns keys as `jax.random.PRNGKey` makes them."""
     return jax.random.key_data(keys)
 
 

@@ -50,7 +50,7 @@ def episode(observation, action=None):
 
 
 def stage(picture):
-    """The part of a frame in which the environment is drawn, without title and caption."""
+    """Returns the part of a frame that shows the environment, without title and caption."""
     height = len(picture)
     return picture[int(0.12 * height) : int(0.88 * height)]
 
@@ -140,7 +140,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def run(finished, tmp_path_factory):
-    """A finished run of `control.py`."""
+    """Returns the folder of a finished run of `control.py`."""
     return finished("control", tmp_path_factory.mktemp("runs") / "cartpole")
 
 
@@ -153,7 +153,7 @@ def player(script, run):
 
 @pytest.fixture(scope="module")
 def whole(script, player):
-    """A sampled episode in one call of the program that plays."""
+    """Returns a sampled episode, played in one call of the program."""
     return script.play(player, jax.random.key(0), max_steps=100, greedy=False)
 
 
@@ -219,7 +219,7 @@ def test_a_long_episode_is_played_in_several_calls(
 
 @pytest.fixture
 def played(script, monkeypatch):
-    """Skips playing the episode."""
+    """Replaces playing by a stored episode."""
     monkeypatch.setattr(script, "play", lambda *_, **__: episode(CASES["cart_pole"][1]))
 
 

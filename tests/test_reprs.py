@@ -1,4 +1,4 @@
-"""The text of a training state and of what a run returns: shapes in place of arrays."""
+"""The text of a training state and of a run's result: shapes in place of arrays."""
 
 import folders
 import gymnax

@@ -1,4 +1,4 @@
-"""The result of a whole run is written: also if the run fails or is interrupted."""
+"""The result of a complete run is written, also if the run fails or is interrupted."""
 
 import json
 import os

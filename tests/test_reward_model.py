@@ -1,4 +1,4 @@
-"""The reward model and the problem that it rewards: pairs, loss, position, frozen parameters."""
+"""The reward model and the problem with its rewards: pairs, loss, position, frozen parameters."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ def fitted():
 
 @functools.cache
 def collected():
-    """A collector's state and a batch; the batch without the reward model."""
+    """Returns a collector's state, a batch, and the batch without the reward model."""
     inside, given = language_problem(), fitted()
     problem = language.learned_reward(inside, TASK, JUDGE, lambda params, key: given)
 
@@ -95,7 +95,7 @@ def compared():
 
 
 def rights(pairs):
-    """Whether each completion is right, `[N, 2]`, by reading it."""
+    """Returns whether each completion is right, `[N, 2]`, by reading it."""
 
     def right(tokens):
         text = TASK.tokenizer.decode(tokens.tolist(), pad=" ").strip()
@@ -112,13 +112,16 @@ def test_the_verifier_prefers_the_right_answer_and_errs_as_often_as_it_should():
     clean, noisy = (rights(pairs(flip)) for flip in (0.0, 0.25))
     differ = np.asarray(pairs(0.0).differ)
     np.testing.assert_array_equal(differ, clean[:, 0] != clean[:, 1])
-    assert 0.3 < differ.mean() < 0.7  # a demonstration, and a policy that guesses
+    assert 0.3 < differ.mean() < 0.7  # a demonstration beside a policy that guesses
     assert clean[differ, 0].all()
     np.testing.assert_allclose(noisy[np.asarray(pairs(0.25).differ), 1].mean(), 0.25, atol=0.08)
 
 
 def test_pairs_are_of_training_prompts_and_at_the_temperature():
-    """About half have no demonstration; near temperature 0 their two samples are the same."""
+    """About half of the pairs have no demonstration.
+
+    Near temperature 0 their two samples are equal.
+    """
     prompts = np.asarray(pairs(0.0).inputs.tokens)[:, 0, :-BUDGET]
     texts = [TASK.tokenizer.decode(row.tolist(), pad=" ").strip("= ") for row in prompts]
     operands = np.array([sorted(map(int, text.split("+"))) for text in texts], np.uint32)
@@ -132,14 +135,14 @@ def test_pairs_are_of_training_prompts_and_at_the_temperature():
 
 
 def test_a_fit_reads_training_pairs_that_differ(monkeypatch):
-    """Ties, and the fresh pairs, say the contrary: who reads them learns it."""
+    """Ties and fresh pairs prefer the opposite token: a fit that reads them would learn it."""
     monkeypatch.setattr(reward_model, "FRESH", 16)
     asked = []
 
     def compare(task, policy, params, key, num_pairs, *, flip, **options):
         asked.append((num_pairs, options))
         fresh, differ = flip == 0.0, jnp.arange(num_pairs) < 2
-        # Tokens 3 and 4, the first preferred in those training pairs that differ.
+        # Tokens 3 and 4; training pairs that differ prefer the first.
         better = jnp.where(differ & ~fresh, 3, 4)
         pair = jnp.stack([better, 7 - better], axis=1)[:, :, None]
         tokens = jnp.concatenate([jnp.full_like(pair, 5 + fresh), pair], axis=2)
@@ -166,7 +169,7 @@ def test_a_fit_reads_training_pairs_that_differ(monkeypatch):
 
 
 def test_ties_do_not_move_a_fit(monkeypatch):
-    """A second batch of ties leaves what the first one made, momentum or not."""
+    """A second batch of ties does not change the result of the first batch, even with momentum."""
     monkeypatch.setattr(reward_model, "FRESH", 8)
     first = jax.random.split(jax.random.split(jax.random.key(0))[1], 1)[0]
 
@@ -214,14 +217,14 @@ def test_it_learns_the_order_of_the_verifier_on_fresh_pairs_and_is_normalised():
 
 
 def test_reward_is_that_of_the_last_token_and_nowhere_else():
-    """At EOS, or the last token of the budget: the model's score of the text up to there."""
+    """At EOS, or the budget's last token, the reward is the model's score of the text so far."""
     collector, batch, _ = collected()
     judge, length = collector.replicated["reward_model"], batch.mask.sum(1)
     assert len(set(length)) > 1
     assert batch.truncated.any()
     apply = jax.jit(JUDGE.apply)
     for row in range(len(length)):
-        # Rows keep their length: the columns cut off are replaced by padding on the left.
+        # Rows keep their length: padding on the left replaces the columns that are cut off.
         cut = BUDGET - length[row]
         prefix = np.roll(batch.inputs.tokens[row : row + 1], cut, axis=1)
         output, _ = apply(judge.params, prefix, batch.inputs.pad[row : row + 1] + cut)

@@ -186,7 +186,7 @@ def test_a_function_that_fails_on_a_later_evaluation_loses_nothing(
     flags += ["--problem.max_new_tokens=3", "--log_every=1", "--eval_every=2"]
     assert main(flags) == status
     said = capfd.readouterr()
-    if status:  # the last evaluation: a resumed run repeats it
+    if status:  # the last evaluation failed: a resumed run repeats it
         assert "in an evaluation; saved at iteration 4" in said.err
         assert not (out / "summary.json").exists()
         assert main([f"--out={out}", "--resume"]) == 0
@@ -212,7 +212,7 @@ def down(completions, **columns):
 """
 
 
-# At iterations 0 and 2 an evaluation makes one call, and its examples two: greedy, and sampled.
+# At iterations 0 and 2 an evaluation makes one call, and its examples two: greedy and sampled.
 @pytest.mark.usefixtures("trace_only")
 @pytest.mark.parametrize("calls", [3, 4])
 def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
@@ -229,7 +229,7 @@ def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
     assert main(flags) == 1
     assert "in an evaluation; saved at iteration 4" in capfd.readouterr().err
     lines, samples = read(out / "metrics.jsonl"), read(out / "samples.jsonl")
-    # The examples of an evaluation that succeeded are shown without their scores.
+    # The examples of a successful evaluation are shown without their scores.
     second = calls == 4
     assert ["greedy_accuracy" in line for line in lines] == [True, False, second, False, False]
     assert {sample["iteration"] for sample in samples} == ({0, 2} if second else {0})
@@ -246,7 +246,7 @@ def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
 
 
 def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tmp_path):
-    """DAPO leaves room around the longest answer for its penalty."""
+    """DAPO extends the budget beyond the longest answer for its penalty."""
     from jaxrl_po.run.devices.parallel import choose
     from jaxrl_po.run.experiment import language as script
     from jaxrl_po.run.experiment import rewarding, settings

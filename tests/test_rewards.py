@@ -10,7 +10,7 @@ from jaxrl_po.language.rewards import soft_overlong
 
 
 def test_golden_values_of_dapo():
-    """L_max = 20480, cache 4096: 0 up to 16384, −½ half way at 18432, −1 from 20480 on."""
+    """L_max = 20480, cache 4096: 0 up to 16384, −½ halfway at 18432, −1 from 20480 on."""
     length = jnp.array([0, 1, 16384, 17408, 18432, 20479, 20480, 20481, 40960])
     want = [0.0, 0.0, 0.0, -0.25, -0.5, -4095 / 4096, -1.0, -1.0, -1.0]
     np.testing.assert_allclose(soft_overlong(length, max_length=20480, cache=4096), want, rtol=1e-7)
@@ -31,7 +31,7 @@ def test_matches_the_three_cases_of_the_paper():
 
 
 def test_float32_from_integer_lengths_and_any_shape():
-    """An integer buffer would turn −0.5 into 0."""
+    """An integer buffer would round −0.5 to 0."""
     length = jnp.array([[4, 5], [6, 7]], jnp.int32)
     shaped = soft_overlong(length, max_length=6, cache=2)
     assert shaped.dtype == jnp.float32

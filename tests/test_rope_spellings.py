@@ -1,4 +1,4 @@
-"""RoPE in two spellings, `rope_parameters` beside `rope_scaling`: they agree, or are refused."""
+"""RoPE in two spellings, `rope_parameters` and `rope_scaling`: they agree, or are refused."""
 
 import families
 import pytest
@@ -18,7 +18,7 @@ THETA = 5e5
 
 
 def read(family, **spellings):
-    """A model whose configuration has these spellings of RoPE, and no other."""
+    """Reads a model whose configuration has only these spellings of RoPE."""
     plain = {k: v for k, v in families.CONFIGS[family].items() if not k.startswith("rope_")}
     return architectures.read(plain | spellings)
 
@@ -44,7 +44,7 @@ def test_one_spelling_is_as_good_as_the_other_and_as_both(family, kind):
 
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_an_export_has_both_spellings(family):
-    """`transformers` 4 reads no `rope_parameters`, and falls back to θ = 10,000."""
+    """`transformers` 4 does not read `rope_parameters`, and falls back to θ = 10,000."""
     model = architectures.read(families.CONFIGS[family])
     written = architectures.write(model)
     former = {key: value for key, value in written.items() if key != "rope_parameters"}

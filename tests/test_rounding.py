@@ -1,4 +1,4 @@
-"""What rounding must not decide: equal outcomes, constant observations, small steps, small sets."""
+"""Decisions that rounding must not make: equal outcomes, constant data, small steps, small sets."""
 
 import itertools
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ DIFFERENT = [
 
 @jax.jit
 def compared(rewards):
-    """Outcomes of one group `[G, T]`, and what those who compare them make of the group."""
+    """Returns outcomes of one group `[G, T]`, and the result of each comparison of the group."""
     mask = jnp.ones((1, *rewards.shape), bool)
     sums = jax.tree.map(lambda x: x[:, 0], compensated.sums_to_go(rewards))
     stratum = jnp.zeros(len(rewards), jnp.int32)
@@ -75,7 +75,7 @@ def test_a_real_difference_is_a_full_advantage(rewards):
 
 
 def ordered(rewards):
-    """Two actions, whose rewards are the same in another order: `[P·G, T]` of `tabular_problem`."""
+    """Returns a problem with two actions, whose rewards differ only in order: `[P·G, T]`."""
     problem = tabular_problem(num_prompts=4, group_size=4, num_steps=3, dense=False)
 
     def collect(params, collector, key):
@@ -95,7 +95,7 @@ def test_nothing_is_learned_from_the_order_of_rewards(rewards):
     after, metrics = jax.jit(learner.step)(state)
     assert float(metrics["signal"].value()) == 0.0
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
-    # A refill waits for what never comes.
+    # The refill waits for a group that never comes.
     _, batch = jax.jit(dynamic_sampling(problem, 2).collect)(
         *problem.init(jax.random.key(0)), jax.random.key(1)
     )
@@ -116,7 +116,7 @@ def test_a_constant_observation_is_normalised_to_zero():
 
 
 def test_a_billion_samples_do_not_stop_the_count():
-    """Their own weight is below the rounding of the sums, and the std stays that of the data."""
+    """One sample's weight is below the rounding of the sums, and the std stays that in the data."""
     merge = jax.jit(normalizer.merge)
     generator = np.random.default_rng(0)
     statistics = normalizer.Normalizer(jnp.int32(10**9), jnp.zeros(1), jnp.ones(1))
@@ -184,7 +184,7 @@ def test_the_nucleus_is_the_smallest_set_of_that_mass(probabilities, top_p, kept
 
 
 def test_a_token_of_just_the_least_probability_stays():
-    """Of 1 / 2 a fifth is 1 / 10, a seventh 1 / 14, and so on, in rounded logarithms."""
+    """A fifth of 1 / 2 is 1 / 10, a seventh 1 / 14, and so on, in rounded logarithms."""
     part = 1.0 / np.arange(2, 60)
     for least in part:
         pair = jnp.log(jnp.array([0.5, 0.5 * least], jnp.float32))
@@ -193,7 +193,7 @@ def test_a_token_of_just_the_least_probability_stays():
 
 
 def test_a_step_of_zero_is_no_gain():
-    """The surrogate is a sum that another program would round otherwise."""
+    """The surrogate is a sum that another program would round differently."""
     terms = jnp.sin(jnp.arange(1000.0))
 
     def evaluate(x):

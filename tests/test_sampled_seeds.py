@@ -1,4 +1,4 @@
-"""Many seeds under vmap sample in one loop: its counter belongs to all of them."""
+"""Many seeds under vmap sample in one loop: all seeds share its counter."""
 
 import math
 
@@ -9,7 +9,7 @@ from traced import equations
 
 
 def places(jaxpr):
-    """To how many places each write into an array goes, in a program at any depth."""
+    """Returns to how many places each write into an array goes, in a program at any depth."""
     found = []
     for equation in equations(jaxpr):
         if equation.primitive.name == "dynamic_update_slice":
@@ -21,7 +21,7 @@ def places(jaxpr):
 
 @pytest.mark.parametrize("make", [language_problem, dialogue_problem])
 def test_seeds_write_in_one_slice(make):
-    """With a counter for each seed, every write to the cache goes to a place for each."""
+    """Every write to the cache would be a scatter over seeds with a counter for each seed."""
     problem = make()
 
     def collect(key):

@@ -19,7 +19,10 @@ KEYS = jax.random.split(jax.random.key(5), 4)
 
 
 class Script:
-    """Stands in for a transformer: the next token's logits are `table[token]`; records shapes."""
+    """Stand-in for a transformer: the logits of the next token are `table[token]`.
+
+    Records shapes.
+    """
 
     def __init__(self, table):
         self.table, self.shapes, self.calls = jnp.asarray(table, jnp.float32), [], []
@@ -34,14 +37,14 @@ class Script:
 
 
 def countdown():
-    """Says k − 1 after k, and EOS = 1 after 2, with certainty."""
+    """Builds a model that says k − 1 after k, and EOS = 1 after 2, with certainty."""
     return Script(
         np.where(np.arange(VOCABULARY)[:, None] - 1 == np.arange(VOCABULARY), 0.0, -np.inf)
     )
 
 
 def ending(*tokens):
-    """Prompts of three tokens that end so."""
+    """Returns prompts of three tokens with these last tokens."""
     return jnp.array([[5, 5, token] for token in tokens]), jnp.zeros(len(tokens), jnp.int32)
 
 
@@ -76,7 +79,7 @@ def test_golden_end_of_completions():
     ]
     assert completions.length.tolist() == [1, 3, 5, 5]
     assert completions.ended.tolist() == [True, True, True, False]
-    # Certainty before the end, nothing after.
+    # The log-probability is 0: certainty before the end, and zeroed after it.
     np.testing.assert_array_equal(completions.log_prob, np.zeros((4, BUDGET)))
 
 
@@ -90,7 +93,7 @@ def test_a_generated_pad_is_a_token_and_not_the_end():
 
 
 def test_what_the_policy_would_say_after_the_end_is_not_kept():
-    """While another row still generates, the policy would say 7, 6, 5 … after EOS."""
+    """While another row still generates, the policy would generate 7, 6, 5 … after EOS."""
     table = np.array(countdown().table)
     table[EOS] = np.where(np.arange(VOCABULARY) == 7, 0.0, -np.inf)
     completions = sampler(Script(table))((), *ending(3, 9), KEYS[:2])
@@ -112,7 +115,7 @@ def test_prompt_is_read_once_for_each_group_and_the_loop_ends_with_the_last_row(
 
 
 def test_vmap_keeps_what_has_ended():
-    """Under vmap every lane runs until the slowest ends."""
+    """Under vmap every lane runs until the slowest lane ends."""
     one, two = ending(2, 3), ending(4, 9)
     run = functools.partial(sampler(countdown()), ())
     together = jax.vmap(run, in_axes=(0, 0, None))(
@@ -128,11 +131,11 @@ def test_vmap_keeps_what_has_ended():
 
 
 def reference(prompt, pad, key, member, temperature, *, greedy=False):
-    """One completion by whole passes over the bare prompt: no cache, no group, no padding."""
+    """Computes one completion by passes over the bare prompt: no cache, no group, no padding."""
     tokens, log_probs = prompt[int(pad) :].tolist(), []
     key = jax.random.fold_in(key, member)
     for t in range(BUDGET):
-        # Filling on the right keeps one compiled shape; nothing reads ahead.
+        # Padding on the right keeps one compiled shape; no token sees later positions.
         filled = np.array([tokens + [PAD] * (PROMPT.shape[1] + BUDGET - len(tokens))])
         logits = np.asarray(whole_pass(filled))[0, len(tokens) - 1] / np.float32(temperature)
         token = int(logits.argmax() if greedy else draw(key, t, logits))
@@ -160,7 +163,7 @@ def whole_pass(tokens):
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.7, False), (1.3, False), (1.0, True)])
 def test_shared_prompt_and_cache_equal_whole_passes_for_each_sample(temperature, greedy):
-    """Ragged prompts, grouped queries. Also fixes which key draws which token."""
+    """Prompts are ragged, queries grouped. The test also fixes which key draws which token."""
     completions = sampler(group_size=3, temperature=temperature, greedy=greedy)(
         parameters(), PROMPT, PADDING, KEYS
     )
@@ -174,7 +177,7 @@ def test_shared_prompt_and_cache_equal_whole_passes_for_each_sample(temperature,
         np.testing.assert_allclose(completions.log_prob[row], want[1], atol=1e-4)
         assert int(completions.length[row]) == want[2]
         lengths.add(want[2])
-    assert greedy or len(lengths) > 1  # some sampled ones end early
+    assert greedy or len(lengths) > 1  # some sampled completions end early
 
 
 def test_halves_of_the_prompts_give_the_completions_of_the_whole():
@@ -188,7 +191,7 @@ def test_halves_of_the_prompts_give_the_completions_of_the_whole():
 
 
 def test_members_keys_and_positions_draw_independently():
-    """Uniform over ten tokens: 4 · 50 rows agree in a token by chance, not in whole completions."""
+    """Tokens are uniform over ten: of 4 · 50 rows, two share a token by chance, not all tokens."""
     model = Script(np.zeros((VOCABULARY, VOCABULARY)))
     run = sampler(model, group_size=50, eos=-1)
     tokens = run((), *ending(5, 5, 5, 5), KEYS).tokens
@@ -203,7 +206,7 @@ def test_members_keys_and_positions_draw_independently():
 
 
 def test_temperature_is_that_of_the_distribution():
-    """Logits (log 4, 0) of tokens 2 and 3: the odds are √4 = 2 at T = 2 and 4² = 16 at T = ½."""
+    """For logits (log 4, 0) of tokens 2 and 3, odds are √4 = 2 at T = 2 and 4² = 16 at T = ½."""
     table = np.full((VOCABULARY, VOCABULARY), -np.inf)
     table[:, 2:4] = np.log(4.0), 0.0
     for temperature, odds in ((1.0, 4.0), (2.0, 2.0), (0.5, 16.0)):
@@ -218,7 +221,7 @@ def test_temperature_is_that_of_the_distribution():
 
 
 def kept(probabilities, *, top_k=0, top_p=1.0, min_p=0.0):
-    """The kept tokens, one at a time from the most likely on, in float64."""
+    """Returns the kept tokens, one at a time from the most likely down, in float64."""
     order = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))[
         : top_k or None
     ]
@@ -257,7 +260,7 @@ def left(logits, **options):
 
 
 def test_of_equals_at_the_edge_the_lower_indices_stay():
-    """½ + ¼ reaches 0.7 with either of tokens 1 and 3; of ten equal ones, seven reach 0.65."""
+    """½ + ¼ reaches 0.7 with either of tokens 1 and 3; of ten equal tokens, seven reach 0.65."""
     logits = np.log(np.float32([1e-9, 0.25, 0.5, 0.25]))
     assert left(logits, top_p=0.7) == [False, True, True, False]
     assert left(logits, top_k=2) == [False, True, True, False]
@@ -267,14 +270,14 @@ def test_of_equals_at_the_edge_the_lower_indices_stay():
 @pytest.mark.parametrize("held", [HELD, 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_ties_of_signed_zeros_keep_the_lower_indices(dtype, held, monkeypatch):
-    """Over random rows of few values, subnormal ones too, whose order by bits is another."""
+    """Rows are random with few values, some subnormal, which sort differently by their bits."""
     monkeypatch.setattr(unembedding, "HELD", held)
     values = np.array([-0.0, 0.0, 1e-40, -1e-40, -np.inf, 1.0])
     rows = np.random.default_rng(3).choice(values, (300, VOCABULARY), p=[0.3, 0.3, *[0.1] * 4])
     rows[0] = [-0.0] * 5 + [0.0] * 5
     rows[1:, 0] = -0.0  # some token of each row is possible
     logits = jnp.asarray(rows, dtype)
-    # Whether subnormal numbers are equal to 0 is for the device to say.
+    # The device decides whether subnormal numbers are equal to 0.
     compared = np.where(logits == 0, 0.0, np.asarray(logits, np.float64))
     for filters in [{"top_k": 1}, {"top_k": 4}, {"top_k": 7}, {"top_p": 0.45}, {"min_p": 0.9}]:
         found = np.asarray(jax.jit(lambda x, f=filters: kept_tokens(x, Decoding(**f)))(logits))
@@ -286,9 +289,10 @@ def test_ties_of_signed_zeros_keep_the_lower_indices(dtype, held, monkeypatch):
 
 
 def test_top_p_is_of_what_the_others_left():
-    """Of 0.4, 0.3, 0.2, 0.1 top-k leaves 4/7 and 3/7: half of that is the first token alone.
+    """From 0.4, 0.3, 0.2, 0.1 top-k leaves 4/7 and 3/7: the first token alone holds half of that.
 
-    Min-p at 0.6 leaves the same two, and 0.75, the ratio of the second to the first, both of them.
+    Min-p at 0.6 leaves the same two, and min-p at 0.75, the ratio of the second to the first,
+    leaves both.
     """
     logits = np.log(np.float32([0.4, 0.3, 0.2, 0.1]))
     assert left(logits, top_k=2, top_p=0.5) == [True, False, False, False]
@@ -309,7 +313,7 @@ def test_top_p_is_of_what_the_others_left():
     ],
 )
 def test_samples_their_sets_and_their_log_probs_are_of_one_distribution(options, held, monkeypatch):
-    """Of μ = π 1[S] / π(S), first and later tokens; S as a mask, or as a list."""
+    """The distribution is μ = π 1[S] / π(S) for first and later tokens; S is a mask or a list."""
     monkeypatch.setattr(unembedding, "HELD", held)
     filters = {name: x for name, x in options.items() if name != "temperature"}
     table = np.random.default_rng(1).normal(size=(VOCABULARY, VOCABULARY)) * 2
@@ -340,7 +344,7 @@ def test_samples_their_sets_and_their_log_probs_are_of_one_distribution(options,
 
 
 def test_truncation_keeps_the_meaning_of_the_end():
-    """With top-p and a shared key: PAD after EOS, consistent lengths and ends, only kept tokens."""
+    """Top-p with a shared key: PAD after EOS, consistent lengths and ends, only allowed tokens."""
     full = sampler(group_size=50)(parameters(), PROMPT, PADDING, KEYS)
     cut = sampler(group_size=50, top_p=0.7, top_k=4)(parameters(), PROMPT, PADDING, KEYS)
     assert not np.array_equal(full.tokens, cut.tokens)
@@ -353,7 +357,7 @@ def test_truncation_keeps_the_meaning_of_the_end():
     assert (tokens[after] == PAD).all()
     np.testing.assert_array_equal(np.asarray(cut.log_prob)[after], 0.0)
     assert (np.asarray(cut.log_prob)[~after] <= 0.0).all()
-    assert cut.kept is None  # not asked for
+    assert cut.kept is None  # the default does not return the sets
 
 
 def test_the_most_likely_alone_is_greedy_and_certain():

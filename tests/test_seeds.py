@@ -29,7 +29,7 @@ def make_learner():
     problem = language.make_problem(
         task, model, num_prompts=16, group_size=8, warm=language.WarmStart(steps=100, batch_size=64)
     )
-    # At the reference the gradient of the KL to it is rounding, which Adam scales to whole steps.
+    # At the reference the gradient of its KL is pure rounding, which Adam scales to full steps.
     config = grpo.Config(num_minibatches=2, use_reference=False)
     return grpo.make(as_arrays(config), problem)
 
@@ -47,7 +47,7 @@ def make_programs(learner):
 
 @pytest.fixture
 def no_cache():
-    """Compiled programs are not kept, so that each run pays for its own."""
+    """Disables the compilation cache, so that each run compiles its own programs."""
     folder = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
@@ -60,9 +60,9 @@ def no_cache():
 @pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(900)
 def test_vmapped_seeds_equal_single_runs_in_less_time_than_one_after_another():
-    """Single runs step from states of the vmapped run, as rounding grows in a warm start of Adam.
+    """Single runs start from states of the vmapped run, as rounding grows in a warm start of Adam.
 
-    Other parameters sample other tokens, whereas those of one state sample the same.
+    Different parameters sample different tokens, whereas equal states sample equal tokens.
     """
     keys = jax.random.split(jax.random.key(0), SEEDS)
     begun = time.perf_counter()

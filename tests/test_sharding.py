@@ -33,7 +33,7 @@ SEEDS = Placement(2, 2, 2, 1, shard_params=True)
 
 
 def learner(algorithm, placement):
-    """A learner of one seed; Adam leaf by leaf, although the model is tiny, to shard moments."""
+    """Builds a learner of one seed; Adam has one leaf per parameter even here, to shard moments."""
     model, critic = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
     if placement.cuts_params:
         model, critic = (
@@ -57,7 +57,7 @@ def over_mesh(learner, placement, **options):
 
 
 class Run(NamedTuple):
-    """One iteration over stacked seeds: the compiled step, and the states before and after it."""
+    """Results of one iteration over stacked seeds: compiled step, states before and after it."""
 
     step: Any
     before: TrainState
@@ -83,14 +83,14 @@ def norm(tree):
 
 
 def moved(one, seed=0):
-    """What the step changed, by role."""
+    """Returns the changes made by the step, by role."""
     return jax.tree.map(
         lambda a, b: np.asarray(b)[seed] - np.asarray(a)[seed], one.before.params, one.after.params
     )._asdict()
 
 
 def held(leaf):
-    """The part of an array that one device holds."""
+    """Returns the share of an array that one device holds."""
     return leaf.addressable_shards[0].data.size / leaf.size
 
 
@@ -133,14 +133,14 @@ def test_each_device_holds_its_share_alone(algorithm, placement):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
     blocks = [share for name, share in shares.items() if "kernel" in name and "output" not in name]
-    # Parameters, both moments and the reference.
+    # The count covers parameters, both moments and the reference.
     assert len(blocks) == {"grpo": 4, "ppo": 6}[algorithm] * 7
     assert set(blocks) == {1 / 4}
     ends = {share for name, share in shares.items() if "embedding" in name or "output" in name}
     assert ends <= {
         1 / placement.data_devices,
         1 / 4,
-    }  # a critic's one output is not sharded over `model`
+    }  # the single output of a critic is not sharded over `model`
     whole, cut = (
         x.step.memory_analysis().argument_size_in_bytes for x in (run(algorithm, ALONE), one)
     )
@@ -178,7 +178,7 @@ def test_rows_are_cut_through_sampling_and_training():
     rows, length = 16, TASK.prompt_length + TASK.answer_length - 1
     assert f"f32[{rows // 4},2,{length},4]" in program
     assert f"f32[{rows},2,{length},4]" not in program
-    read = TASK.answer_length  # positions of a row, in the only block
+    read = TASK.answer_length  # positions that each row has in the only block
     batch, minibatch = rows * read, rows // 2 * read  # every pass is in parts of a minibatch
     assert f"f32[{minibatch // 4},12]" in program
     for whole in (batch, minibatch):
@@ -211,7 +211,7 @@ def test_parts_of_the_logits_are_computed_where_their_rows_are():
     places = [jax.NamedSharding(mesh, axes) for axes in (P("data"), P("data", None))]
     placed = jax.device_put((hidden, matrix), tuple(places))
     found = []
-    for rows in (12, 3):  # of the 12 of a device
+    for rows in (12, 3):  # each device has 12 rows
         of_rows = functools.partial(gradients, at_once=32 * rows, over_rows=over)
         program = jax.jit(of_rows, out_shardings=tuple(places)).lower(*placed).compile()
         found.append(hlo_counts.Program(program.as_text()).counts().collectives)

@@ -1,7 +1,7 @@
-"""The examples in one file: short, without an import of ours, equal to the library.
+"""The examples in one file: short, without an import from this package, equal to the library.
 
-Their random numbers are handed in: `rollout` and `sample` take a key for each action, `update`
-takes the shuffles. So the two start from the same parameters, and all that follows must be equal.
+Their random numbers are arguments: `rollout` and `sample` take a key for each action, `update`
+takes the permutations. So both start from the same parameters, and all later numbers must be equal.
 """
 
 import ast
@@ -33,7 +33,7 @@ CLOSE = 1e-5  # largest difference of a parameter, float32
 
 
 def load(name):
-    """The file as a module of its own, whose constants a test may change."""
+    """Loads a file as a separate module, whose constants a test may change."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -41,7 +41,7 @@ def load(name):
 
 
 def iteration_of(learner):
-    """A whole iteration of the library: state to state, batch and metrics."""
+    """Returns the library's complete iteration as a program: state to state, batch, metrics."""
 
     def iterate(state):
         state, batch = learner.sample(state)
@@ -52,20 +52,20 @@ def iteration_of(learner):
 
 
 def library_keys(key):
-    """The keys with which the library collects, and then shuffles, from that of the state."""
+    """Returns the keys for collecting and shuffling, as the library derives them."""
     following, collect_key = jax.random.split(key)
     return collect_key, jax.random.split(following)[1]
 
 
 def library_orders(key, rows, config):
-    """The library's minibatches, `[steps, rows of one]`."""
+    """Returns the library's minibatches, `[steps, rows of one]`."""
     keys = jax.random.split(key, config.num_epochs)
     orders = jax.vmap(lambda key: minibatches.shuffle(key, rows, config.num_minibatches))(keys)
     return orders.reshape(config.num_epochs * config.num_minibatches, -1)
 
 
 def add(history):
-    """The metrics of several iterations, pooled."""
+    """Pools the metrics of several iterations."""
     return {
         name: float(sum((metrics[name] for metrics in history[1:]), mean).value())
         for name, mean in history[0].items()
@@ -91,7 +91,7 @@ def test_it_is_short_and_imports_nothing_of_ours(name):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Has what an example compiles traced only; it returns ones."""
+    """Replaces `jit` by tracing in an example; compiled functions return ones."""
 
     def jit(function):
         def call(*arguments):
@@ -130,9 +130,9 @@ def test_grpo_runs_to_its_end(capsys):
 
 
 def test_ppo_equals_the_library():
-    """Whole iterations side by side; a time limit of 12 steps truncates episodes."""
+    """Compares complete iterations; a time limit of 12 steps truncates episodes."""
     example = load("ppo_single_file")
-    num_envs, num_steps, example.EPSILON = 4, 32, 0.01  # so that ratios are clipped
+    num_envs, num_steps, example.EPSILON = 4, 32, 0.01  # a small ε, so that ratios are clipped
     example.env_params = example.env_params.replace(max_steps_in_episode=12)
     env, _ = gymnax.make("CartPole-v1")
     problem = control.make_problem(
@@ -172,7 +172,7 @@ def test_ppo_equals_the_library():
     def iterate_example(params, opt_state, envs, key):
         collect_key, improve_key = library_keys(key)
         envs, (mine, _) = example.rollout(params, envs, keys_of_steps(collect_key))
-        # The library's rows are environments, then steps.
+        # The rows of the library are environments, then steps.
         orders = library_orders(improve_key, num_envs * num_steps, config)
         orders = orders % num_steps * num_envs + orders // num_steps
         return *example.update(params, opt_state, mine, orders), envs, mine
@@ -188,7 +188,7 @@ def test_ppo_equals_the_library():
         history.append(metrics)
         assert batch.terminated.any()
         assert (batch.truncated & ~batch.terminated).any()
-    # What a mistake would be about does occur.
+    # The cases in which a mistake would show do occur.
     pooled = add(history)
     assert pooled["clip_fraction_low"] > 0
     assert pooled["clip_fraction_high"] > 0
@@ -196,14 +196,14 @@ def test_ppo_equals_the_library():
 
 
 def decided(params):
-    """A policy that is no longer uniform, so that its entropy has a gradient."""
+    """Returns a policy that is no longer uniform, so that its entropy has a gradient."""
     policy = params.policy["params"]
     head = jax.tree.map(lambda x: 100.0 * x, policy["head"])
     return params._replace(policy={"params": policy | {"head": head}})
 
 
 def in_one_network(params):
-    """The library's actor and critic as parameters of the example's network."""
+    """Returns the library's actor and critic as parameters of the example's network."""
     policy, critic = params.policy["params"], params.value["params"]
     layers = [
         *(policy["torso"]["Dense_0"], policy["torso"]["Dense_1"], policy["head"]["Dense_0"]),
@@ -214,7 +214,10 @@ def in_one_network(params):
 
 
 class Speaking:
-    """The example's transformer as the library's sampler calls one; its cache are the tokens."""
+    """The example's transformer with the interface of the library's sampler.
+
+    Tokens are its cache.
+    """
 
     def __init__(self, example, params):
         self.network, self.params, self.vocabulary = example.network, params, example.VOCABULARY
@@ -227,7 +230,7 @@ class Speaking:
         return jnp.zeros((batch, length), jnp.int32)
 
     def apply(self, params, tokens, pad, cache=None, start=0, *, last=0):
-        del pad  # prompts are all of one length
+        del pad  # all prompts have one length
         new = tokens.shape[1]
         if cache is None:
             return self.network.apply(params, tokens)[:, -last:], None
@@ -237,10 +240,11 @@ class Speaking:
 
 
 def test_grpo_equals_the_library():
-    """Whole iterations side by side, from a policy that is right now and then."""
+    """Compares complete iterations, from a policy that is right now and then."""
     example = load("grpo_single_file")
     example.NUM_PROMPTS, example.GROUP_SIZE, example.LAYERS, example.EPSILON = 8, 4, 1, 0.05
-    # A larger ε than by default in both: where a gradient is rounding alone, Adam's step would be.
+    # Both use a larger ε than the default: Adam would otherwise turn gradients of pure rounding
+    # into steps.
     optimizer = optax.adam(example.LEARNING_RATE, eps=1e-5)
     example.optimizer = optax.chain(optax.clip_by_global_norm(example.MAX_NORM), optimizer)
     prompts = example.write_prompts(*jnp.divmod(jnp.arange(100), 10))
@@ -298,7 +302,7 @@ def test_grpo_equals_the_library():
         assert_close(mine.reward, batch.score.ravel())
         assert_close(params, state.params.policy)
         history.append(metrics)
-    # What a mistake would be about does occur.
+    # The cases in which a mistake would show do occur.
     pooled = add(history)
     assert 0 < pooled["dead_groups"] < 1
     assert pooled["frac_masked"] > 0

@@ -1,4 +1,4 @@
-"""What a tokenizer adds to a text, what ends one, and files as other programs write them."""
+"""Special tokens: additions by a tokenizer, ends of texts, files as other programs write them."""
 
 import codecs
 import json
@@ -35,7 +35,7 @@ def change(path, **changed):
 
 
 def adding(folder, single):
-    """Makes `tokenizer.json` add what a template says."""
+    """Changes `tokenizer.json` so that the tokenizer adds the tokens of a template."""
     rules = tokenizers.Tokenizer.from_file(str(folder / text.TOKENIZER))
     rules.post_processor = tokenizers.processors.TemplateProcessing(
         single=single, special_tokens=[("<bos>", 3), ("<end>", 1)]
@@ -100,7 +100,7 @@ def test_a_prompt_that_begins_with_bos_gets_no_second(folder):
             assert reader.encode(prompts.Row({"prompt": said}, "")) == ids
         assert policies._encode(tokenizer, said) == [*ids]
     assert reader.encode(prompts.Row({"prompt": "w4 w4"}, "")) == (3, 4, 4, 1)
-    adding(folder, "$A <end>")  # which begins with nothing that could stand twice
+    adding(folder, "$A <end>")  # the template begins with no token that could be doubled
     assert policies._encode(read(folder), "w4 w4") == [4, 4, 1]
 
 
@@ -192,7 +192,7 @@ text.write_tokenizer(folder, tokenizer, template)
 
 
 def test_files_are_utf8_with_or_without_a_mark_whatever_the_locale(folder):
-    """Byte order marks, also where files were joined, and lines that end as on Windows."""
+    """Byte order marks are removed, also between joined files, and Windows line ends are read."""
     rows = [{"prompt": "w4 w5", "answer": "é"}, {"prompt": "w6", "answer": "ü"}]
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     (folder / text.TEMPLATE).write_text("é\n{{ messages }}", encoding="utf-8")

@@ -1,7 +1,7 @@
 """The other numbers of every config by hand: sizes of steps, trust regions and targets.
 
-As in `test_coefficients`, each test takes one step of an update; the last one checks that every
-number of every config is tested.
+Each test takes one step of an update, as in `test_coefficients`; the last test checks that every
+number of every config has a test.
 """
 
 import dataclasses
@@ -47,11 +47,11 @@ UNCLIPPED = (
     *("rloo", "sapo", "pkpo", "kl_cov", "distillation"),
 )
 
-# The length of a step.
+# Tests of the length of a step.
 
 
 def first_step(algorithm, descent, learning_rate, max_grad_norm, epsilon=None):
-    """Of Adam, or of A2C's RMSProp, along a gradient clipped at a norm."""
+    """Computes the first step of Adam, or of A2C's RMSProp, along a gradient clipped at a norm."""
     cut = jax.tree.map(
         lambda g: g * min(1.0, max_grad_norm / np.linalg.norm(flat(descent))), descent
     )
@@ -85,12 +85,12 @@ def test_the_critic_steps_by_its_own_learning_rate(algorithm):
         assert_same(moved.value, first_step(algorithm, up, learning_rate, np.inf), 1e-3)
 
 
-# Trust regions.
+# Tests of trust regions.
 
 
 @functools.cache
 def curvature():
-    """NPG's Fisher matrix by enumerating actions, and its ascent gradient, in float64."""
+    """Computes NPG's Fisher matrix by enumerating actions, and its ascent gradient, in float64."""
     problem, k = WITH_CRITIC, known("npg")
     params, _, batch = situation(problem)
     vector, unravel = jax.flatten_util.ravel_pytree(params.policy)
@@ -105,7 +105,7 @@ def curvature():
 
 
 def conjugate_gradient(matrix, b, tolerance):
-    """Textbook conjugate gradients, up to a relative residual."""
+    """Runs textbook conjugate gradients, up to a relative residual."""
     x, residual = np.zeros_like(b), b
     direction = b
     while np.linalg.norm(residual) > tolerance * np.linalg.norm(b):
@@ -161,7 +161,7 @@ def test_each_refusal_shortens_the_step_by_that_factor(algorithm):
 
 @number("target_kl", "ppo")
 def test_the_target_is_what_an_early_stop_admits(algorithm):
-    """Two full-batch steps: what the first moved decides whether the second is stopped."""
+    """The KL after the first of two full-batch steps decides whether the second is stopped."""
     k = known(algorithm)
     stop = {"early_stop": True, "num_epochs": 2}
     kl = float((weights(algorithm) * (np.expm1(k.now - k.old) - (k.now - k.old))).sum())
@@ -181,11 +181,11 @@ def test_the_target_is_what_the_penalty_aims_at(algorithm):
         assert float(outcome(algorithm, target_kl=share * kl, **adapt)[2]) == beta
 
 
-# Policies before and after a step; actions as the first takes them; KL(old ‖ new) and KL(new ‖ old)
-# by hand, and the mean of k3; a target, and by what β changes towards it in either direction.
+# Policies before and after a step; actions of the first policy; KL(old ‖ new) and KL(new ‖ old)
+# by hand, and the mean of k3; a target, and the factors that change β in either direction.
 STEPS = {
     "categorical": (
-        Categorical(jnp.zeros(2)),  # ½, ½
+        Categorical(jnp.zeros(2)),  # probabilities ½, ½
         Categorical(jnp.log(jnp.array([0.25, 0.75]))),
         jnp.array([[0], [1]]),
         (0.143841, 0.130812),  # ½ log 4/3; ¼ log ½ + ¾ log 3/2
@@ -206,7 +206,7 @@ STEPS = {
 @pytest.mark.parametrize("direction", ["old_new", "new_old"])
 @pytest.mark.parametrize("family", STEPS)
 def test_the_penalty_is_the_kl_in_its_direction(family, direction):
-    """One state, no rewards: the loss is the penalty, and the optimizer steps to `new`."""
+    """The loss is the penalty, with one state and no rewards; the optimizer steps to `new`."""
     old, new, action, kls, k3, (target, *factors) = STEPS[family]
     way = ppo_penalty.DIRECTIONS.index(direction)
 
@@ -244,7 +244,7 @@ def test_the_penalty_is_the_kl_in_its_direction(family, direction):
     learner = ppo_penalty.make(config, problem, step)
     state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)), batch)
     assert float(state.kl_coefficient) == 0.5 * factors[way]
-    # At the first of both losses nothing has moved.
+    # At the first of the two losses no parameter has moved.
     wanted = {"exact_kl": kls[way], "policy_loss": 0.5 * 0.5 * kls[way]}
     wanted |= {"kl": k3, "approximate_kl": 0.5 * k3}  # estimates of KL(old ‖ new) in both
     got = {name: float(metrics[name].value()) for name in wanted}
@@ -262,7 +262,7 @@ def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
         assert beta == pytest.approx(0.3 * (1 + 0.1 * np.clip(error, -0.2, 0.2)), rel=1e-4)
 
 
-# What is always logged.
+# Metrics that every method logs.
 
 
 @pytest.mark.parametrize("algorithm", CASES)

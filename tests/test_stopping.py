@@ -24,7 +24,7 @@ EOS = len(TEXTS)
 
 
 def first_end(ends, rows):
-    """Number of tokens of each row up to its end, or its length + 1 without one."""
+    """Returns the number of tokens of each row up to its end, or its length + 1 without one."""
     ended = np.asarray(jax.jit(ends.mark)(jnp.asarray(rows)))
     return np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, ended.shape[1] + 1)
 
@@ -43,7 +43,7 @@ def expected(strings, row):
     ids=repr,
 )
 def test_rows_end_where_the_text_first_holds_a_string(strings):
-    """`aab` in `aaab` needs the automaton to fall back; in `aba`, `bab` one overlaps the other."""
+    """`aab` in `aaab` needs the automaton to fall back; `aba` and `bab` overlap."""
     ends = Ends((EOS,), make_stops(strings, [*ENCODED, b"<end>"]))
     rows = np.random.default_rng(0).integers(0, EOS + 1, (200, 9))
     assert first_end(ends, rows).tolist() == [expected(strings, row) for row in rows]
@@ -52,10 +52,10 @@ def test_rows_end_where_the_text_first_holds_a_string(strings):
 @pytest.mark.parametrize(
     ("strings", "row", "length"),
     [
-        (["ab"], [1, 2, 1], 2),  # across a border
-        (["ca"], [7, 1, 1], 1),  # inside a token
-        (["aaab"], [1, 1, 1, 3, 1], 4),  # the beginning may lie anywhere in what matched
-        (["abc", "b"], [1, 2, 6], 2),  # the shorter one, inside the other, is first
+        (["ab"], [1, 2, 1], 2),  # the string crosses a border of tokens
+        (["ca"], [7, 1, 1], 1),  # the string is inside a token
+        (["aaab"], [1, 1, 1, 3, 1], 4),  # the string may begin anywhere in the matched text
+        (["abc", "b"], [1, 2, 6], 2),  # the shorter string, inside the other, comes first
         (["ab"], [1, 0, 2], 3),  # a token without text changes nothing
         (["ab"], [2, 2, 1], 4),
     ],
@@ -79,7 +79,7 @@ CHARACTER_TEXTS = [b"_", b"|", b"a", b"b", b"c"]
 
 
 class Stopping(language.Tokenizer):
-    """A tokenizer of characters with stop strings."""
+    """Tokenizer of characters with stop strings."""
 
     stops = make_stops(["ab", "cc"], CHARACTER_TEXTS)
 
@@ -103,7 +103,7 @@ def completions(eos):
 
 
 def test_sampled_rows_end_with_the_string_and_are_else_what_they_were():
-    """The prompt, which ends with `c` and with `a`, is no part of the text that is searched."""
+    """The prompt, which ends with `c` or `a`, is not part of the text that is searched."""
     whole, cut = completions((1,)), completions(ends_of(Stopping(*CHARACTERS)))
     assert (cut.length < whole.length).sum() > 5
     for tokens, length, ended, log_prob, before, before_length, before_ended in zip(
@@ -121,7 +121,7 @@ def test_sampled_rows_end_with_the_string_and_are_else_what_they_were():
 
 
 def test_messages_of_a_dialogue_end_with_the_string():
-    """Each searched from its own beginning: what was said before does not count."""
+    """Each message is searched from its own beginning: earlier messages do not count."""
     budget = 4
 
     def reset(key, held_out):

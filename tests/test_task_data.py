@@ -1,4 +1,4 @@
-"""Prompts of a file are an argument of the programs: as constants they were part of the text."""
+"""Prompts of a file are arguments of the programs: as constants they were part of the text."""
 
 import functools
 from pathlib import Path
@@ -41,7 +41,7 @@ def learner_of(task, **options):
 
 
 def constant(task):
-    """The same task, whose functions read arrays of the program."""
+    """Returns the same task with functions that read arrays from the program."""
     return task._replace(data=None)
 
 
@@ -54,7 +54,10 @@ def test_values_are_those_of_constants_to_the_bit(prompt_set):
     task = sums(50)
 
     def outcome(each):
-        """Two batches and an evaluation; without the state's data, too, a task has its own."""
+        """Returns two batches and an evaluation.
+
+        A task has its data even without the state's data.
+        """
         learner = learner_of(each, prompt_set=prompt_set)
         evaluate = language.make_evaluate(each, MODEL, num_prompts=6)
 
@@ -76,7 +79,10 @@ def test_values_are_those_of_constants_to_the_bit(prompt_set):
 
 
 def test_the_text_does_not_grow_with_the_file():
-    """Of a batch, of two seeds on two devices each; a file of other prompts is noticed."""
+    """The program is a batch, of two seeds on two devices each.
+
+    A file of other prompts changes it.
+    """
     texts = {}
     for count in (200, 2000):
         learner = parallel.over_devices(learner_of(sums(count)), Placement(2, 2, 1))
@@ -110,13 +116,13 @@ def test_a_function_that_somebody_replaced_stays():
     assert float(bound.score(0, None)) == 0.25
     assert TOKENIZER.decode(bound.demonstrate(3).tolist()) == "9"
     assert reading(constant(task), None) == constant(task)
-    # And again, of another state.
+    # Binding again, to another state, works too.
     again = reading(bound, {DATA: task.data})
     assert TOKENIZER.decode(again.demonstrate(3).tolist()) == "3"
 
 
 def asked(job):
-    """The rows of a run's own evaluations, of what it shows, and of a later evaluation."""
+    """Returns the rows of a run's own evaluations, its examples, and a later evaluation."""
     shapes, key = jax.eval_shape(job.learner.init, job.start).params, job.evaluation.key
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     state = TrainState(params, None, None, None, CollectorState({}), None, None)
@@ -127,7 +133,7 @@ def asked(job):
 
 
 def test_rows_of_the_test_set_select_no_checkpoint(tmp_path):
-    """Rewards of a function leave the rows of its evaluations to be read."""
+    """The rows of evaluations remain readable with a reward function."""
     rows = [{"prompt": f"{i}+{i}="} for i in range(40)]
     train = write(tmp_path / "train.jsonl", rows[:30])
     test = write(tmp_path / "test.jsonl", rows[30:])
@@ -148,7 +154,7 @@ def test_rows_of_the_test_set_select_no_checkpoint(tmp_path):
 
 
 def test_a_list_of_ones_own_is_shared_too(tmp_path):
-    """Where it names no validation rows."""
+    """The list is shared even if it names no validation rows."""
     (tmp_path / "own.py").write_text(
         "from jaxrl_po.language import make_tokenizer\n"
         "from jaxrl_po.language.tasks import Example, table\n"

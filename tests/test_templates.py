@@ -1,4 +1,4 @@
-"""Chat templates of the kinds that models ship, as `transformers` renders them."""
+"""Chat templates of the kinds that models include, rendered as `transformers` renders them."""
 
 import json
 

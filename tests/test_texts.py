@@ -26,7 +26,7 @@ def found(row, tokens):
 
 
 def test_a_text_is_right_in_whatever_tokens():
-    """Against Python's own strings: 2,000 random completions, and one of each right spelling."""
+    """Compares with Python's strings: 2,000 random completions, and one of each right spelling."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(len(TOKENS), size=(2000, LENGTH)).astype(np.int32)
     row = generator.integers(len(ANSWERS), size=len(tokens)).astype(np.int32)
@@ -64,7 +64,7 @@ def test_credit_is_by_bytes():
 
 @pytest.fixture(scope="module")
 def merging():
-    """A tokenizer of bytes that merges 1 and 2."""
+    """Builds a tokenizer of bytes that merges 1 and 2."""
     special = {"<end>": 0, "<pad>": 1}
     words = special | {x: i for i, x in enumerate(["1", "2", "0", "Ġ", "12", "?", "Ġ12"], 2)}
     rules = tokenizers.Tokenizer(
@@ -95,7 +95,7 @@ def test_a_tokenizer_of_ours_compares_tokens():
 
 
 def test_credit_of_the_usual_tokens_is_by_token(merging):
-    """Also where the shares of bytes sum to a little more than 1."""
+    """The credit is by token even if the shares of bytes sum to a little more than 1."""
     answer = "12" * 13
     task = table("t", merging, [Example("?", answer)], [Example("1?", "2")])
     written = task.demonstrate(jnp.int32(0))

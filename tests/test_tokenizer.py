@@ -1,4 +1,4 @@
-"""Characters to ids and back."""
+"""Converts characters to ids and back."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Schemas of tools, their calls in a chat template, and what replies are made of."""
+"""Schemas of tools, their calls in a chat template, and the construction of replies."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden_schemas.json").read_text())
 
 @pytest.mark.parametrize("name", list(GOLDEN))
 def test_schemas_are_those_of_transformers(name):
-    # As text: a chat template shows the order of the keys.
+    # The JSON text is compared, because a chat template shows the order of the keys.
     found = schemas.schema_of(getattr(golden_tools, name), name)
     assert json.dumps(found) == json.dumps(GOLDEN[name])
 
@@ -88,7 +88,7 @@ def test_what_a_tool_lacks_is_named(tool, lacks):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """The tools of a tiny model."""
+    """Returns the tools of a tiny model."""
     folder = write_tools(tmp_path_factory.mktemp("tools")) / "model"
     tokenizer, template = text.read_tokenizer(read_folder(folder), 22)
     named = [schemas.schema_of(golden_tools.silent, name) for name in ("guess", "raises")]

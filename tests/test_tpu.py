@@ -15,7 +15,7 @@ WORDS = (
     *("--task=addition", "--task.num_digits=1", "--problem.num_prompts=8", "--seeds=1"),
     *("--model.width=16", "--model.layers=1", "--model.mlp_width=32", "--warm_start.steps=0"),
 )
-# Name, flags, and the collectives of an iteration: kind and number. A change that adds one is seen.
+# Name, flags, and the collectives of an iteration: kind and number. A change that adds one fails.
 CASES = [
     ("ppo", ("control", "--seeds=8", *SMALL), {}),
     ("trpo", ("control", "--seeds=8", *SMALL), {}),
@@ -28,7 +28,7 @@ CASES = [
     (
         "grpo",
         ("language", *WORDS, "--shard_params", "--mesh=data:8"),
-        # One of them, of 512 bytes, asks whether the minibatch has an unmasked slot.
+        # One collective, of 512 bytes, asks whether the minibatch has an unmasked slot.
         {"all-gather": 36, "all-reduce": 24, "all-to-all": 5, "collective-permute": 74},
     ),
 ]
@@ -42,7 +42,7 @@ print(json.dumps(tpu.figures(tpu.Row("", "tpu:v5e:2x4", tuple(sys.argv[1:])))))
 
 
 def surroundings():
-    """The environment of a process that has libtpu, which ends it for XLA's flags of CPUs."""
+    """Returns an environment without XLA's flags of CPUs, at which libtpu would end the process."""
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return env | {"PYTHONPATH": os.pathsep.join([str(TPU), *sys.path])}
 
@@ -72,7 +72,7 @@ def test_collectives_of_an_iteration(algorithm, flags, collectives):
 
 @pytest.mark.slow
 def test_libtpu_prints_nothing_without_a_tpu():
-    """The command starts JAX's backends, of which libtpu is one, to look for a GPU."""
+    """To look for a GPU, the command starts JAX's backends, which include libtpu."""
     env = {name: value for name, value in surroundings().items() if name != "JAX_PLATFORMS"}
     done = subprocess.run(
         [sys.executable, "-m", "jaxrl_po", "control", "--compile_for=gpu"],

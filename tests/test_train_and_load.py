@@ -429,14 +429,14 @@ both = run.train(WALK, 2, seeds=4, log_every=1, out="run")
 alone = run.train(WALK, 2, seeds=4, log_every=1, devices=1)
 more = run.train(WALK, 3, seeds=4, log_every=1, out="run", resume=True)
 assert run.load("run", learner=WALK, checkpoint="latest").iteration == 3
-used = [len(each.state.step.sharding.device_set) for each in (both, alone, more)]
+here = [each.state.step.devices() == {jax.devices()[0]} for each in (both, alone, more)]
 rows = ([row["size"] for row in each.rows[1:]] for each in (both, alone))
 np.testing.assert_allclose(*rows, rtol=1e-6)
 try:
     run.train(WALK, 2, seeds=4, devices=3)
 except config.ConfigError as error:
     print(error)
-print(used, more.state.step.tolist())
+print(here, more.state.step.tolist())
 """
 
 
@@ -451,10 +451,10 @@ def test_learner_uses_all_cores_and_the_same_random_numbers(tmp_path):
         cwd=tmp_path,
         env=environment,
     )
-    *_, refused, used = done.stdout.splitlines()
+    *_, refused, here = done.stdout.splitlines()
     assert refused.startswith("devices: must divide the 4 seeds or the 1 rows")
-    assert used == "[2, 1, 2] [3, 3, 3, 3]"
-    assert "4 seeds on 2 devices, 2 on each" in done.stdout
+    assert here == "[True, True, True] [3, 3, 3, 3]"
+    assert done.stdout.count("4 seeds on 2 devices, 2 on each") == 2
 
 
 def test_the_keywords_of_an_experiment_are_the_flags_of_its_command():

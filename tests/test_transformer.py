@@ -1,4 +1,4 @@
-"""The transformer: causality, padding, the cache, grouped queries, and what each switch changes."""
+"""The transformer: causality, padding, the cache, grouped queries, the effect of each switch."""
 
 import functools
 import math
@@ -29,7 +29,7 @@ def tokens_of(batch=3, length=LENGTH):
 
 
 def build(**switches):
-    """A model and parameters of order one, far from the flat start, so that differences show."""
+    """Builds a model with parameters of order one, far from uniform, so that differences show."""
     model = Transformer(**(SIZES | switches))
     generator = np.random.default_rng(1)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens_of(), PAD)
@@ -47,9 +47,9 @@ def logits_of(model, params, tokens, pad=PAD, **options):
 
 @pytest.mark.parametrize("kv_heads", [4, 1])
 def test_no_gradient_from_the_future_nor_from_padding(kv_heads):
-    """d logits[n] / d embedding of token m is zero for m > n and m < pad, and nothing else."""
+    """d logits[n] / d embedding of token m is zero for m > n and m < pad, and nonzero elsewhere."""
     model, params = build(vocabulary=LENGTH * VOCABULARY, kv_heads=kv_heads)
-    # Every position has rows of the embedding of its own, so the gradient says which position was
+    # Every position has its own rows of the embedding, so the gradient shows which position was
     # read.
     tokens = jnp.arange(LENGTH)[None, :] * VOCABULARY + tokens_of(batch=1)
     pad = jnp.array([2])
@@ -98,7 +98,7 @@ def test_cache_keeps_key_value_heads_only():
 
 
 def test_padding_does_not_matter():
-    """Left padding does not change the outputs of a prompt, whatever its tokens."""
+    """Left padding does not change the outputs of a prompt, whatever its tokens are."""
     model, params = build(layers=1)
     bare = logits_of(model, params, tokens_of(batch=1, length=4), jnp.array([0]))
     for filler in (0, 5):
@@ -109,7 +109,7 @@ def test_padding_does_not_matter():
 
 
 def test_position_matters():
-    """Without positions, attention would not see that two earlier tokens changed places."""
+    """Without positions, attention would not distinguish the order of two earlier tokens."""
     model, params = build(layers=1)
     tokens = jnp.array([[3, 4, 5], [4, 3, 5]])
     one, swapped = logits_of(model, params, tokens, jnp.zeros(2, jnp.int32))[:, 2]
@@ -130,7 +130,7 @@ def test_position_matters():
     ],
 )
 def test_the_last_outputs_alone_are_those_of_all(switches, layers):
-    """Values and gradients; the cache holds the keys and values of every position."""
+    """Values and gradients agree; the cache holds the keys and values of every position."""
     model, params = build(**switches, layers=layers)
     tokens, weights = (
         tokens_of(),
@@ -157,7 +157,7 @@ def test_the_last_outputs_alone_are_those_of_all(switches, layers):
 
 
 def test_grouped_queries_share_their_keys():
-    """One key/value head, copied to all four query heads, is the model with four."""
+    """One key/value head, copied to all four query heads, equals the model with four heads."""
     grouped, params = build(kv_heads=1, layers=1)
     full, _ = build(layers=1)
     copied = jax.tree.map(lambda x: x, params)
@@ -179,22 +179,22 @@ def parameter_count(**switches):
 
 
 def test_parameter_counts():
-    """D = 16, F = 24, V = 7, 2 layers: V·D = 112 in, 112 out, norms 5·16 = 80.
+    """For D = 16, F = 24, V = 7, 2 layers: V·D = 112 in, 112 out, norms 5·16 = 80.
 
     A layer has 4·D² = 1024 and 3·D·F = 1152.
     """
     assert parameter_count() == 112 + 112 + 80 + 2 * (1024 + 1152) == 4656
     assert parameter_count(tied=True) == 4656 - 112
     assert parameter_count(gated=False) == 4656 - 2 * 16 * 24
-    # Keys and values of width 4 instead of 16.
+    # Keys and values have width 4 instead of 16.
     assert parameter_count(kv_heads=1) == 4656 - 2 * 2 * 16 * 12
     assert parameter_count(outputs=1) == 4656 - 112 + 16
-    # A critic has no vocabulary to tie.
+    # A critic has no vocabulary that could be tied.
     assert parameter_count(outputs=1, tied=True) == parameter_count(outputs=1)
 
 
 def test_rotation_by_hand():
-    """C = 4: halves (x0, x2) turn by the position, (x1, x3) by position / 100."""
+    """For C = 4, halves (x0, x2) turn by the position, (x1, x3) by position / 100."""
     x = jnp.array([1.0, 2.0, 3.0, 4.0])
     turned = rotate(jnp.broadcast_to(x, (1, 4, 1, 4)), *turns(4, 4))[0, :, 0]
     np.testing.assert_allclose(turned[0], x)
@@ -241,7 +241,7 @@ def test_a_fresh_policy_is_close_to_uniform():
 
 
 def test_remat_keeps_less_and_changes_nothing_else():
-    """The same parameters, loss and gradient, with less kept for the backward pass."""
+    """Parameters, loss and gradient agree, and the backward pass stores less."""
     tokens = tokens_of(length=32)
     model, params = build(mlp_width=128)
     again, again_params = build(mlp_width=128, remat=True)

@@ -73,7 +73,7 @@ def test_conjugate_gradient_stops_at_the_relative_residual():
         ([1.0, 4.0], [0.0, 0.0], [0.0, 0.0], 0.0),  # nothing to solve
         # The residual reaches 0 exactly after one product.
         ([2.0, 2.0], [1.0, 3.0], [0.5, 1.5], 0.0),
-        ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0], 5.0**0.5),  # no curvature: no step
+        ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0], 5.0**0.5),  # no curvature, so no step
         ([-1.0, -1.0], [3.0, 4.0], [0.0, 0.0], 5.0),  # negative curvature
         ([np.nan, 1.0], [3.0, 4.0], [0.0, 0.0], 5.0),
         # A residual of 5e19, whose square overflows.
@@ -92,7 +92,7 @@ def test_conjugate_gradient_never_divides_by_zero(diagonal, b, solution, residua
 
 
 def test_conjugate_gradient_under_vmap_equals_alone():
-    """A system that is done waits for the slowest one unchanged."""
+    """A system that has converged waits for the slowest system unchanged."""
     matrix, b = random_system()
     scales = jnp.array([0.0, 1.0, 100.0])
     matrices = jnp.stack([jnp.eye(8), matrix, matrix + jnp.diag(jnp.arange(8.0))])
@@ -123,7 +123,7 @@ def test_natural_step_keeps_half_precision():
 
 
 def test_natural_step_moves_the_exact_kl_by_delta():
-    """To second order; the length √(2δ / gᵀFg) of the lecture note is another one."""
+    """The KL agrees to second order; the lecture note's length √(2δ / gᵀFg) would not."""
     kl = mean_kl(categorical)
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""The distribution over a large vocabulary equals the plain one, and holds few logits."""
+"""The distribution over a large vocabulary equals the plain one, and stores few logits."""
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +110,7 @@ def test_the_logits_of_all_rows_are_never_held():
 
 @pytest.mark.parametrize(("at_once", "products"), [(8, 3), (7, 4)])
 def test_what_is_held_at_once_is_computed_once(at_once, products):
-    """The logits and two gradients; one product more where a backward pass computes them again."""
+    """Logits and two gradients take a product each; a backward pass in parts takes one more."""
 
     def loss(hidden, matrix):
         distribution = Unembedded(hidden, matrix, at_once * VOCABULARY)
@@ -118,7 +118,7 @@ def test_what_is_held_at_once_is_computed_once(at_once, products):
 
     gradient = jax.value_and_grad(loss, argnums=(0, 1))
     text = jax.jit(gradient).lower(drawn(8, WIDTH), drawn(WIDTH, VOCABULARY)).as_text()
-    parts = 1 if at_once == 8 else 2  # seven rows, and the one that is left
+    parts = 1 if at_once == 8 else 2  # seven rows, and the remaining row
     assert text.count("dot_general") == products * parts
 
 

@@ -1,4 +1,4 @@
-"""Processes with which JSON is exchanged: what is late, dies, or was started by them, ends."""
+"""Processes that exchange JSON: they end, with their children, if they are late or die."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 
 
 def serve(pipe):
-    """Does what it is told, and says how often."""
+    """Follows instructions, and returns how many it has followed."""
     for count in range(9):
         told = workers.hear(pipe)
         time.sleep(told.get("sleep", 0.0))
@@ -26,7 +26,7 @@ def serve(pipe):
 
 
 def ended(pid):
-    """Whether a process ends within 10 s; one that is nobody's child may wait to be reaped."""
+    """Returns whether a process ends within 10 s; an orphan may wait to be reaped."""
     deadline, stat = time.monotonic() + 10.0, Path(f"/proc/{pid}/stat")
     while stat.exists() and stat.read_text(encoding="utf-8").split()[2] != "Z":
         if time.monotonic() > deadline:
@@ -84,7 +84,7 @@ def test_a_process_ends_with_the_one_that_holds_it():
 
 
 def test_a_call_that_hangs_ends_though_nobody_can_kill_it():
-    """The run was killed; `timeout` is such that the watchdog has half a second."""
+    """The run was killed; `timeout` leaves the watchdog half a second."""
 
     def hang(completions):
         time.sleep(60.0)
@@ -98,7 +98,7 @@ def test_a_call_that_hangs_ends_though_nobody_can_kill_it():
 
 
 def test_an_error_names_the_line_of_the_users_file():
-    called = {}  # by a function that stands in the file of the audit hook
+    called = {}  # the function `call` is in the file of the audit hook
     exec(compile("def call(run):\n    return run()", guard.__file__, "exec"), called)
     with pytest.raises(ZeroDivisionError) as caught:
         called["call"](lambda: reward_functions.raises([]))

@@ -20,7 +20,7 @@ CONTROL = [
     "--config.num_minibatches=2",
     "--config.num_epochs=1",
 ]
-SWEPT = [flag for flag in CONTROL if "_every" not in flag]  # a sweep has no lines
+SWEPT = [flag for flag in CONTROL if "_every" not in flag]  # a sweep prints no lines
 LANGUAGE = [
     "--seeds=2",
     "--devices=1",

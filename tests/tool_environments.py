@@ -1,4 +1,4 @@
-"""Environments for tests, as TRL takes them; they run in processes of their own."""
+"""Environments for tests, as TRL takes them; each runs in its own process."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ class Guess:
 
 
 class Echo:
-    """Has no tools; its reward is that of what `random` draws at the reset."""
+    """Environment without tools; its reward is the number that `random` draws at the reset."""
 
     def reset(self, **columns):
         self.drawn = random.random()
@@ -44,7 +44,7 @@ class Echo:
 
 
 class Rough(Guess):
-    """Its tool hangs, kills its process, or cannot be interrupted, by the number to be found."""
+    """Environment whose tool hangs, kills its process, or blocks interrupts, by the secret."""
 
     def raises(self):
         """Hangs, kills its process, or cannot be interrupted."""
@@ -57,7 +57,7 @@ class Rough(Guess):
 
 
 class Odd:
-    """Draws while it is made, starts programs, and has parameters of any name."""
+    """Environment that draws when created, starts programs, has parameters of any name."""
 
     def __init__(self):
         self.made = random.random()
@@ -94,14 +94,14 @@ class Odd:
 
 
 class Broken(Guess):
-    """Its reward raises an error."""
+    """Environment whose reward raises an error."""
 
     def get_reward(self):
         raise ValueError("no reward")
 
 
 class Deaf(Guess):
-    """Its tool catches every exception and keeps running."""
+    """Environment whose tool catches every exception and keeps running."""
 
     def raises(self):
         """Hangs."""
@@ -111,7 +111,7 @@ class Deaf(Guess):
 
 
 class Blind:
-    """Has neither tools nor a reward."""
+    """Environment without tools and without a reward."""
 
     def reset(self, **columns):
         pass

@@ -4,7 +4,7 @@ from jax.extend.core import jaxprs_in_params
 
 
 def equations(jaxpr):
-    """All of a program's, those of functions, branches and loops inside included."""
+    """Returns all equations of a program, including those inside functions, branches and loops."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jaxprs_in_params(equation.params):

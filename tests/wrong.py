@@ -1,18 +1,18 @@
-"""What a wrong program is: one replacement in the text of one module of `jaxrl_po`."""
+"""The record of a wrong program: one replacement in the text of one module of `jaxrl_po`."""
 
 import re
 from typing import NamedTuple
 
 
 class Wrong(NamedTuple):
-    """One wrong program.
+    """Wrong program made by one replacement.
 
     Attributes:
-      name: what is wrong.
-      module: of `jaxrl_po`, or in full one of `experiments`.
-      before: text of the module, which occurs in it once.
-      after: the text of the wrong program in its place.
-      tests: files or tests in this folder, each of which must notice.
+      name: Description of the mistake.
+      module: Name of a module in `jaxrl_po`, or full name of a module in `experiments`.
+      before: Text that occurs exactly once in the module.
+      after: Text of the wrong program in its place.
+      tests: Files or tests in this folder; each must notice the mistake.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Wrong(NamedTuple):
     tests: tuple[str, ...]
 
     def source(self, text: str) -> str:
-        """The module's text with the mistake; line breaks do not matter.
+        """Returns the module's text with the mistake; line breaks do not matter.
 
         Raises:
           ValueError: `before` does not occur exactly once.
@@ -41,7 +41,10 @@ class Wrong(NamedTuple):
 
 
 def pattern(code: str) -> re.Pattern[str]:
-    """Matches the code however its lines are broken; white space at its ends counts."""
+    """Builds a pattern for the code however its lines are broken.
+
+    White space at its ends counts.
+    """
     inner = code.strip()
     start, end = code[: len(code) - len(code.lstrip())], code[len(code.rstrip()) :]
     parts = []

@@ -1,4 +1,4 @@
-"""Wrong programs of held-out sets: what an evaluation asks, and what selects a checkpoint."""
+"""Wrong programs of held-out sets: rows of an evaluation, and the selection of a checkpoint."""
 
 from wrong import Wrong
 

@@ -353,7 +353,7 @@ WRONG = [
     Wrong(
         "an object that scores batches is called with texts",
         "run.experiment.rewarding",
-        "return value if isinstance(value, scoring.Scorer) else None",
+        "return value if is_one else None",
         "return None",
         (EXTENSIONS,),
     ),

@@ -469,8 +469,8 @@ WRONG = [
     Wrong(
         "the interval of the probability that the first run is better",
         "cli.plot",
-        "statistics.improvement_interval(scores, first)",
-        "statistics.improvement_interval(first, scores)",
+        "statistics.improvement_interval(mine, scores[0])",
+        "statistics.improvement_interval(scores[0], mine)",
         ("test_plotting.py::test_the_probability_of_improvement_is_that_over_the_first_run",),
     ),
     Wrong(

@@ -80,7 +80,7 @@ WRONG = [
     Wrong(
         "a sweep takes lists of text for numbers",
         "run.experiment.sweeping",
-        "flags.convert({name: value}, sections)",
+        "flags.convert(with_names({name: value}), sections)",
         "{name: value}",
         (f"{TESTS}test_a_sweep_takes_arrays_and_lists_of_scalars",),
     ),

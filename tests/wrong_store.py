@@ -103,7 +103,7 @@ WRONG = [
     Wrong(
         "a learner trains on one core after the import of gymnax",
         "run.devices.parallel",
-        "tuple(_cpu_client(count).devices())",
+        "tuple(client.devices())",
         "()",
         ("test_train_and_load.py::test_learner_uses_all_cores_and_the_same_random_numbers",),
     ),

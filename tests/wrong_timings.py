@@ -1,4 +1,4 @@
-"""Wrong programs of what times programs and says whether a machine was quiet."""
+"""Wrong programs of timings and of the check whether a machine was quiet."""
 
 from wrong import Wrong
 

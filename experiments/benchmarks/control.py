@@ -1,9 +1,9 @@
 """Throughput of PPO or TRPO training, on CartPole-v1 or another environment; 64 × 64 tanh networks.
 
 `python experiments/benchmarks/control.py` measures the whole table, one process per row; with
-`--envs --steps --seeds --total_steps` it measures one row, and `--json` prints that last.
-PPO takes 4 epochs × 4 minibatches. `--algorithm=random` plays at random and learns nothing: the
-speed of the environment itself, an upper bound for every method.
+`--envs --steps --seeds --total_steps` it measures one row, and `--json` prints that row last.
+PPO takes 4 epochs × 4 minibatches. `--algorithm=random` plays at random without learning, which
+measures the speed of the environment itself, an upper bound for every method.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment import flags, suites
 from jaxrl_po.types import Batch, Learner, Metrics, Problem, PyTree, TrainState
 
-# Environments, steps, seeds, steps per seed: the sizes for which peers report their throughput.
+# Environments, steps, seeds, steps per seed: the sizes at which peers report throughput.
 TABLE = (
     (4, 128, 1, 500_000),
     (64, 128, 1, 1_000_000),
@@ -45,13 +45,13 @@ PPO = ppo.Config(learning_rate=2.5e-4, entropy_coefficient=0.01, num_epochs=4, n
 
 @config.record
 class Options:
-    """What is measured."""
+    """Work to measure."""
 
     algorithm: str = static(
-        "ppo", "what is timed; random learns nothing", choices=("ppo", "trpo", "random")
+        "ppo", "method to time; random does not learn", choices=("ppo", "trpo", "random")
     )
-    env: str = static("CartPole-v1", "environment, as `jaxrl-po control --env` takes one in JAX")
-    normalize_observations: bool = static(False, "as --problem.normalize_observations")
+    env: str = static("CartPole-v1", "JAX environment, named as in `jaxrl-po control --env`")
+    normalize_observations: bool = static(False, "normalise observations by running mean and std")
     fisher_stride: int = static(1, "for trpo: Fisher products read every n-th row", within=COUNT)
     envs: int = static(
         0, "environments of each seed; 0 measures the whole table", within=config.NON_NEGATIVE
@@ -64,20 +64,20 @@ class Options:
     devices: str = static("auto", "devices; auto on a CPU: one per core")
     updates: int = static(
         0,
-        "time n updates of TRPO and of PPO in alternation, not whole loops; 0 for none",
+        "time n updates of TRPO and PPO alternately, not whole loops; 0 times loops",
         within=config.NON_NEGATIVE,
     )
     json: bool = static(False, "print one JSON object as the last line")
 
 
 def make_ppo(options: Options, problem: Problem, axis_name: str | None) -> Learner:
-    """PPO with the settings of the peers' benchmarks."""
+    """Builds PPO with the settings of the peers' benchmarks."""
     settings = dataclasses.replace(PPO, axis_name=axis_name)
     return ppo.make(config.as_arrays(settings), problem)
 
 
 def make_trpo(options: Options, problem: Problem, axis_name: str | None) -> Learner:
-    """TRPO as in sb3-contrib: 15 Fisher products, 10 critic epochs on minibatches of 128 rows."""
+    """Builds TRPO as in sb3-contrib: 15 Fisher products, 10 critic epochs, minibatches of 128."""
     settings = trpo.Config(
         cg_iterations=15,
         cg_tolerance=0.0,
@@ -90,7 +90,7 @@ def make_trpo(options: Options, problem: Problem, axis_name: str | None) -> Lear
 
 
 def make_random(options: Options, problem: Problem, axis_name: str | None) -> Learner:
-    """Plays, and learns nothing."""
+    """Builds a learner that plays without learning."""
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         return state, batch.metrics
@@ -102,10 +102,10 @@ METHODS = {"ppo": make_ppo, "trpo": make_trpo, "random": make_random}
 
 
 class Blind(nn.Module):
-    """Features that say nothing, `[E*, 1]`, of observations with axes `E*` before their own.
+    """Constant features `[E*, 1]` of observations with batch axes `E*`.
 
     Attributes:
-      rank: axes of the first array of one observation.
+      rank: number of axes of the first array of one observation.
     """
 
     rank: int
@@ -117,7 +117,7 @@ class Blind(nn.Module):
 
 
 def blind_networks(env: Any) -> dict[str, nn.Module]:
-    """Actor and critic that see nothing: actions are equally likely, or Gaussian with σ = 1."""
+    """Builds actor and critic without inputs: actions are uniform, or Gaussian with σ = 1."""
     spaces = adapt(env).spaces
     whole = spaces.observation
     seen = whole if isinstance(whole, Observation) else Observation(whole)
@@ -132,7 +132,7 @@ def blind_networks(env: Any) -> dict[str, nn.Module]:
 def measure(options: Options) -> dict[str, Any]:
     """Compiles one training run, times it `REPETITIONS` times and reports the best.
 
-    Without logging and evaluation.
+    The run has no logging and no evaluation.
     """
     placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=options.envs)
     env = suites.make_env(options.env)
@@ -186,9 +186,9 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def compare_updates(options: Options) -> dict[str, float]:
-    """Milliseconds of one update: 10 × 16 minibatches for PPO, 10 Fisher products for TRPO.
+    """Measures the time of one update: 10 × 16 minibatches for PPO, 10 Fisher products for TRPO.
 
-    Both read all rows. Each is the median time of an iteration minus that of collecting alone.
+    Both read all rows. Each is the median time of an iteration, in ms, minus collection alone.
     """
     problem = control.make_problem(
         suites.make_env(options.env),

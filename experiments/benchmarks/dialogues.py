@@ -1,12 +1,12 @@
-"""Dialogues in the program, on the host and by TRL: the same game, timed in turns.
+"""Times the same dialogue game in the compiled program, on the host and by TRL, alternately.
 
 `python experiments/benchmarks/dialogues.py` times iterations of GRPO on Mastermind (3 symbols of 4)
 with a small random model: with the task of the library, whose dialogues are part of the compiled
 program; through `--tools`, with the game as a class in Python and a chat template; and, with
-`--trl_python=path/to/python`, that class through TRL's `environment_factory`. A call is one token
-of the model's vocabulary, so that a random policy plays. In the program a message is a guess in
-four tokens; elsewhere it is up to four tokens, most of them calls, and prompts and replies are
-longer by what the template writes.
+`--trl_python=path/to/python`, that class through TRL's `environment_factory`. A tool call is one
+token of the model's vocabulary, so that a random policy can play. In the program a message is a
+guess in four tokens; elsewhere it has up to four tokens, most of them calls, and the chat template
+makes prompts and replies longer.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from jaxrl_po.run.loop.job import Length
 
 PEERS = Path(__file__).parent / "peers"
 GAME = runpy.run_path(str(PEERS / "mastermind_game.py"))
-MARK = "row: "  # before what the peer prints
+MARK = "row: "  # prefix of the peer's output
 BUDGET = 4  # tokens of a message
 SPECIAL = ("<unk>", "<pad>", "<|im_end|>", "<|im_start|>")
 PLAIN = ("user", "assistant", "system", "<tool_response>", "</tool_response>", *"0123")
@@ -54,20 +54,20 @@ TEMPLATE = (
 
 @config.record
 class Options:
-    """What is measured."""
+    """Sizes to measure."""
 
     width: int = static(64, "width of the transformer", within=COUNT)
-    layers: int = static(2, "its blocks", within=COUNT)
+    layers: int = static(2, "blocks of the transformer", within=COUNT)
     num_prompts: int = static(16, "prompts of an iteration", within=COUNT)
     group_size: int = static(4, "dialogues of each prompt", within=COUNT)
     reply_length: int = static(32, "tokens of the longest reply on the host", within=COUNT)
-    rounds: int = static(10, "iterations of each that are timed", within=COUNT)
-    trl_python: str = static("", "a Python with TRL, which is then timed too")
+    rounds: int = static(10, "timed iterations of each implementation", within=COUNT)
+    trl_python: str = static("", "Python with TRL, to time TRL too")
     json: bool = static(False, "print one JSON object as the last line")
 
 
 def write_model(folder: Path, options: Options, template: str) -> None:
-    """A random model of which each call of the tool is one token, and prompts for it."""
+    """Writes a random model whose tool calls are one token each, and prompts for it."""
     calls = [
         f'<tool_call>{{"name":"guess","arguments":{{"code":"{code}"}}}}</tool_call>'
         for code in GAME["CODES"]
@@ -101,7 +101,7 @@ def write_model(folder: Path, options: Options, template: str) -> None:
 
 
 def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], list[Any]]:
-    """A clock of one iteration of `jaxrl-po language`, compiled, and the metrics that it leaves."""
+    """Returns a timer of one iteration of `jaxrl-po language`, compiled, and its metrics."""
     argv = [
         "--algorithm=grpo",
         "--seeds=1",
@@ -132,7 +132,7 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
 
 
 def of_trl(options: Options, folder: Path) -> tuple[Callable[[], float], list[Any]]:
-    """A clock of one iteration of TRL, in a process that waits for its turn."""
+    """Returns a timer of one iteration of TRL, in a process that waits between iterations."""
     process = subprocess.Popen(
         [
             *(options.trl_python, PEERS / "trl_dialogues.py", f"--model={folder / 'model'}"),
@@ -167,7 +167,7 @@ def of_trl(options: Options, folder: Path) -> tuple[Callable[[], float], list[An
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Medians over the same number of iterations, in alternation."""
+    """Measures medians over the same number of iterations, timed alternately."""
     with tempfile.TemporaryDirectory() as place:
         folder, template = Path(place), TEMPLATE
         if options.trl_python:
@@ -201,7 +201,7 @@ def measure(options: Options) -> dict[str, Any]:
         if options.trl_python:
             made["trl"] = of_trl(options, folder)
         for tick, _ in made.values():
-            tick(), tick()  # compiles, and what compiles with the first replies
+            tick(), tick()  # compiles the program, and the part that the first replies need
         for _, rows in made.values():
             rows.clear()
         seconds = timing.in_turns({name: tick for name, (tick, _) in made.items()}, options.rounds)

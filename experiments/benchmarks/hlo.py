@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-# The same values in another form.
+# Operations that return their operand's values in another form.
 ALIASES = frozenset(("bitcast", "copy", "convert", "reshape", "broadcast"))
 _ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\d+m\d+[a-z]*)?)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _CALLED = re.compile(
@@ -47,12 +47,12 @@ class Array(NamedTuple):
 
     @property
     def on_chip(self) -> bool:
-        """Whether it lies in the chip's scratch memory, not in HBM."""
+        """True if the array lies in the chip's scratch memory, not in HBM."""
         return "S(1)" in self.layout
 
 
 def width(dtype: str) -> float:
-    """Bytes of an element.
+    """Returns the bytes of an element.
 
     Example:
       >>> width("f32"), width("bf16"), width("pred"), width("s4")
@@ -111,7 +111,7 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
             name = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
             entry = name if line.startswith("ENTRY") else entry
             lines, root = {}, ""
-        # Not at "}}": the metadata of a kernel go over several lines.
+        # Does not end at "}}": the metadata of a kernel span several lines.
         elif re.match(r"\}(,|$)", line) and name:
             users = collections.defaultdict[str, list[Instruction]](list)
             for each in lines.values():

@@ -23,7 +23,7 @@ COLLECTIVES = (
     "collective-permute",
     "ragged-all-to-all",
 )
-# Operations that neither compute nor move anything by themselves.
+# Operations that neither compute nor move data by themselves.
 FREE = frozenset(
     (
         *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "call"),
@@ -37,7 +37,7 @@ MOVES = frozenset(
         *("concatenate", "transpose", "reverse", "fusion", "custom-call", "sort", "rng"),
     )
 )
-# Custom calls of the TPU's compiler that place buffers or state facts: they compute nothing.
+# Custom calls of the TPU's compiler that place buffers or state facts, without computation.
 NOTES = re.compile("AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|.*Bitpacked")
 ASYNC = ("-start", "-done", "-update")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -74,7 +74,7 @@ class Counts:
       bytes: Bytes moved between HBM and the chip, padding included.
       useful: Bytes moved without padding.
       kernels: Operations that start one after another.
-      cycles: Estimate of the compiler; 0 if it gives none.
+      cycles: Estimate of the compiler; 0 without an estimate.
       collectives: `{kind: transfer}`.
       bounds: `{operation: bound}` of loops that may end early and count to their bound; a bound of
         0 is unknown, and the loop counts once.
@@ -118,7 +118,7 @@ class Program:
         self.unit = unit
         devices = re.search(r"(?:num_partitions|replica_count)=(\d+)", text[: text.find("\n")])
         self.devices = int(devices[1]) if devices else 1
-        self._begun = set[str]()  # channels of collectives that several fusions carry on
+        self._begun = set[str]()  # channels of collectives that several fusions continue
         self._cost = functools.cache(self._count)
 
     def counts(self) -> Counts:
@@ -154,7 +154,7 @@ class Program:
         return total
 
     def _carried_on(self, each: Instruction) -> bool:
-        """Returns whether another fusion began a collective: one beside products is in each."""
+        """Returns whether another fusion began a collective; one next to products is in each."""
         channel = each.attribute("channel_id") if each.opcode in COLLECTIVES else ""
         begun = channel in self._begun
         self._begun |= {channel} - {""}
@@ -164,7 +164,7 @@ class Program:
         self, total: Counts, within: Computation, each: Instruction, name: str = ""
     ) -> None:
         kind = each.opcode.removesuffix("-start")
-        if name.startswith("all-reduce-scatter"):  # the sum, of which a chip keeps its part
+        if name.startswith("all-reduce-scatter"):  # each chip stores its part of the sum
             kind = kind.replace("all-reduce", "reduce-scatter")
         if kind in COLLECTIVES:
             members = self._members(each)
@@ -242,7 +242,7 @@ class Program:
                 yield from _where(parts, whole)
 
     def _sliced(self, body: Computation, name: str) -> list[Array] | None:
-        """Returns the slices of a value that a fusion reads; None for the whole value."""
+        """Returns the slices of a value that a fusion reads; None for the complete value."""
         if name == body.root:
             return None
         found = list[Array]()
@@ -289,14 +289,14 @@ class Program:
 
 
 def _where(parts: Sequence[Array], whole: Sequence[Array]) -> Iterator[Array]:
-    """Yields parts of an array as they lie in its memory."""
+    """Yields parts of an array with the array's memory layout."""
     for part in parts:
         here = whole[0].layout if whole and whole[0].on_chip else part.layout.replace("S(1)", "")
         yield part._replace(layout=here)
 
 
 def _passed(body: Computation | None, each: Instruction) -> list[tuple[int, int]]:
-    """Returns outputs and operands that a fusion hands on for a collective beside its products."""
+    """Returns outputs and operands that a fusion forwards for a collective next to its products."""
     if body is None or not any(inner.opcode in COLLECTIVES for inner in body.of.values()):
         return []
     pairs = re.findall(r"\{(\d*)\}: \((\d+), ", each.rest)

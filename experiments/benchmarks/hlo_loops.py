@@ -33,7 +33,7 @@ def _bounds(
     if each.opcode == "and":
         both = [_bounds(computations, condition, o, start, within) for o in each.operands]
         return [bound for bounds, _ in both for bound in bounds], False
-    if each.opcode == "reduce":  # over seeds: until the last one ends
+    if each.opcode == "reduce":  # a condition over seeds: the loop runs until the last one ends
         return _bounds(computations, condition, each.operands[0], start, within)[0], False
     if each.opcode in ALIASES:
         return _bounds(computations, condition, each.operands[0], start, within)

@@ -3,8 +3,8 @@
 `python experiments/benchmarks/language.py` measures the table, three-digit addition with 512
 completions, one process per row; with `--width` it measures one row. With `--shape` it measures
 random prompts and weights at the shape of a pretrained model. `--json` prints one object as the
-last line. The loss is DAPO's. Sampling (with scoring) and the whole iteration are timed; the rest
-is training. `--profile` measures on one core what either of them runs, by kind of operation.
+last line. The loss is DAPO's. Sampling (with scoring) and the whole iteration are timed; the
+difference is training. `--profile` shows on one core which kinds of operations take the time.
 """
 
 import dataclasses
@@ -36,19 +36,19 @@ from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.types import TrainState
 
-# Width, blocks and new tokens for which the peer reports its time.
+# Width, blocks and new tokens at which the peer reports its time.
 TABLE = ((64, 2, 5), (128, 4, 64))
 
 
 @config.record
 class Options:
-    """What is measured."""
+    """Work to measure."""
 
     width: int = static(
         0, "width of the transformer; 0 measures the whole table", within=config.NON_NEGATIVE
     )
-    layers: int = static(2, "its blocks", within=COUNT)
-    heads: int = static(4, "its heads", within=COUNT)
+    layers: int = static(2, "blocks of the transformer", within=COUNT)
+    heads: int = static(4, "heads of the transformer", within=COUNT)
     shape: str = static(
         "none",
         "shape of a pretrained model, in place of the sizes above",
@@ -58,8 +58,8 @@ class Options:
     new_tokens: int = static(5, "token budget of a completion", unit="tokens", within=COUNT)
     lengths: str = static(
         "sampled",
-        "lengths of completions: as an untrained model samples; geometric:0.2, with a mean of a "
-        "fifth of the budget; equal, all of them the budget",
+        "lengths of completions: sampled by an untrained model; geometric:0.2, with a mean of a "
+        "fifth of the budget; equal, all as long as the budget",
     )
     num_prompts: int = static(64, "prompts of an iteration of each seed", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)
@@ -87,27 +87,27 @@ class Options:
 class Adapters:
     """Low-rank adapters in place of full training."""
 
-    rank: int = static(0, "their rank, with --shape; 0 for none", within=config.NON_NEGATIVE)
+    rank: int = static(0, "rank of adapters, with --shape; 0 for none", within=config.NON_NEGATIVE)
 
 
-SECTIONS = {"": Options, "lora": Adapters}  # of flags
+SECTIONS = {"": Options, "lora": Adapters}  # sections of flags
 
 Measured = tuple[language.Task, language.Transformer, types.Problem]
 
 
 class Ending(language.Transformer):
-    """A transformer that ends a completion with one probability in every step of decoding.
+    """A transformer that ends a completion with the same probability in every step of decoding.
 
     Attributes:
-      end: the token that ends it.
-      probability: in [0, 1).
+      end: token that ends a completion.
+      probability: probability of the end token, in [0, 1).
     """
 
     end: int = 0
     probability: float = 0.0
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """As `Transformer`; only in decoding is there a cache."""
+        """Applies `Transformer`; in decoding, which has a cache, sets the end's probability."""
         logits, cache = super().__call__(*arguments, **options)
         if cache is None:
             return logits, cache
@@ -117,7 +117,7 @@ class Ending(language.Transformer):
 
 
 def probability_of(lengths: str, budget: int) -> float:
-    """Of an end in each step."""
+    """Returns the probability of an end in each step."""
     mean = re.fullmatch(r"geometric:(\d*\.\d+)", lengths)
     tokens = float(mean[1]) * budget if mean else math.inf if lengths == "equal" else 0.0
     if tokens <= 1.0:
@@ -127,7 +127,7 @@ def probability_of(lengths: str, budget: int) -> float:
 
 
 def ending(options: Options, model: language.Transformer, end: int) -> language.Transformer:
-    """The model, with completions of the lengths asked for."""
+    """Returns the model with completions of the requested lengths."""
     if options.lengths == "sampled":
         return model
     fields = [field.name for field in dataclasses.fields(model) if field.name != "name"]
@@ -139,12 +139,12 @@ def ending(options: Options, model: language.Transformer, end: int) -> language.
 
 
 def of(options: Options, adapters: Adapters) -> Measured:
-    """What the options ask for."""
+    """Builds the requested model and problem."""
     return of_addition(options) if options.shape == "none" else of_shape(options, adapters)
 
 
 def of_addition(options: Options) -> Measured:
-    """Three-digit addition with a model of the sizes asked for."""
+    """Builds three-digit addition with a model of the requested sizes."""
     task = language.tasks.addition(3)
     sizes = language.ModelSettings(
         width=options.width,
@@ -160,7 +160,7 @@ def of_addition(options: Options) -> Measured:
 
 
 def of_shape(options: Options, adapters: Adapters) -> Measured:
-    """Random prompts, and random weights that are spread as those of a pretrained model."""
+    """Builds random prompts, and random weights with the spread of a pretrained model's."""
     model = architectures.read(SHAPES[options.shape], dtype=options.dtype, remat=options.remat)
     task = language.tasks.random_prompts(
         model.vocabulary, options.prompt_tokens, options.new_tokens
@@ -178,7 +178,7 @@ def of_shape(options: Options, adapters: Adapters) -> Measured:
 def problem_of(
     options: Options, task: language.Task, model: language.Transformer, **initial: Any
 ) -> types.Problem:
-    """The problem of a task and a model, with the sizes asked for."""
+    """Builds the problem of a task and a model with the requested sizes."""
     return language.make_problem(
         task,
         model,
@@ -190,13 +190,13 @@ def problem_of(
 
 
 def spread(params: Any) -> Any:
-    """The parameters with an embedding of standard deviation 0.02, as pretrained models have."""
+    """Scales the embedding to a standard deviation of 0.02, as in pretrained models."""
     own = params["params"]
     return {"params": own | {"embedding": 0.02 * own["embedding"]}}
 
 
 def settings_of(options: Options, axis_name: str | None) -> dapo.Config:
-    """DAPO's loss on every group, with the updates asked for."""
+    """Configures DAPO's loss on every group, with the requested number of updates."""
     microbatches = options.num_prompts if options.shape != "none" else 1
     return dapo.Config(
         num_epochs=options.updates,
@@ -209,10 +209,10 @@ def settings_of(options: Options, axis_name: str | None) -> dapo.Config:
 
 
 def account(options: Options, adapters: Adapters) -> dict[str, Any]:
-    """Where sampling and training spend their time: matrix products, and the rest.
+    """Measures the time of sampling and training in matrix products and in the rest.
 
     Raises:
-      ConfigError: not on a CPU, several seeds, or devices.
+      ConfigError: the platform is not a CPU, or there are several seeds or devices.
     """
     if options.seeds != 1 or options.devices != "auto":
         raise ConfigError("profile", "takes one seed, on one device")
@@ -221,7 +221,7 @@ def account(options: Options, adapters: Adapters) -> dict[str, Any]:
     _, model, problem = of(options, adapters)
     learner = dapo.make(config.as_arrays(settings_of(options, None)), problem)
     state = (learner.init if adapters.rank else jax.jit(learner.init))(jax.random.key(0))
-    # Without the state, which a run hands on in place: returned here, it would be copied.
+    # Does not return the state, which a run updates in place: returned here, it would be copied.
     sampling = xla_profile.program(lambda state: learner.sample(state)[1], state)
     batch = sampling.compiled(state)
     peak = matrix_peak(DTYPES[options.dtype])
@@ -245,7 +245,7 @@ def account(options: Options, adapters: Adapters) -> dict[str, Any]:
 
 
 def categories(vocabulary: int) -> Callable[[Operation], str]:
-    """What an operation is for, from its products, its kind in XLA and its function in JAX."""
+    """Returns the purpose of an operation, from its products, XLA kind and JAX function."""
     moved = ("copy", "transpose", "concatenate", "pad", "slice")
     indexed = ("gather", "scatter", "dynamic-slice", "dynamic-update-slice")
 
@@ -273,7 +273,7 @@ def categories(vocabulary: int) -> Callable[[Operation], str]:
 def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     """Times sampling alone and the whole iteration; medians over iterations.
 
-    The model is untrained: of addition, one token in 14 ends a completion.
+    The model is untrained: in addition, one token in 14 ends a completion.
     """
     shaped = options.shape != "none"
     placement = parallel.choose(
@@ -293,7 +293,7 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
         _, batch = whole.sample(state)
         return batch.mask.sum(), batch.score.sum()
 
-    # Under jit, a base of adapters would be copied.
+    # Under jit, the base model of adapters would be copied.
     state = whole.init(keys) if adapters.rank else jax.jit(whole.init)(keys)
     start = time.perf_counter()
     step = compiled(whole.step, state, donate_argnums=0)
@@ -310,18 +310,18 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     seconds, sampled = median(iteration[1:]), median(sampling[1:])
     generated = sum(tokens[1:]) / iterations
     parameters = sum(x.size for x in jax.tree.leaves(state.params.policy)) // options.seeds
-    # Prompts are read once a group in whole groups of scanned blocks.
+    # Scanned blocks read prompts once per group if groups are complete.
     whole_groups = model.scanned and options.num_prompts % settings.num_microbatches == 0
     readers = options.group_size if whole_groups else 1
     completions = options.seeds * options.num_prompts * options.group_size
-    # Tokens that were sampled, not the budget: padding is no work, whether it is computed or not.
+    # Counts sampled tokens, not the budget: padding is not work, even if it is computed.
     trained = 6 * products(model, task.prompt_length, generated / completions, readers)
     trained *= options.updates * completions
     peak = matrix_peak(DTYPES[options.dtype]) * (
         1 if jax.default_backend() == "cpu" else placement.num_devices
     )
     counted = {}
-    if options.count:  # a step of decoding is one token of each row
+    if options.count:  # a decoding step is one token of each row
         calls = xla_profile.kernels(xla_profile.Program(collect, (state,), 1))
         counted = {"kernels_a_token": round(calls / options.new_tokens)}
     return {
@@ -352,12 +352,12 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
 def products(
     model: language.Transformer, prompt_length: int, new_tokens: float, readers: int = 1
 ) -> float:
-    """Weights × positions of the matrix products of one completion, without attention.
+    """Counts weights × positions of the matrix products of one completion, without attention.
 
-    2 operations each in the forward pass, 4 in the backward pass. At positions before the first
-    output that is read, the last block computes only keys and values, unless blocks are scanned. A
-    large vocabulary is embedded without a product. A prompt that is read once for several
-    completions, `readers`, counts for each by its share.
+    Each takes 2 operations in the forward pass, 4 in the backward pass. At positions before the
+    first output that is read, the last block computes only keys and values, unless blocks are
+    scanned. A large vocabulary is embedded without a product. If a prompt is read once for several
+    completions, `readers`, each completion counts its share.
     """
     width, hidden, table = model.width, model.mlp_width, model.vocabulary * model.width
     keys_and_values = 2 * width * model.kv_heads * (width // model.heads)
@@ -371,7 +371,7 @@ def products(
 
 
 def matrix_peak(dtype: Any, size: int = 0) -> float:
-    """Operations per second of one large matrix product: the peak that utilisation refers to."""
+    """Measures operations per second of one large matrix product, the peak for utilisation."""
     size = size or (2048 if jax.default_backend() == "cpu" else 8192)
     a = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a: a @ a).lower(a).compile()
@@ -388,7 +388,7 @@ def main(argv: Sequence[str]) -> int:
     if options.profile and not (options.width or options.shape != "none"):
         raise ConfigError("profile", "needs width or shape: it shows one model")
     if options.width or options.shape != "none":
-        if options.profile:  # on one core, before JAX starts: times of operations then add up
+        if options.profile:  # on one core, set before JAX starts, times of operations add up
             if not hasattr(os, "sched_setaffinity"):
                 raise ConfigError("profile", "keeps to one core, which only Linux lets it do")
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -1,9 +1,9 @@
-"""Methods beside each other on a suite of environments, and beside published results.
+"""Compares methods on a suite of environments with each other and with published results.
 
-`python experiments/benchmarks/suites.py --suite=mujoco` trains PPO, TRPO and NPG on MuJoCo at a
-million steps, the papers' table. Each run is one of `jaxrl-po control`, with one setting of each
-method for all environments of MuJoCo, and with those that were tuned for other suites. Started
-again with the same `--out`, it continues: finished runs are kept.
+`python experiments/benchmarks/suites.py --suite=mujoco` trains PPO, TRPO and NPG on MuJoCo for a
+million steps, as in the papers' table. Each run is one of `jaxrl-po control`: each method has one
+setting for all environments of MuJoCo, and tuned settings for the other suites. Started again with
+the same `--out`, it continues: finished runs are not repeated.
 """
 
 import sys
@@ -33,11 +33,11 @@ class Row(NamedTuple):
     """One environment.
 
     Attributes:
-      env: as `jaxrl-po control --env` takes it.
+      env: environment, as in `jaxrl-po control --env`.
       steps: length of a run, in environment steps.
-      arguments: further ones of `jaxrl-po control`.
-      published: method to a published mean return.
-      variant: tells apart rows of the same environment; empty for the only one.
+      arguments: further arguments of `jaxrl-po control`.
+      published: published mean return of each method.
+      variant: label that tells apart rows of the same environment; empty for a single row.
     """
 
     env: str
@@ -48,15 +48,15 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The environment and the variant: `Snake-v1, no masks`."""
+        """Name of the environment and the variant: `Snake-v1, no masks`."""
         inner = self.env.partition(":")[2] or self.env
         return f"{inner}, {self.variant}" if self.variant else inner
 
 
 def mujoco(name: str, *tianshou: float) -> Row:
-    """MuJoCo by EnvPool, beside Tianshou's benchmark.
+    """Builds the row of an environment of EnvPool's MuJoCo, with Tianshou's published results.
 
-    Its numbers are the largest average over 10 seeds at any point of the first million steps, of
+    The results are the largest average over 10 seeds at any point of the first million steps, on
     version v3 of the environment.
     """
     published = dict(zip(METHODS, tianshou, strict=False))
@@ -104,16 +104,16 @@ SUITES = {
 
 @config.record
 class Options:
-    """The table as a whole."""
+    """Settings of the table."""
 
-    suite: str = static("mujoco", "which environments", choices=tuple(SUITES))
-    envs: str = static("", "those of them whose name holds one of these words; empty for all")
+    suite: str = static("mujoco", "suite of environments", choices=tuple(SUITES))
+    envs: str = static("", "environments whose name has one of these words, a,b,…; empty for all")
     methods: str = static(",".join(METHODS), "methods, separated by commas")
     seeds: int = static(5, "runs of each method in each environment", unit="seeds", within=COUNT)
     seed: int = static(0, "base seed", within=SEED)
     total_steps: int = static(
         0,
-        "length of each run; 0 for that of the environment's row",
+        "length of each run; 0 takes the length of the environment's row",
         unit="environment steps",
         within=NON_NEGATIVE,
     )
@@ -122,12 +122,12 @@ class Options:
         10, "greedy episodes per evaluation and seed", unit="episodes", within=COUNT
     )
     out: str = static(
-        "", "folder for the results, where finished runs are kept; runs/SUITE if empty"
+        "", "folder for the results, which also keeps finished runs; runs/SUITE if empty"
     )
 
 
 def train(options: Options, out: Path, method: str, row: Row) -> Result:
-    """Trains one method in one environment; continues what was begun, with the same flags."""
+    """Trains one method in one environment; continues an unfinished run with the same flags."""
     name = f"{method}-{row.name}".replace(", ", "-").replace(" ", "-")
     place = out / name
     shared = ("seeds", "seed", "devices", "eval_episodes")
@@ -147,13 +147,13 @@ def train(options: Options, out: Path, method: str, row: Row) -> Result:
 
 
 def largest_mean(result: Result) -> float:
-    """The largest mean over seeds of the greedy return at any evaluation, as Tianshou reports."""
+    """Returns the largest mean over seeds of the greedy return at an evaluation, as in Tianshou."""
     _, values = metrics.curve(result.rows, "greedy_return")
     return float(np.nanmax(values.mean(axis=0)))
 
 
 def table(results: Sequence[tuple[Row, str, Result]]) -> str:
-    """One line for each environment and method; KL is the largest that a line of a run logged."""
+    """Formats a line per environment and method; KL is the largest that a line of a run logged."""
     lines = [
         (
             f"{'':>32} {'method':>6} {'final, 95 % interval':>28} {'largest':>9} {'published':>9} "

@@ -1,4 +1,4 @@
-"""Programs timed in turns, and benchmarks in processes of their own."""
+"""Programs timed alternately, and benchmarks in their own processes."""
 
 import json
 import os
@@ -19,14 +19,14 @@ CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 
 def clock(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    """Seconds of a call until its arrays are ready, and its result."""
+    """Times a call until its arrays are ready; returns the seconds and its result."""
     begun = time.perf_counter()
     result = jax.block_until_ready(function(*args))
     return time.perf_counter() - begun, result
 
 
 def stepper(step: Callable[[TrainState], Any], state: TrainState) -> Callable[[], float]:
-    """Runs one iteration now, to compile and to place the state; each call times one more."""
+    """Runs one iteration to compile and place the state; each call of the result times another."""
     state = jax.block_until_ready(step(state))[0]
 
     def tick() -> float:
@@ -38,18 +38,18 @@ def stepper(step: Callable[[TrainState], Any], state: TrainState) -> Callable[[]
 
 
 def in_turns(clocks: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name, list[float]]:
-    """Times programs in turns, so that drifts in the machine's speed affect all of them alike.
+    """Times programs alternately, so that drifts in the machine's speed affect all equally.
 
     Args:
-      clocks: name to a function that runs one more iteration and returns the seconds it took.
+      clocks: name to a function that runs one more iteration and returns its seconds.
       rounds: rounds that count; one more, the first, is discarded.
 
     Returns:
-      Name to seconds, one number per round.
+      Name to seconds, with one number per round.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in clocks}
     for i in range(rounds + 1):
-        # Every other round runs in reverse, so that no program always follows the same heavy one.
+        # Every other round runs in reverse, so that no program always follows the same slow one.
         for name in list(clocks)[:: 1 if i % 2 else -1]:
             seconds[name].append(clocks[name]())
     return {name: values[1:] for name, values in seconds.items()}
@@ -65,14 +65,14 @@ def show(row: Mapping[str, Any], *, as_json: bool) -> None:
 def measured(
     argv: Sequence[str], name: str, summary: str, record: type, measure: Callable[[Any], Any]
 ) -> int:
-    """Runs a benchmark: asks for its options, measures and shows; returns the exit status.
+    """Runs a benchmark: parses its options, measures and prints; returns the exit status.
 
     Args:
       argv: command line.
-      name: of the script, see `flags.ask`.
-      summary: likewise.
-      record: of its options, `json` among them.
-      measure: options to one row.
+      name: name of the script, see `flags.ask`.
+      summary: description of the script, see `flags.ask`.
+      record: record of the script's options, with a field `json`.
+      measure: `(options) -> row of measurements`.
     """
     options: Any = flags.ask(argv, name, summary, record)
     if options is not None:
@@ -87,14 +87,14 @@ def measure_apart(script: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def last_line(command: Sequence[object], timeout: float | None = None) -> dict[str, Any]:
-    """Runs a program, whose last line of output is one JSON object, and returns that.
+    """Runs a program and returns the JSON object in its last line of output.
 
     Args:
-      command: the program and its arguments.
-      timeout: see `output_of`.
+      command: program and its arguments.
+      timeout: seconds until the program is killed, see `output_of`.
 
     Raises:
-      RunError: see `output_of`, or it printed something else.
+      RunError: the program failed, see `output_of`, or its last line is not a JSON object.
     """
     try:
         row: dict[str, Any] = json.loads(output_of(command, timeout).splitlines()[-1])
@@ -104,16 +104,16 @@ def last_line(command: Sequence[object], timeout: float | None = None) -> dict[s
 
 
 def output_of(command: Sequence[object], timeout: float | None = None) -> str:
-    """Runs a program and returns what it printed.
+    """Runs a program and returns its output.
 
-    Programs that were compiled before are not read, so that compile times are those of a first run.
+    Compiled programs are not read from a cache, so that compile times are those in a first run.
 
     Args:
-      command: the program and its arguments.
-      timeout: seconds after which it is ended; None for no limit.
+      command: program and its arguments.
+      timeout: seconds after which the program is killed; None for no limit.
 
     Raises:
-      RunError: it failed, with the last error that it named or else the last line of its errors;
+      RunError: the program failed, with its last named error or else the last line of its errors;
         or it did not end in time.
     """
     environment = {name: value for name, value in os.environ.items() if name != CACHE}
@@ -127,6 +127,6 @@ def output_of(command: Sequence[object], timeout: float | None = None) -> str:
         raise RunError(f"{command[0]}: {error.strerror}") from None
     except subprocess.CalledProcessError as error:
         lines = [line.strip() for line in error.stderr.decode().splitlines() if line.strip()]
-        # After its error, a program may still give advice.
+        # A program may print advice after its error.
         errors = [line for line in lines if line.lower().startswith(("error", "fatal"))]
         raise RunError((errors or lines or [f"status {error.returncode}"])[-1]) from None

@@ -1,7 +1,7 @@
 """Computes the table of docs/scaling.md: memory, work and times of programs compiled for TPUs.
 
 `python experiments/benchmarks/tpu.py --out=runs/tpu` compiles one program after another, each in a
-process of its own, and resumes where it was stopped. It needs `jaxrl_po[tpu-compile]`.
+new process, and resumes where it was stopped. It needs `jaxrl_po[tpu-compile]`.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ SPEEDS = {
 
 
 class Row(NamedTuple):
-    """A program.
+    """A row of the table: one program.
 
     Attributes:
       name: Name in the table.
@@ -89,7 +89,7 @@ MODELS = (
 
 
 def rows() -> Iterator[Row]:
-    """Every program of the table."""
+    """Yields every program of the table."""
     for (env, algorithm), numbers in CONTROL.items():
         for seeds in numbers:
             name = f"{algorithm} {env.partition(':')[2] or env}, {seeds:,} seeds"
@@ -139,7 +139,7 @@ def figures(row: Row) -> dict[str, Any]:
     programs = list[run.CompiledProgram]()
     try:
         programs.extend(run.compile_for(experiment, row.machine))
-    except errors.RunError:  # after programs, of which none fits
+    except errors.RunError:  # raised after several programs if none of them fits
         if not programs:
             raise
     program = programs[-1]
@@ -158,7 +158,7 @@ def figures(row: Row) -> dict[str, Any]:
 
 
 def times(counts: hlo_counts.Counts, speed: Speed) -> dict[str, float]:
-    """Returns the seconds of one run by each limit alone, every loop counted to its bound."""
+    """Returns the seconds of one run by each limit alone, with loops counted to their bounds."""
     sent = sum(transfer.sent for transfer in counts.collectives.values())
     found = {
         "products": counts.padded / speed.peak,

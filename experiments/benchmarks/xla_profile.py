@@ -1,4 +1,4 @@
-"""What a compiled program runs, operation by operation, and for how long, from XLA's profile."""
+"""The operations that a compiled program runs, and their times, from XLA's profile."""
 
 import collections
 import math
@@ -14,8 +14,8 @@ import jax
 
 from jaxrl_po.run.devices.compilation import compiled
 
-SMALL = 1e-6  # seconds: an operation below it is mostly its own start
-ENCLOSING = {"while", "call", "conditional"}  # their time is that of what runs in them
+SMALL = 1e-6  # seconds; below it, the start dominates an operation
+ENCLOSING = {"while", "call", "conditional"}  # their time is the time of the operations inside
 LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$")
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
 DIMENSIONS = re.compile(r"^\w+\[([\d,]*)\]")
@@ -26,9 +26,9 @@ class Program(NamedTuple):
     """A compiled program with its arguments.
 
     Attributes:
-      compiled: the program.
-      arguments: those of each call.
-      calls: calls that are timed together.
+      compiled: compiled program.
+      arguments: arguments of each call.
+      calls: number of calls that are timed together.
     """
 
     compiled: Any
@@ -36,7 +36,7 @@ class Program(NamedTuple):
     calls: int
 
     def run(self) -> float:
-        """Processor seconds of one call."""
+        """Returns the processor seconds of one call."""
         begun = time.process_time()
         results = [self.compiled(*self.arguments) for _ in range(self.calls)]
         jax.block_until_ready(results)
@@ -47,11 +47,11 @@ class Operation(NamedTuple):
     """An instruction of a compiled program.
 
     Attributes:
-      kind: XLA's name, such as dot, fusion or copy.
-      path: the JAX function that it comes from.
-      products: of each matrix product in it, the sizes of the result and of what is summed over.
-      runs: how often it runs in a call, on average over the profiled calls.
-      seconds: of one run, the median, which leaves out where another program had the core.
+      kind: name in XLA, such as dot, fusion or copy.
+      path: JAX function that the instruction comes from.
+      products: sizes of the result and of the summed axes, for each matrix product in it.
+      runs: average number of runs in a call, over the profiled calls.
+      seconds: median time of one run, which excludes runs while another program had the core.
     """
 
     kind: str
@@ -62,12 +62,12 @@ class Operation(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of one run's matrix products."""
+        """Number of multiplications and additions of one run's matrix products."""
         return sum(2 * math.prod(sizes) for sizes in self.products)
 
 
 class Total(NamedTuple):
-    """Operations taken together: their number in a call, their seconds and their flops."""
+    """Totals of several operations: their number in a call, their seconds and their flops."""
 
     number: int
     seconds: float
@@ -75,12 +75,12 @@ class Total(NamedTuple):
 
 
 def program(function: Callable[..., Any], *arguments: Any, calls: int = 1) -> Program:
-    """The function as a program for these arguments."""
+    """Compiles the function as a program for these arguments."""
     return Program(compiled(function, *arguments), arguments, calls)
 
 
 def operations(text: str) -> dict[str, Operation]:
-    """The instructions of a program by name, each once; a fusion has the products of its parts.
+    """Returns the instructions of a program by name; a fusion has the products of its parts.
 
     Args:
       text: the program as XLA prints it, `compiled.as_text()`.
@@ -92,7 +92,7 @@ def operations(text: str) -> dict[str, Operation]:
         elif instruction := LINE.match(line):
             lines.append((computation, *instruction.groups()))
     sizes = {name: _sizes(DIMENSIONS.match(shape)) for _, name, shape, *_ in lines}
-    products: dict[str, list[tuple[int, ...]]] = collections.defaultdict(list)  # of a computation
+    products: dict[str, list[tuple[int, ...]]] = collections.defaultdict(list)  # by computation
     found = {}
     for computation, name, _, kind, rest in lines:
         own = []
@@ -101,7 +101,7 @@ def operations(text: str) -> dict[str, Operation]:
             own = [sizes[name] + tuple(sizes[left[1]][n] for n in over if left)]
             products[computation] += own
         elif kind == "fusion" and (called := re.search(r"calls=%?([\w.-]+)", rest)):
-            own = products[called[1]]  # printed before it is called
+            own = products[called[1]]  # the text defines it before its call
         path = re.search(r'op_name="([^"]*)"', rest)
         found[name] = Operation(kind, path[1] if path else "", tuple(own))
     return found
@@ -112,10 +112,10 @@ def _sizes(found: re.Match[str] | None) -> tuple[int, ...]:
 
 
 def profiled(program: Program) -> list[tuple[str, str, float]]:
-    """The events of its calls in XLA's profile: plane and line, name, and nanoseconds of each."""
+    """Profiles the calls: returns plane and line, name, and nanoseconds of each event."""
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level, options.python_tracer_level = 3, 0
-    program.run()  # a first call is not like the others
+    program.run()  # a first call differs from the others
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
             program.run()
@@ -129,16 +129,16 @@ def profiled(program: Program) -> list[tuple[str, str, float]]:
 
 
 def kernels(program: Program) -> float:
-    """Kernels that a call launches on a GPU, copies included; on a CPU the operations it runs."""
+    """Counts kernels that a call launches on a GPU, with copies; on a CPU its operations."""
     if jax.default_backend() == "cpu":
         return sum(each.runs for each in executed(program))
     return sum(" Stream #" in place for place, *_ in profiled(program)) / program.calls
 
 
 def executed(program: Program) -> list[Operation]:
-    """The operations that a call of a program runs, without loops, calls and branches around them.
+    """Returns the operations that a call of a program runs, without loops, calls and branches.
 
-    Times of operations that use several cores, or run beside others, are those on the clock.
+    Times of operations that use several cores, or run in parallel with others, are wall times.
     """
     known = operations(program.compiled.as_text())
     runs = collections.defaultdict(list)
@@ -156,7 +156,7 @@ def executed(program: Program) -> list[Operation]:
 def totals(
     operations: Sequence[Operation], category: Callable[[Operation], str]
 ) -> dict[str, Total]:
-    """The operations of a call by category, those that take longest first."""
+    """Sums the operations of a call by category, with the slowest first."""
     found: dict[str, Total] = {}
     for each in operations:
         number, seconds, flops = found.get(category(each), (0, 0.0, 0.0))

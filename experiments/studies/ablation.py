@@ -24,7 +24,7 @@ from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import statistics
 
-# In the order of the paper's table: each row adds its switch to those above it.
+# Rows in the order of the paper's table: each adds its switch to the switches above it.
 STEPS = {
     "naive GRPO": "",
     "+ overlong filtering": "overlong_filtering=true",
@@ -44,7 +44,7 @@ OFF = {
 
 @config.record
 class Options:
-    """The ablation as a whole."""
+    """Settings of the ablation."""
 
     length: int = static(5, "digits of a list that is summed up", within=COUNT)
     seeds: int = static(8, "runs of each row", unit="seeds", within=COUNT)
@@ -53,7 +53,7 @@ class Options:
     num_prompts: int = static(16, "prompts of one generated batch", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)
     width: int = static(64, "width of the transformer", within=COUNT)
-    layers: int = static(2, "its blocks", within=COUNT)
+    layers: int = static(2, "blocks of the transformer", within=COUNT)
     learning_rate: float = static(
         3e-4,
         "peak step size of Adam: warm-up over 5 % of the updates, then decay to 0",
@@ -67,7 +67,7 @@ class Options:
     )
     warm_start_steps: int = static(
         10_000,
-        "its maximum number of steps; 0 starts from a random policy",
+        "maximum steps of the warm start; 0 starts from a random policy",
         unit="steps",
         within=NON_NEGATIVE,
     )
@@ -78,13 +78,13 @@ class Options:
 
 
 class Scores(NamedTuple):
-    """A row of the table, `[S]` each.
+    """A row of the table; each field except the name is `[S]`.
 
     Attributes:
       name: name of the row.
       updates: held-out greedy accuracy after all updates.
       tokens: held-out greedy accuracy at the number of tokens that the cheapest row generated.
-      generated: generated tokens in all.
+      generated: total number of generated tokens.
     """
 
     name: str
@@ -105,7 +105,7 @@ def arguments() -> dict[str, list[str]]:
 
 
 def run(options: Options, out: Path) -> list[Result]:
-    """Warm starts once and trains every row from there."""
+    """Makes one warm start and trains every row from it."""
     batch = options.num_prompts * options.group_size
     shared = {
         "algorithm": "dapo",
@@ -118,7 +118,7 @@ def run(options: Options, out: Path) -> list[Result]:
         "eval_prompts": 256,
         "problem.num_prompts": options.num_prompts,
         "problem.group_size": options.group_size,
-        # The longest demonstration: the length is to be learned.
+        # The longest demonstration, because the length must be learned.
         "problem.max_new_tokens": running_sum(options.length).answer_length,
         "model.width": options.width,
         "model.layers": options.layers,
@@ -138,7 +138,7 @@ def run(options: Options, out: Path) -> list[Result]:
 
 
 def generated(result: Result) -> npt.NDArray[np.float64]:
-    """Tokens generated up to each line, `[S, lines]`: batches × completions × their mean length."""
+    """Computes tokens generated up to each line, `[S, lines]`: batches × completions × length."""
     batch = result.rows[-1]["step"] // result.rows[-1]["iteration"]
     rows = result.rows[1:]
     iterations = np.diff([row["iteration"] for row in result.rows])
@@ -151,9 +151,9 @@ def generated(result: Result) -> npt.NDArray[np.float64]:
 
 
 def score(results: Sequence[Result]) -> list[Scores]:
-    """Accuracies of every row at equal updates and at equal tokens."""
+    """Computes the accuracies of every row at equal updates and at equal tokens."""
     tokens = [generated(result) for result in results]
-    budget = np.min([all[:, -1] for all in tokens], axis=0)  # of each seed
+    budget = np.min([all[:, -1] for all in tokens], axis=0)  # budget of each seed
     scores = []
     for result, all in zip(results, tokens, strict=True):
         evaluated = [i for i, row in enumerate(result.rows) if "greedy_accuracy" in row]
@@ -166,7 +166,7 @@ def score(results: Sequence[Result]) -> list[Scores]:
 
 
 def interval(values: npt.NDArray[np.float64]) -> str:
-    """Interquartile mean over seeds with its 95 % bootstrap interval."""
+    """Formats the interquartile mean over seeds with its 95 % bootstrap interval."""
     low, high = statistics.bootstrap_interval(values)
     return (
         f"{float(statistics.interquartile_mean(values)):.3f} [{float(low):.3f}, {float(high):.3f}]"
@@ -174,7 +174,7 @@ def interval(values: npt.NDArray[np.float64]) -> str:
 
 
 def table(results: Sequence[Result], scores: Sequence[Scores]) -> str:
-    """One line for each row."""
+    """Formats the table, one line for each row."""
     warm = np.asarray(results[0].summary["warm_start_accuracy"], np.float64)
     lines = [f"{'':>22} {'at equal updates':>24} {'at equal tokens':>24} {'tokens / 1000':>14}"]
     lines.append(f"{START:>22} {interval(warm):>24} {interval(warm):>24} {0:>14}")
@@ -188,7 +188,7 @@ def table(results: Sequence[Result], scores: Sequence[Scores]) -> str:
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
-    """Accuracy, entropy, length and truncation of every row."""
+    """Builds panels of accuracy, entropy, length and truncation of every row."""
     titles = {
         "greedy_accuracy": "running_sum: held-out greedy accuracy",
         "entropy": "entropy, nats",

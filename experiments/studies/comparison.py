@@ -11,11 +11,11 @@ from jaxrl_po.run.figures.plotting import Panel, Series
 from jaxrl_po.run.store import metrics
 from jaxrl_po.types import Row
 
-START = "warm start"  # folder of the initial policy that several runs share
+START = "warm start"  # folder of the initial policy that several runs start from
 
 
 class Result(NamedTuple):
-    """A run: its name, its lines of metrics and its `summary.json`."""
+    """Result of a run: its name, its lines of metrics and its `summary.json`."""
 
     name: str
     rows: list[Row]
@@ -28,16 +28,16 @@ def run_each(
     shared: Sequence[str],
     out: Path,
 ) -> list[Result]:
-    """Runs a command once per name, one after another; earlier results are replaced.
+    """Runs a command once per name, one after another; replaces earlier results.
 
     Args:
-      main: the command, from its arguments to the exit status.
+      main: `(argv) -> exit status`, the command.
       runs: name to the arguments of that run alone.
       shared: arguments of every run.
-      out: folder in which each run gets a folder.
+      out: folder that gets a folder for each run.
 
     Raises:
-      UsageError: a run did not finish; those after it are not started.
+      UsageError: a run did not finish; later runs are not started.
     """
     for name, arguments in runs.items():
         status = main([*shared, *arguments, f"--out={out / name}", "--overwrite"])
@@ -57,12 +57,12 @@ def run_from_one(
     """Makes one initial policy in the folder `START`, then runs a command from it once per name.
 
     Args:
-      main: `jaxrl-po language`, see `run_each`.
-      runs: see `run_each`.
+      main: `(argv) -> exit status` of `jaxrl-po language`, see `run_each`.
+      runs: name to the arguments of that run alone.
       shared: flag name to value, for the initial policy and all runs.
       start: flags of the initial policy alone, which is warm-started but not trained further.
-      rows: flags of the runs alone.
-      out: see `run_each`.
+      rows: flags of all runs, but not of the initial policy.
+      out: folder that gets a folder for each run.
     """
     first = {**shared, "seeds": 1, "total_steps": 0, **start}
     others = {**shared, "init_from": out / START, **rows}
@@ -71,7 +71,7 @@ def run_from_one(
 
 
 def read(out: Path, name: str) -> Result:
-    """The results of the run of this name, from its folder."""
+    """Reads the results of a run by name, from its folder."""
     summary = json.loads((out / name / "summary.json").read_text(encoding="utf-8"))
     return Result(name, metrics.read(out / name / "metrics.jsonl"), summary)
 
@@ -84,7 +84,7 @@ def panel(
     y_label: str,
     target: float | None = None,
 ) -> Panel:
-    """A panel with one metric, a curve per run."""
+    """Builds a panel with one metric, a curve per run."""
     series = [Series(metric, result.name, result.rows) for result in results]
     return Panel([], series, title, x_label, y_label, target, seeds=False)
 

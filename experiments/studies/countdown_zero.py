@@ -1,8 +1,8 @@
-"""R1-Zero in small: a transformer that imitates searches learns from outcomes to search better.
+"""R1-Zero at a small scale: a transformer that imitates searches learns to search better.
 
 `python experiments/studies/countdown_zero.py` writes traces of an imperfect search of countdown,
-fits a transformer to them (`sft`), and improves it by GRPO, all seeds in one program, with the
-verifier `right`. Before and after, 256 problems over numbers that were never seen are asked once
+fits a transformer to them (`sft`), and improves it by GRPO from outcomes, all seeds in one program,
+with the verifier `right`. Before and after, the model answers 256 problems over unseen numbers once
 each. Run again, it resumes. Table, picture and figures go to `docs`.
 """
 
@@ -29,33 +29,33 @@ from jaxrl_po.run.store import folder
 PAGE, PICTURE = Path("docs/studies/countdown_zero.md"), Path("docs/countdown_zero.png")
 RESULTS = Path("docs/studies/countdown_zero.json")
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # targets and values have one token: 35 is Z
-LARGEST, BOUND = 9, len(DIGITS) - 1  # of the given numbers; of targets and of a trace's values
-PATIENCE = 4  # tries of a trace, at most: then it answers with what it has
-HELD_OUT, SHARE = 256, 0.25  # problems asked; share of the triples of numbers that are held out
+LARGEST, BOUND = 9, len(DIGITS) - 1  # largest number; largest target or value of a trace
+PATIENCE = 4  # most tries of a trace, which then answers with its last try
+HELD_OUT, SHARE = 256, 0.25  # held-out problems; share of the triples of numbers that are held out
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 SIGNS = dict(zip("+-*", OPERATIONS.values(), strict=True))
-BATCH, BUDGET = 128, 96  # completions of an iteration of each seed: 16 prompts × 8; tokens
+BATCH, BUDGET = 128, 96  # completions per iteration and seed, 16 prompts × 8; token budget
 MODEL = {"model.width": 96, "model.layers": 3, "model.mlp_width": 256, "devices": "1"}
 SHARED = {**MODEL, "task": "file", "task.characters": DIGITS + "+-*()=,:<>!?"}
 
 
 @config.record
 class Options:
-    """The study as a whole."""
+    """Settings of the study."""
 
     traces: int = static(200_000, "demonstrations that are fitted, each once", within=COUNT)
-    iterations: int = static(240, "of GRPO", within=COUNT)
-    seeds: int = static(3, "runs of GRPO side by side, from one fit", within=COUNT)
-    out: str = static("runs/countdown_zero", "folder of the runs")
+    iterations: int = static(240, "iterations of GRPO", within=COUNT)
+    seeds: int = static(3, "parallel runs of GRPO from the same fitted model", within=COUNT)
+    out: str = static("runs/countdown_zero", "folder for the runs")
 
 
 class Try(NamedTuple):
-    """One of the expressions that are tried.
+    """One expression of the search.
 
     Attributes:
-      steps: how a trace computes it, `3*2=6+7=D`.
-      expression: how it is answered, `(3*2)+7`.
-      value: what it is.
+      steps: computation in a trace, `3*2=6+7=D`.
+      expression: form in an answer, `(3*2)+7`.
+      value: value of the expression.
     """
 
     steps: str
@@ -64,7 +64,7 @@ class Try(NamedTuple):
 
 
 def tries(numbers: Sequence[int]) -> list[Try]:
-    """Each (a ∘ b) ∘ c with a ≥ b, whose values lie in 0 … BOUND."""
+    """Lists each (a ∘ b) ∘ c with a ≥ b, whose values lie in 0 … BOUND."""
     found = set()
     for (a, b, c), first, second in itertools.product(
         itertools.permutations(numbers), SIGNS, SIGNS
@@ -78,9 +78,9 @@ def tries(numbers: Sequence[int]) -> list[Try]:
 
 
 def trace(numbers: Sequence[int], target: int, draw: random.Random) -> str:
-    """Tries in random order up to the target, or up to where patience ends, and an answer.
+    """Writes tries in random order up to the target, or up to the limit of tries, and an answer.
 
-    After each stands whether it is right (`!`), above the target (`>`) or below it (`<`).
+    After each try a mark says if it is right (`!`), above the target (`>`) or below it (`<`).
     """
     all_of_them, made = tries(numbers), ""
     for each in draw.sample(all_of_them, min(draw.randint(1, PATIENCE), len(all_of_them))):
@@ -91,7 +91,7 @@ def trace(numbers: Sequence[int], target: int, draw: random.Random) -> str:
 
 
 def right(completions: Sequence[str], numbers: Any, target: Any, **_: Any) -> list[float]:
-    """1 where what follows the last colon has each number once and the target as its value."""
+    """Returns 1 if the text after the last colon uses each number once and reaches the target."""
     return [
         float(reaches(text.rpartition(":")[2] if ":" in text else "", *problem))
         for text, *problem in zip(completions, numbers, target, strict=True)
@@ -99,7 +99,7 @@ def right(completions: Sequence[str], numbers: Any, target: Any, **_: Any) -> li
 
 
 def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
-    """Whether an expression of sums, differences and products is right."""
+    """Returns whether an expression of sums, differences and products is right."""
     used = []
 
     def value(node: ast.AST) -> int:
@@ -112,7 +112,7 @@ def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
         raise ValueError
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # that 3(4) calls a number
+        with warnings.catch_warnings(action="ignore"):  # about 3(4), which calls a number
             found = value(ast.parse(expression, mode="eval").body)
     except (ValueError, SyntaxError):
         return False
@@ -120,9 +120,9 @@ def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
 
 
 def write(out: Path, traces: int) -> dict[str, str]:
-    """Traces, and the problems to train on and to ask; returns their files by name.
+    """Writes traces, training problems and held-out problems; returns their files by name.
 
-    Problems over the same numbers are all on the same side.
+    Problems over the same numbers are all in the same split.
     """
     draw = random.Random(0)
     triples = list(itertools.combinations_with_replacement(range(1, LARGEST + 1), 3))
@@ -155,7 +155,7 @@ def write(out: Path, traces: int) -> dict[str, str]:
 
 
 def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """The flags of each stage: the fit, what it can do, and what GRPO makes of it."""
+    """Returns the flags of each stage: the fit, its evaluation, and its training by GRPO."""
     asked = {
         **{**SHARED, "algorithm": "grpo", "reward": right, "log_every": 1},
         **{"reward.require_end": True, "problem.max_new_tokens": BUDGET},
@@ -169,7 +169,7 @@ def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]
             **{**SHARED, "algorithm": "sft", "task.train": files["traces"]},
             **{"task.test_fraction": 0.005, "log_every": 20, "eval_every": 10},
             **{"config.learning_rate": 2e-3, "config.warm_up_iterations": 50},
-            "config.num_microbatches": 4,  # each is cut to its longest trace
+            "config.num_microbatches": 4,  # each microbatch is cut to its longest trace
             **{"config.decay_iterations": options.traces // 64, "total_steps": options.traces},
         },
         "before": asked | {"seeds": 1, "total_steps": 0},
@@ -182,7 +182,7 @@ def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]
 
 
 def cell(scores: Sequence[float]) -> str:
-    """Mean per cent and interval: of one model over the problems, of several over the seeds."""
+    """Formats mean per cent and interval: over the problems for a single model, else over seeds."""
     if len(scores) > 1:
         return smollm2.interval(scores)
     hits = round(scores[0] * HELD_OUT)
@@ -190,7 +190,7 @@ def cell(scores: Sequence[float]) -> str:
 
 
 def write_page() -> None:
-    """The table into the page, and the picture."""
+    """Writes the table into the page, and the picture."""
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))
     table = ["| | iterations | greedy, % | sampled, % | tokens, greedy |", "|---" * 5 + "|"]
     for name, row in rows.items():

@@ -16,20 +16,20 @@ from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET
 
 CRITICS = ("exact", "in error", "zeros")
-TINY = 1e-12  # below it, a square is rounding
+TINY = 1e-12  # squares below it are rounding error
 
 
 class Result(NamedTuple):
-    """Everything that the table, the figure and the tests read.
+    """All values that the table, the figure and the tests read.
 
     Attributes:
-      setting: the MDP, the policy and the critics.
-      grid: the estimators.
-      sums: of every group.
+      setting: MDP, policy and critics.
+      grid: estimators to compare.
+      sums: sums of every group of segments.
       measured: name to number and standard error, `[C, E]` each: the roots of `scores`, and
         `gradient_bias` and `gradient_error` (of one batch), both relative.
       exact: name to number `[C, E]`, by enumeration.
-      gradients: of the policy gradient, with the exact bias.
+      gradients: scores of the policy gradient, with the exact bias.
     """
 
     setting: Setting
@@ -41,12 +41,12 @@ class Result(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One family of estimators on a fine grid, exact.
+    """One family of estimators on a fine grid, with exact values.
 
     Attributes:
       name: `GAE` or `A3C`.
       parameter: λ or k, `[N]`.
-      reach: where to draw it, in steps: 1 / (1 − γλ) or k + 1, `[N]`.
+      reach: horizontal position, in steps: 1 / (1 − γλ) or k + 1, `[N]`.
       exact: name to number `[C, N]`.
     """
 
@@ -57,7 +57,7 @@ class Curve(NamedTuple):
 
 
 def curves(result: Result) -> list[Curve]:
-    """GAE for λ from 0 to 1, and A3C for k from 0 to the horizon of Monte Carlo."""
+    """Computes GAE for λ from 0 to 1, and A3C for k from 0 to Monte Carlo's horizon."""
     gamma, num_steps = float(result.setting.mdp.gamma), result.grid.num_steps
     reach = np.geomspace(1.0, 1.0 / (1.0 - gamma), 121)
     lambdas = np.clip((1.0 - 1.0 / reach) / gamma, 0.0, 1.0)
@@ -68,14 +68,14 @@ def curves(result: Result) -> list[Curve]:
 
 
 class Look(NamedTuple):
-    """How a curve is drawn."""
+    """Style of a curve."""
 
     colour: str
     width: float
     label: str
 
 
-# The broad pale line (their sum) is drawn behind the larger of the two.
+# The broad pale line (the sum) is drawn behind the larger of the two.
 LOOKS = {
     "rmse": Look("#c9ced3", 7.0, "mean squared error of Â + V̂(s) against Q"),
     "deviation": Look(COLOURS[0], 2.0, "variance"),
@@ -85,7 +85,7 @@ DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 1.2, "linestyle": (0, (4,
 
 
 def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
-    """Bias², variance and their sum for one family: exact as lines, measured as points.
+    """Draws bias², variance and their sum for one family: exact as lines, measured as points.
 
     Error bars are ± two standard errors; the exact minimum is marked.
     """
@@ -113,7 +113,7 @@ def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
             continue
         number, error = (x[critic, picked] for x in result.measured[name])
         measured, spread = np.square(number), np.square(number + error) - np.square(number)
-        # A bias that is not distinguishable from zero has no place on a log scale.
+        # A bias that is not distinguishable from zero cannot be drawn on a log scale.
         told = measured > np.maximum(2 * spread, TINY)
         axes.errorbar(
             reach[told],
@@ -149,7 +149,7 @@ def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
 def draw_gradient(
     axes: Axes, result: Result, critic: int, accuracy: float, chosen: Sequence[int]
 ) -> None:
-    """Relative error of the policy gradient against the environment steps it is estimated from."""
+    """Draws the relative error of the policy gradient against the environment steps it takes."""
     segments = np.geomspace(1.0, 1e4, 60)
     for colour, e in zip(COLOURS, chosen, strict=False):
         bias, variance = (x[critic, e] for x in result.gradients)
@@ -168,12 +168,12 @@ def save_figure(result: Result, accuracy: float, path: Path) -> None:
     """Writes the picture: a row for each critic; GAE, A3C, and the error of the policy gradient.
 
     Args:
-      result: of `evaluate`.
+      result: result of `evaluate`.
       accuracy: relative error of the policy gradient that a line marks.
-      path: of the PNG file.
+      path: path of the PNG file.
     """
     names, families = result.grid.names(), curves(result)
-    # Each family is represented, for all critics, by the member that needs the fewest steps under
+    # For all critics, each family is represented by the member that needs the fewest steps under
     # the critic in error.
     steps = result.gradients.segments(accuracy)[CRITICS.index("in error")]
     best = [

@@ -6,11 +6,11 @@ exact one, one in error, and zeros. Every estimator sees the same segments: T st
 episode, bootstrapped by the critic at the end. The states are drawn from the policy's stationary
 distribution, so that the mean of ∇log π · Â over the steps of a segment estimates (1 − γ) ∇J.
 
-Â differs from A(s, a) by the error of the return and that of the baseline, V(s) − V̂(s). The latter
-is the same for all estimators, has no variance given s and does not bias the policy gradient, so
-bias and mean squared error are reported for Â + V̂(s) against Q(s, a), beside the bias against
-A(s, a). Writes `table.txt`, `table.json`, `cells.npz` (mean and variance of Â − A, and visits, for
-each state, action and position) and `estimators.png` under `--out`.
+Â differs from A(s, a) by the error of the return and by the baseline's error, V(s) − V̂(s). The
+latter is the same for all estimators, has no variance given s and does not bias the policy
+gradient, so bias and mean squared error are reported for Â + V̂(s) against Q(s, a), along with the
+bias against A(s, a). Writes `table.txt`, `table.json`, `cells.npz` (mean and variance of Â − A, and
+visits, for each state, action and position) and `estimators.png` under `--out`.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from jaxrl_po.run.store import folder
 
 @config.record
 class Options:
-    """The measurement as a whole."""
+    """Settings of the measurement."""
 
     num_states: int = static(8, "states of the MDP", within=Interval(2, 16))
     num_actions: int = static(3, "actions of the MDP", within=Interval(2, 8))
@@ -70,14 +70,14 @@ class Options:
         within=Interval(0.0, 1.0, open_low=True),
     )
     seed: int = static(
-        0, "of the MDP, the policy, the critic's error and the segments", within=NON_NEGATIVE
+        0, "seed of the MDP, the policy, the critic's error and the segments", within=NON_NEGATIVE
     )
     out: str = static(
         "runs/estimators", "folder for the results; an earlier measurement in it is replaced"
     )
 
     def validate(self) -> None:
-        """Checks what the range of a field cannot express."""
+        """Checks conditions that the range of a field cannot express."""
         if self.num_samples % GROUPS:
             raise ConfigError(
                 "num_samples", f"must be a multiple of {GROUPS}, got {self.num_samples}"
@@ -85,10 +85,10 @@ class Options:
         self.grid()
 
     def grid(self) -> Grid:
-        """The requested estimators.
+        """Returns the requested estimators.
 
         Raises:
-          ConfigError: `lambdas` holds something other than numbers in [0, 1].
+          ConfigError: `lambdas` has an entry that is not a number in [0, 1].
         """
         try:
             lambdas = sorted({float(item) for item in self.lambdas.split(",")})
@@ -131,7 +131,7 @@ def setting(options: Options) -> Setting:
 
 
 def evaluate(options: Options) -> Result:
-    """Runs the whole measurement, in double precision."""
+    """Runs the complete measurement, in double precision."""
     grid = options.grid()
     with jax.enable_x64(True):
         problem = setting(options)
@@ -162,7 +162,7 @@ def evaluate(options: Options) -> Result:
 
 
 def rows(result: Result, options: Options) -> list[dict[str, Any]]:
-    """One for each critic and estimator."""
+    """Returns a row for each critic and estimator."""
     steps = options.num_steps * result.gradients.segments(options.accuracy)
     return [
         {"critic": critic, "estimator": estimator, "steps": float(steps[c, e])}
@@ -178,7 +178,7 @@ def rows(result: Result, options: Options) -> list[dict[str, Any]]:
 
 
 def table(result: Result, options: Options) -> str:
-    """The rows as text, a block per critic; `*` marks the smallest value of a column."""
+    """Formats the rows, a block per critic; `*` marks the smallest value of a column."""
     batch = f"{options.batch * options.num_steps:,} steps"
     lines = [
         f"{'':9} {'bias of':>8} {'bias of Â + V̂':>20} {'standard deviation':>22} {'rmse':>8}"

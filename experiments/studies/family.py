@@ -25,7 +25,7 @@ from jaxrl_po.types import Row
 
 @config.record
 class Options:
-    """The comparison as a whole."""
+    """Settings of the comparison."""
 
     env: str = static("CartPole-v1", "a registered gymnax environment")
     methods: str = static(
@@ -60,7 +60,7 @@ def compare(options: Options, out: Path) -> list[Result]:
 
 
 def panels(results: Sequence[Result], options: Options) -> list[Panel]:
-    """Return, KL and entropy against steps, a curve for each method."""
+    """Builds panels of return, KL and entropy against steps, a curve for each method."""
     steps, title = "environment steps, each seed", f"{options.env}: greedy return"
     return [
         comparison.panel(results, "greedy_return", title, steps, "return", options.threshold),
@@ -70,14 +70,14 @@ def panels(results: Sequence[Result], options: Options) -> list[Panel]:
 
 
 def steps_to(rows: Sequence[Row], threshold: float) -> float:
-    """Steps at which the mean greedy return reached the threshold; infinite if it never did."""
+    """Finds the steps at which the mean greedy return reached the threshold, or infinity."""
     step, values = metrics.curve(rows, "greedy_return")
     reached = np.flatnonzero(values.mean(axis=0) >= threshold)
     return float(step[reached[0]]) if reached.size else np.inf
 
 
 def table(results: Sequence[Result], options: Options) -> str:
-    """One line for each method."""
+    """Formats the table, one line for each method."""
     reached = f"steps to {options.threshold:g}"
     lines = [
         (

@@ -1,7 +1,7 @@
-"""Methods on one language task at equal generated tokens, and the lecture's table measured.
+"""Compares methods on one language task at equal generated tokens; measures the lecture's table.
 
 `python experiments/studies/language_family.py` trains PPO, TRPO, GRPO and DAPO by `language.py`,
-from the same warm start. It leaves a folder for each, `family.png` (accuracy against generated
+from the same warm start. It writes a folder for each, `family.png` (accuracy against generated
 tokens, KL of an update, entropy), `table.txt`, and the lecture's table as `lecture.md` and
 `lecture.json`, all under `--out`.
 """
@@ -28,23 +28,23 @@ from jaxrl_po.run.store import folder, metrics
 
 @config.record
 class Options:
-    """The comparison as a whole."""
+    """Settings of the comparison."""
 
     methods: str = static("ppo,trpo,grpo,dapo", "methods, separated by commas")
     task: str = static(
         "addition",
-        f"one of {', '.join(language.tasks.TASKS)}, with its default settings but for --num_digits",
+        f"one of {', '.join(language.tasks.TASKS)}, with its default settings except --num_digits",
     )
-    num_digits: int = static(2, "digits of an operand, where the task has operands", within=COUNT)
+    num_digits: int = static(2, "digits of an operand, if the task has operands", within=COUNT)
     seeds: int = static(4, "runs of each method", unit="seeds", within=COUNT)
     seed: int = static(0, "base seed", within=SEED)
     total_steps: int = static(51_200, "completions of each run that are trained on", within=COUNT)
     width: int = static(32, "width of the transformers", within=COUNT)
-    layers: int = static(2, "their blocks", within=COUNT)
+    layers: int = static(2, "blocks of the transformers", within=COUNT)
     warm_start: float = static(
         0.45, "greedy accuracy at which the supervised warm start stops", within=UNIT
     )
-    warm_start_steps: int = static(2_000, "its maximum number of steps", unit="steps", within=COUNT)
+    warm_start_steps: int = static(2_000, "most warm-start steps", unit="steps", within=COUNT)
     devices: str = static("auto", "devices to shard seeds over")
     out: str = static(
         "runs/language_family", "folder for the results; an earlier comparison in it is replaced"
@@ -52,14 +52,14 @@ class Options:
 
 
 class Method(NamedTuple):
-    """How a method is run.
+    """Settings of a method's run.
 
     Attributes:
-      algorithm: of `language.py`.
-      num_prompts: of an iteration.
-      group_size: completions of each.
-      flags: the rest, where they differ from the defaults of `language.py`.
-      decays: its step size falls to 0 at the end of the run.
+      algorithm: name of the method in `language.py`.
+      num_prompts: prompts per iteration.
+      group_size: completions of each prompt.
+      flags: further flags that differ from the defaults of `language.py`.
+      decays: True if its step size falls to 0 at the end of the run.
     """
 
     algorithm: str
@@ -98,7 +98,7 @@ METHODS = {
 
 
 def arguments(method: Method, options: Options) -> list[str]:
-    """Flags of a method's run."""
+    """Returns the flags of a method's run."""
     iterations = options.total_steps // (method.num_prompts * method.group_size)
     given = [
         f"algorithm={method.algorithm}",
@@ -135,7 +135,7 @@ def run(options: Options, out: Path) -> list[Result]:
 
 
 def by_tokens(result: Result) -> Result:
-    """The same lines with generated tokens (mean over seeds), not completions, as their step."""
+    """Returns the lines with generated tokens (mean over seeds), not completions, as steps."""
     tokens = ablation.generated(result).mean(axis=0)
     return result._replace(
         rows=[{**row, "step": float(step)} for row, step in zip(result.rows, tokens, strict=True)]
@@ -143,7 +143,7 @@ def by_tokens(result: Result) -> Result:
 
 
 def panels(results: Sequence[Result], options: Options) -> list[Panel]:
-    """Accuracy, KL and entropy against generated tokens, a curve for each method."""
+    """Builds panels of accuracy, KL and entropy against generated tokens, a curve per method."""
     counted, tokens = [by_tokens(result) for result in results], "tokens generated, each seed"
     title = f"{options.task}: held-out greedy accuracy"
     return [
@@ -154,7 +154,7 @@ def panels(results: Sequence[Result], options: Options) -> list[Panel]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line per method: accuracy at the end and at equal tokens, and KL of its updates."""
+    """Formats a line per method: accuracy at the end and at equal tokens, and KL of updates."""
     lines = [
         (
             f"{'':>10} {'warm start':>11} {'final accuracy':>24} {'at equal tokens':>24} "
@@ -175,12 +175,12 @@ Cells = Mapping[str, Any]
 
 
 def held(cells: Cells) -> str:
-    """The models in memory with their bytes."""
+    """Formats the models in memory with their bytes."""
     return ", ".join(f"{name} {filesize.decimal(size)}" for name, size in cells["models"].items())
 
 
 def shown(name: str, write: Callable[[Any], str]) -> Callable[[Cells], str]:
-    """A cell by name; a dash where there is nothing to measure."""
+    """Returns a function that formats a cell by name; a dash for a missing measurement."""
     return lambda cells: "–" if cells[name] is None else write(cells[name])
 
 
@@ -206,7 +206,7 @@ LECTURE: dict[str, Callable[[Cells], str]] = {
 
 
 def markdown(columns: Mapping[str, Cells]) -> str:
-    """The lecture's table: a column for each method."""
+    """Returns the lecture's table: a column for each method."""
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     lines += [
         f"| {title} | {' | '.join(write(cells) for cells in columns.values())} |"

@@ -27,31 +27,31 @@ Array = npt.NDArray[np.float64]
 class Shifted(NamedTuple):
     """A policy whose log-probabilities are shifted token by token.
 
-    The derivative with respect to a shift is that with respect to log π(o_t).
+    The derivative with respect to a shift is the derivative with respect to log π(o_t).
     """
 
     base: Any
     shift: jax.Array
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """`[B, T]`, nats, shifted."""
+        """Returns shifted log-probabilities `[B, T]`, nats."""
         return self.base.log_prob(action) + self.shift
 
     def entropy(self) -> jax.Array:
-        """`[B, T]`, of the policy itself."""
+        """Returns the entropy `[B, T]` of the unshifted policy."""
         return self.base.entropy()
 
     def kl(self, other: "Shifted") -> jax.Array:
-        """`[B, T]`, between the policies themselves."""
+        """Returns the KL `[B, T]` between the unshifted policies."""
         return self.base.kl(other.base)
 
 
 def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
-    """The problem with a shift per token among the policy's parameters, and known advantages.
+    """Builds the problem with a shift per token among the parameters, and known advantages.
 
     Every other member of a group is right (every other row, if groups have one member) and the
     critic predicts 0, so that all tokens of right rows share one advantage, and all tokens of wrong
-    rows another: what differs within either is the weight that the loss gives to a token.
+    rows another: differences within either are weights that the loss gives to tokens.
     """
     rows, size = groups[0] * groups[1], max(groups[1], 2)
 
@@ -88,14 +88,14 @@ def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
 
 
 def outcomes(rows: int, size: int) -> jax.Array:
-    """0, 1, 0, 1, … within each group."""
+    """Returns outcomes 0, 1, 0, 1, … within each group."""
     return (jnp.arange(rows) % size % 2).astype(jnp.float32)
 
 
 def one_step(config: Any) -> Any:
-    """The same loss in one plain step.
+    """Returns the config of the same loss in one plain step.
 
-    Settings of the length of a step, which do not affect its direction, are at their defaults.
+    Settings of a step's length, which do not affect its direction, have their defaults.
     """
     plain = {
         "num_epochs": 1,
@@ -111,7 +111,7 @@ def one_step(config: Any) -> Any:
     changes: dict[str, Any] = {name: value for name, value in plain.items() if name in vars(config)}
     changes |= {name: vars(type(config)())[name] for name in own if name in vars(config)}
     if isinstance(config, npg.Config):
-        # Damping so large that the natural step points along the gradient.
+        # Damping is so large that the natural step points along the gradient.
         changes |= {"damping": 1e6, "cg_iterations": 1}
     if isinstance(config, dapo.Config):
         # A penalty on length is not a token weight.
@@ -122,13 +122,13 @@ def one_step(config: Any) -> Any:
 def token_weights(
     algorithm: Any, config: Any, problem: Problem, key: jax.Array
 ) -> tuple[Array, Array, Array]:
-    """Weight of one token in the loss of an algorithm, by differentiating that loss.
+    """Computes the weight of one token in the loss of an algorithm, by differentiating the loss.
 
     Args:
       algorithm: module with `make`.
-      config: its record.
-      problem: language; with a policy whose responses differ in length.
-      key: consumed.
+      config: config of the algorithm.
+      problem: language problem with a policy whose responses differ in length.
+      key: PRNG key, consumed.
 
     Returns:
       For each response, `[B]`: its length in tokens, its outcome, and the mean of
@@ -140,15 +140,15 @@ def token_weights(
     learner = algorithm.make(one_step(config), instance, *optimizer)
     state, _ = jax.jit(lambda key: learner.step(learner.init(key)))(key)
     weight = np.abs(np.asarray(state.params.policy[1], np.float64))
-    length = np.count_nonzero(weight, axis=1).astype(np.float64)  # no advantage is 0
+    length = np.count_nonzero(weight, axis=1).astype(np.float64)  # every advantage is non-zero
     outcome = np.asarray(outcomes(len(weight), max(batch.score.shape[1], 2)), np.float64)
     return length, outcome, weight.sum(axis=1) / np.maximum(length, 1.0)
 
 
 def length_slope(length: Array, outcome: Array, weight: Array) -> float:
-    """Slope of log(weight of a token) over log(length of its response), by least squares.
+    """Fits the slope of log(weight of a token) over log(length of its response), by least squares.
 
-    With an intercept for each outcome. −1: a token of a response twice as long weighs half;
+    Each outcome has its own intercept. −1: a token of a response twice as long weighs half;
     0: all tokens weigh the same.
 
     Example:
@@ -161,7 +161,7 @@ def length_slope(length: Array, outcome: Array, weight: Array) -> float:
 
 
 def size_of(tree: PyTree) -> int:
-    """Bytes of the arrays (or shapes) of a tree; keys do not count."""
+    """Counts bytes of the arrays (or shapes) of a tree; keys do not count."""
     leaves = [
         leaf
         for leaf in jax.tree.leaves(tree)
@@ -171,11 +171,11 @@ def size_of(tree: PyTree) -> int:
 
 
 def measure(result: Result, out: Path) -> dict[str, Any]:
-    """All cells of one run.
+    """Measures all cells of one run.
 
     Args:
-      result: of the run.
-      out: folder of its folder.
+      result: result of the run.
+      out: parent folder of the run's folder.
     """
     settings = earlier.read(language, "out", str(out / result.name))
     options, problem, config = settings.run, settings.problem, settings.method
@@ -191,7 +191,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
     placement = parallel.choose(
         options.devices, num_seeds=options.seeds, num_rows=problem.num_prompts, mesh=options.mesh
     )
-    seeds = placement.num_seeds // placement.seed_devices  # per device
+    seeds = placement.num_seeds // placement.seed_devices  # seeds per device
     first, last, iterations = (
         result.rows[0],
         result.rows[-1],
@@ -245,21 +245,21 @@ def untrained(config: LanguageConfig) -> Problem:
 
 
 def line_mean(result: Result, metric: str, default: float | None) -> float | None:
-    """Mean over the lines and seeds of a metric; `default` where no line has it."""
+    """Averages a metric over lines and seeds; returns `default` if no line has it."""
     _, values = metrics.curve(result.rows, metric)
     return float(np.nanmean(values)) if values.size else default
 
 
 def known(values: Any) -> Array:
-    """Numbers of a line, `[S]`, with 0 where there is none."""
+    """Returns the numbers of a line, `[S]`, with 0 for missing ones."""
     return np.nan_to_num(np.asarray(values, np.float64))
 
 
 def useful_steps(result: Result, config: Any, iterations: Array) -> float:
-    """Steps that moved the parameters, weighted by their share of tokens with an advantage.
+    """Counts steps that moved the parameters, weighted by their share of tokens with an advantage.
 
-    The mean over seeds. A seed without a number in a line (no step was tried, no token trained)
-    adds nothing.
+    The result is the mean over seeds. A seed without a number in a line (no step was tried, no
+    token trained) adds nothing.
     """
     steps = vars(config).get("num_epochs", 1) * vars(config).get("num_minibatches", 1)
     rows = result.rows[1:]

@@ -11,12 +11,12 @@ Pair = tuple[Array, Array]
 
 
 class Cells(NamedTuple):
-    """Moments of Â − A given the state, the action and the position; for an unvisited cell NaN.
+    """Moments of Â − A given the state, the action and the position; NaN for an unvisited cell.
 
     Attributes:
-      mean: `[C, E, T, S, A]`.
-      variance: `[C, E, T, S, A]`.
-      visits: `[T, S, A]`, their number; infinite where the moments are exact.
+      mean: `[C, E, T, S, A]`, mean error.
+      variance: `[C, E, T, S, A]`, variance of the error.
+      visits: `[T, S, A]`, number of visits; infinite for exact moments.
     """
 
     mean: Array
@@ -25,7 +25,7 @@ class Cells(NamedTuple):
 
 
 def cells(setting: Setting, sums: Sums) -> Cells:
-    """The measured moments; variances are unbiased."""
+    """Computes the measured moments; variances are unbiased."""
     count = sums.visits
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = sums.error / count
@@ -37,13 +37,13 @@ def cells(setting: Setting, sums: Sums) -> Cells:
 
 
 def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: int) -> Cells:
-    """The same moments by enumeration, backwards from the last step of the sum Σ_l cˡ δ_{t+l}.
+    """Computes exact moments by enumeration, backwards from the last step of Σ_l cˡ δ_{t+l}.
 
     Args:
-      setting: the MDP, the policy and the critics.
+      setting: MDP, policy and critics.
       mixtures: `[E]`, λ, so that c = γλ.
-      horizons: `[E]`, steps of the sum, no more than are left of the segment.
-      num_steps: T, of the segment.
+      horizons: `[E]`, steps of the sum, at most those left in the segment.
+      num_steps: T, steps of a segment.
     """
     transition, reward, _, gamma = (np.asarray(x) for x in setting.mdp)
     policy, critics = np.asarray(setting.policy), np.asarray(setting.critics)
@@ -56,7 +56,7 @@ def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: i
         return np.einsum("sat,...sat->...sa", transition, x)
 
     def following(x: Array) -> Array:
-        """Of the next step's state and action, and of the next state."""
+        """Averages over the next step's state and action, and over the next state."""
         return np.sum(policy * x, axis=-1)[:, :, None, None, :]
 
     mean = square = np.zeros((len(critics), len(mixtures), *reward.shape))
@@ -77,7 +77,7 @@ def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: i
 
 
 def scores(setting: Setting, moments: Cells) -> Statistics:
-    """Means of unbiased squares over visits: without a bias they are 0 on average, despite noise.
+    """Averages unbiased squares over visits: without a bias they are 0 on average, despite noise.
 
     Returns:
       `advantage_bias` of Â against A; `bias` and `rmse` of Â + V̂ against Q; `deviation` given
@@ -110,7 +110,7 @@ class GradientScores(NamedTuple):
     """Scores of the policy gradient of one segment, relative to the exact one, `[C, E]`.
 
     Attributes:
-      bias: squared.
+      bias: squared bias.
       variance: trace of the covariance.
     """
 
@@ -118,17 +118,17 @@ class GradientScores(NamedTuple):
     variance: Array
 
     def error(self, segments: float | Array) -> Array:
-        """Mean squared relative error of the average over this number of segments."""
+        """Computes the mean squared relative error of the average over this number of segments."""
         return np.maximum(self.bias, 0.0) + self.variance / segments
 
     def segments(self, accuracy: float) -> Array:
-        """Segments until the root of that is `accuracy`; infinite if the bias alone exceeds it."""
+        """Computes segments until √error is `accuracy`; infinite if the bias alone exceeds it."""
         slack = accuracy**2 - np.maximum(self.bias, 0.0)
         return np.where(slack > 0, self.variance / np.where(slack > 0, slack, 1.0), np.inf)
 
 
 def gradient_scores(setting: Setting, sums: Sums) -> GradientScores:
-    """Measured from the segments' gradients."""
+    """Measures the scores from the segments' gradients."""
     count = sums.visits[0].sum()
     exact = np.asarray(setting.gradient).ravel()
     mean = sums.gradient / count
@@ -138,7 +138,7 @@ def gradient_scores(setting: Setting, sums: Sums) -> GradientScores:
 
 
 def gradient_bias(setting: Setting, moments: Cells) -> Array:
-    """Expected policy gradient less the exact one, `[C, E, S·A]`, from the exact moments."""
+    """Computes expected policy gradient minus the exact one, `[C, E, S·A]`, from exact moments."""
     policy = np.asarray(setting.policy)
     error = moments.mean.mean(axis=2)
     centred = error - np.sum(policy * error, axis=-1, keepdims=True)
@@ -147,7 +147,7 @@ def gradient_bias(setting: Setting, moments: Cells) -> Array:
 
 
 def exact_scores(setting: Setting, mixtures: Array, horizons: Array, num_steps: int) -> Statistics:
-    """Roots of the `scores` of `exact_cells`, and the relative `gradient_bias`."""
+    """Computes roots of the `scores` of `exact_cells`, and the relative `gradient_bias`."""
     moments = exact_cells(setting, mixtures, horizons, num_steps)
     bias = gradient_bias(setting, moments)
     squared = scores(setting, moments) | {
@@ -157,7 +157,7 @@ def exact_scores(setting: Setting, mixtures: Array, horizons: Array, num_steps: 
 
 
 def jackknife(statistic: Callable[[Sums], Statistics], sums: Sums) -> dict[str, Pair]:
-    """Root of each statistic, and its standard error from leaving out one group at a time."""
+    """Computes the root of each statistic, and its standard error by leaving out one group."""
     whole = total(sums)
     others = [
         statistic(Sums(*(x - y[i] for x, y in zip(whole, sums, strict=True))))
@@ -167,6 +167,6 @@ def jackknife(statistic: Callable[[Sums], Statistics], sums: Sums) -> dict[str, 
     for name, squared in statistic(whole).items():
         error = np.sqrt((GROUPS - 1) * np.var([other[name] for other in others], axis=0))
         centre = np.maximum(squared, 0.0)
-        # Upwards only, which is finite at 0 too.
+        # Differentiates upwards only, which is finite at 0 too.
         pairs[name] = np.sqrt(centre), np.sqrt(centre + error) - np.sqrt(centre)
     return pairs

@@ -4,7 +4,7 @@
 model is fitted to noisy comparisons of completions of the warm start, and the policy is trained on
 it with a KL penalty to the reference, for several coefficients β down to 0. All β share the warm
 start and the reward model of a seed, and train in one program. As β falls, the score of the reward
-model rises; the verifier, which training never asks, shows how much of that is real (Gao et al.
+model rises; the verifier, which training never uses, shows how much of the rise is real (Gao et al.
 2022, arXiv:2210.10760). Writes `table.txt`, `curves.npz` (each metric `[S, B, I]`: seed, β,
 iteration) and `overoptimisation.png` under `--out`.
 """
@@ -33,23 +33,23 @@ from jaxrl_po.types import Learner, Problem
 
 Curves = dict[str, npt.NDArray[np.float64]]
 MEASURED = ("reward_model", "accuracy", "reference_kl", "response_length", "reward_model_accuracy")
-BATCH = 64  # comparisons of one step of the reward model
+BATCH = 64  # comparisons per step of the reward model
 LAST = 10  # the table reports the mean over the last tenth of the iterations
 
 
 @config.record
 class Options:
-    """The measurement as a whole."""
+    """Settings of the measurement."""
 
     coefficients: str = static("1,0.5,0.2,0.1,0.05,0", "β of the KL penalty, separated by commas")
     num_digits: int = static(
         1, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_DIGITS)
     )
     seeds: int = static(
-        4, "warm starts, each with a reward model of its own", unit="seeds", within=COUNT
+        4, "warm starts, each with its own reward model", unit="seeds", within=COUNT
     )
     seed: int = static(0, "base seed", within=SEED)
-    iterations: int = static(240, "of each run", within=Interval(LAST))
+    iterations: int = static(240, "iterations of each run", within=Interval(LAST))
     num_prompts: int = static(128, "prompts of one iteration, one completion each", within=COUNT)
     width: int = static(
         32, "width of policy, critic and reward model; their MLPs are twice as wide", within=COUNT
@@ -74,10 +74,10 @@ class Options:
     )
 
     def betas(self) -> list[float]:
-        """The coefficients, from the highest.
+        """Returns the coefficients in descending order.
 
         Raises:
-          ConfigError: something other than numbers from 0.
+          ConfigError: an entry is not a number of at least 0.
         """
         try:
             betas = sorted({float(item) for item in self.coefficients.split(",")}, reverse=True)
@@ -91,7 +91,7 @@ class Options:
         return betas
 
     def preferences(self) -> language.Preferences:
-        """Settings of the comparisons."""
+        """Returns the settings of the comparisons."""
         return language.Preferences(
             comparisons=self.comparisons,
             batch_size=BATCH,
@@ -101,7 +101,7 @@ class Options:
         )
 
     def validate(self) -> None:
-        """Checks what the range of a field cannot express."""
+        """Checks conditions that the range of a field cannot express."""
         self.betas()
         if self.comparisons % BATCH:
             raise ConfigError(
@@ -110,7 +110,7 @@ class Options:
 
 
 def build(options: Options) -> Problem:
-    """Addition with a critic, rewarded by a model fitted to completions of its warm start."""
+    """Builds addition with a critic, rewarded by a model fitted to warm-start completions."""
     task = language.tasks.addition(options.num_digits)
     sizes = language.ModelSettings(
         width=options.width, layers=options.layers, mlp_width=2 * options.width
@@ -130,7 +130,7 @@ def build(options: Options) -> Problem:
 
 
 def run(options: Options) -> Curves:
-    """Trains all β of all seeds; each of `MEASURED` as `[S, B, I]`."""
+    """Trains all β of all seeds; returns each metric of `MEASURED` as `[S, B, I]`."""
     problem = build(options)
     base = ppo.Config(
         gamma=1.0,
@@ -169,7 +169,7 @@ def run(options: Options) -> Curves:
 
 
 def final(curves: Curves) -> Curves:
-    """Reward, accuracy and KL to the reference in nats per completion, `[S, B]`, at the end."""
+    """Returns final reward, accuracy and KL to the reference, nats per completion, `[S, B]`."""
     kl = curves["reference_kl"] * curves["response_length"]
     named = {"reward_model": curves["reward_model"], "accuracy": curves["accuracy"], "kl": kl}
     return {
@@ -179,12 +179,12 @@ def final(curves: Curves) -> Curves:
 
 
 def interval(values: npt.NDArray[np.float64]) -> str:
-    """Mean over seeds, and the lowest and the highest of them."""
+    """Formats the mean over seeds with the lowest and the highest."""
     return f"{values.mean():.3f} [{values.min():.3f}, {values.max():.3f}]"
 
 
 def table(curves: Curves, betas: Sequence[float]) -> str:
-    """One line for each β, and one for the warm start."""
+    """Formats a line for each β, and one for the warm start."""
     end = final(curves)
     lines = [f"{'β':>10} {'reward model':>24} {'accuracy':>24} {'KL of a completion':>24}"]
     start = [interval(curves[name][:, 0, 0]) for name in ("reward_model", "accuracy")]
@@ -208,7 +208,7 @@ def table(curves: Curves, betas: Sequence[float]) -> str:
 
 
 def save_figure(curves: Curves, betas: Sequence[float], path: Path) -> None:
-    """Both scores along the runs, and their final values against the KL to the reference."""
+    """Draws both scores along the runs, and their final values against the KL to the reference."""
     end = final(curves)
     with plotting.style():
         figure = Figure(figsize=(17, 4.4), layout="constrained", dpi=120)

@@ -1,4 +1,4 @@
-"""Segments of a tabular MDP, and every advantage estimate on them under several critics."""
+"""Segments of a tabular MDP, and all advantage estimates on them under several critics."""
 
 import functools
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ GROUPS = 16  # groups of segments, for jackknife standard errors
 
 
 class Grid(NamedTuple):
-    """The estimators in this order: Monte Carlo, A3C(k), GAE(λ).
+    """Estimators in this order: Monte Carlo, A3C(k), GAE(λ).
 
     All are Σ_l cˡ δ_{t+l} over n steps or to the segment's end.
 
     Attributes:
-      num_steps: T, of a segment.
-      ks: of A3C(k), which is the n-step estimator with n = k + 1.
-      lambdas: of GAE.
+      num_steps: T, steps of a segment.
+      ks: values of k in A3C(k), which is the n-step estimator with n = k + 1.
+      lambdas: values of λ in GAE.
     """
 
     num_steps: int
@@ -33,7 +33,7 @@ class Grid(NamedTuple):
     lambdas: tuple[float, ...]
 
     def names(self) -> list[str]:
-        """`[E]`."""
+        """Returns the names of the estimators, `[E]`."""
         return [
             "MC",
             *(f"A3C({k})" for k in self.ks),
@@ -41,27 +41,27 @@ class Grid(NamedTuple):
         ]
 
     def mixtures(self) -> Array:
-        """λ, so that c = γλ, `[E]`."""
+        """Values of λ, so that c = γλ, `[E]`."""
         return np.array([*(1.0 for _ in range(1 + len(self.ks))), *self.lambdas])
 
     def horizons(self) -> Array:
-        """n, `[E]`."""
+        """Values of n, `[E]`."""
         return np.array(
             [self.num_steps, *(k + 1 for k in self.ks), *(self.num_steps for _ in self.lambdas)]
         )
 
 
 class Setting(NamedTuple):
-    """A policy in an MDP, and what is known of them exactly.
+    """A policy in an MDP, and the exact quantities of both.
 
     Attributes:
-      mdp: its first state is drawn from the stationary distribution.
-      logits: `[S, A]`, of the policy.
-      policy: `[S, A]`, its probabilities.
-      value: `[S]`.
-      advantage: `[S, A]`.
-      gradient: `[S, A]`, (1 − γ) ∇J.
-      critics: `[C, S]`, in the order of `CRITICS`.
+      mdp: MDP whose first state is drawn from the stationary distribution.
+      logits: `[S, A]`, logits of the policy.
+      policy: `[S, A]`, probabilities of the policy.
+      value: `[S]`, values V.
+      advantage: `[S, A]`, advantages A.
+      gradient: `[S, A]`, policy gradient (1 − γ) ∇J.
+      critics: `[C, S]`, values of each critic, in the order of `CRITICS`.
     """
 
     mdp: MDP
@@ -75,28 +75,28 @@ class Setting(NamedTuple):
 
 @jax.jit
 def solve(mdp: MDP, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """V `[S]`, A `[S, A]` and (1 − γ) ∇J `[S, A]` of the softmax policy."""
+    """Computes V `[S]`, A `[S, A]` and (1 − γ) ∇J `[S, A]` of the softmax policy."""
     policy = jax.nn.softmax(logits)
     gradient = (1 - mdp.gamma) * tabular.policy_gradient(mdp, logits)
     return tabular.value(mdp, policy), tabular.advantage(mdp, policy), gradient
 
 
 def stationary_distribution(transition: Array) -> Array:
-    """`d = d P`, `[S]`, of a chain `[S, S]` that has one."""
+    """Computes `d = d P`, `[S]`, for a chain `[S, S]` that has a stationary distribution."""
     size = len(transition)
     equations = np.vstack([transition.T - np.eye(size), np.ones(size)])
     return np.linalg.lstsq(equations, np.eye(size + 1)[-1], rcond=None)[0]
 
 
 class Sums(NamedTuple):
-    """Of all segments of a group; a cell is a position, a state and an action.
+    """Sums over all segments of a group; a cell is a position, a state and an action.
 
     Attributes:
-      visits: `[T, S·A]`, of a cell.
-      error: `[C, E, T, S·A]`, of Â − A.
-      square: `[C, E, T, S·A]`, of (Â − A)².
-      gradient: `[C, E, S·A]`, of a segment's policy gradient.
-      gradient_square: `[C, E]`, of its squared norm.
+      visits: `[T, S·A]`, visits of each cell.
+      error: `[C, E, T, S·A]`, sums of Â − A.
+      square: `[C, E, T, S·A]`, sums of (Â − A)².
+      gradient: `[C, E, S·A]`, sums of the segments' policy gradients.
+      gradient_square: `[C, E]`, sums of their squared norms.
     """
 
     visits: Any
@@ -109,7 +109,7 @@ class Sums(NamedTuple):
 def sample(
     mdp: MDP, logits: jax.Array, num_steps: int, key: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """States, actions and next states of one segment, each `[T]`; consumes `key`."""
+    """Samples states, actions and next states of one segment, each `[T]`; consumes `key`."""
 
     def step(
         state: jax.Array, key: jax.Array
@@ -127,7 +127,7 @@ def sample(
 def estimates(
     reward: jax.Array, value: jax.Array, next_value: jax.Array, gamma: jax.Array, grid: Grid
 ) -> jax.Array:
-    """Â of one segment by every estimator, `[E, T]`."""
+    """Computes Â of one segment by every estimator, `[E, T]`."""
     off = jnp.zeros(reward.shape, bool)
     stream = reward, next_value, off, off
     returns = [
@@ -147,13 +147,13 @@ def measure(setting: Setting, key: jax.Array, *, grid: Grid, num_samples: int) -
     """Samples segments and sums up every estimator under every critic.
 
     Args:
-      setting: the MDP, the policy and the critics.
-      key: consumed.
-      grid: the estimators.
-      num_samples: segments, a multiple of `GROUPS`.
+      setting: MDP, policy and critics.
+      key: PRNG key, consumed.
+      grid: estimators to compare.
+      num_samples: number of segments, a multiple of `GROUPS`.
 
     Returns:
-      One for each group, leaves `[GROUPS, …]`.
+      Sums of each group, leaves `[GROUPS, …]`.
     """
     mdp, logits = setting.mdp, setting.logits
 
@@ -192,5 +192,5 @@ def measure(setting: Setting, key: jax.Array, *, grid: Grid, num_samples: int) -
 
 
 def total(sums: Sums) -> Sums:
-    """Sum over all groups."""
+    """Adds the sums of all groups."""
     return Sums(*(x.sum(0) for x in sums))

@@ -8,13 +8,13 @@ import numpy as np
 
 
 class MDP(NamedTuple):
-    """States `S`, actions `A`; it never ends.
+    """Markov decision process with states `S` and actions `A`; it never ends.
 
     Attributes:
       transition: `[S, A, S]`, P(s' | s, a).
-      reward: `[S, A]`.
+      reward: `[S, A]`, expected reward.
       initial: `[S]`, distribution of the first state.
-      gamma: `[]`, the discount, at most 0.999.
+      gamma: `[]`, discount, at most 0.999.
     """
 
     transition: jax.Array
@@ -30,7 +30,7 @@ def random_mdps(
     num_actions: int = 3,
     gamma: float = 0.8,
 ) -> MDP:
-    """A stack of them, leaves `[count, …]`, drawn by NumPy, which has nothing to compile."""
+    """Draws a stack of MDPs, leaves `[count, …]`, by NumPy, which does not compile anything."""
     transition = np.square(rng.normal(size=(count, num_states, num_actions, num_states)))
     initial = np.square(rng.normal(size=(count, num_states)))
     return MDP(
@@ -42,19 +42,19 @@ def random_mdps(
 
 
 def under(policy: jax.Array, x: jax.Array) -> jax.Array:
-    """`E_{a ~ policy}[x(s, a)]`, `[S]`."""
+    """Computes `E_{a ~ policy}[x(s, a)]`, `[S]`."""
     return jnp.sum(policy * x, axis=1)
 
 
 def state_transition(mdp: MDP, policy: jax.Array) -> jax.Array:
-    """`P_π(s' | s)`, `[S, S]`."""
+    """Computes `P_π(s' | s)`, `[S, S]`."""
     return jnp.einsum("sa,sat->st", policy, mdp.transition)
 
 
 def resolvent(mdp: MDP, policy: jax.Array) -> jax.Array:
-    """`(I − γ P_π)⁻¹ = Π_k (I + (γ P_π)^(2ᵏ))`, `[S, S]`.
+    """Computes `(I − γ P_π)⁻¹ = Π_k (I + (γ P_π)^(2ᵏ))`, `[S, S]`.
 
-    Exact once γ^(2ᵏ) underflows, and far quicker to compile than a solve.
+    The product is exact once γ^(2ᵏ) underflows, and far quicker to compile than a solve.
     """
     eye = jnp.eye(len(mdp.initial))
     power, product = mdp.gamma * state_transition(mdp, policy), eye
@@ -64,37 +64,37 @@ def resolvent(mdp: MDP, policy: jax.Array) -> jax.Array:
 
 
 def value(mdp: MDP, policy: jax.Array) -> jax.Array:
-    """`V = (I − γ P_π)⁻¹ r_π`, `[S]`."""
+    """Computes `V = (I − γ P_π)⁻¹ r_π`, `[S]`."""
     return resolvent(mdp, policy) @ under(policy, mdp.reward)
 
 
 def action_value(mdp: MDP, policy: jax.Array) -> jax.Array:
-    """`Q(s, a)`, `[S, A]`."""
+    """Computes `Q(s, a)`, `[S, A]`."""
     return mdp.reward + mdp.gamma * mdp.transition @ value(mdp, policy)
 
 
 def advantage(mdp: MDP, policy: jax.Array) -> jax.Array:
-    """`A(s, a) = Q(s, a) − V(s)`, `[S, A]`."""
+    """Computes `A(s, a) = Q(s, a) − V(s)`, `[S, A]`."""
     return action_value(mdp, policy) - value(mdp, policy)[:, None]
 
 
 def occupancy(mdp: MDP, policy: jax.Array) -> jax.Array:
-    """`ρ(s) = Σ_t γᵗ P(S_t = s)`, `[S]`, unnormalised: it sums to 1 / (1 − γ)."""
+    """Computes `ρ(s) = Σ_t γᵗ P(S_t = s)`, `[S]`, unnormalised: it sums to 1 / (1 − γ)."""
     return mdp.initial @ resolvent(mdp, policy)
 
 
 def performance(mdp: MDP, policy: jax.Array) -> jax.Array:
-    """`J = Σ_s μ(s) V(s)`."""
+    """Computes `J = Σ_s μ(s) V(s)`."""
     return mdp.initial @ value(mdp, policy)
 
 
 def policy_gradient(mdp: MDP, logits: jax.Array) -> jax.Array:
-    """`∇_θ J` of the softmax policy, `[S, A]`, by differentiating the solve."""
+    """Computes `∇_θ J` of the softmax policy, `[S, A]`, by differentiating the solve."""
     return jax.grad(lambda logits: performance(mdp, jax.nn.softmax(logits)))(logits)
 
 
 def fisher(weights: jax.Array, logits: jax.Array) -> jax.Array:
-    """`Σ_s w(s) E_a[∇log π ∇log πᵀ]`, dense `[S·A, S·A]`, by enumeration."""
+    """Computes `Σ_s w(s) E_a[∇log π ∇log πᵀ]`, dense `[S·A, S·A]`, by enumeration."""
     policy = jax.nn.softmax(logits)
     scores = jax.jacobian(jax.nn.log_softmax)(logits).reshape(*logits.shape, -1)
     return jnp.einsum("s,sa,sai,saj->ij", weights, policy, scores, scores)

@@ -47,16 +47,16 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """A2C on any problem with a critic.
+    """Builds the A2C learner for any problem with a critic.
 
     Args:
-      config: see `Config`.
-      problem: control or language.
+      config: hyperparameters, see `Config`.
+      problem: source of samples, control or language.
       optimizer: any optax transformation with its own learning rate; None for RMSProp with
         gradients clipped by norm.
-      surrogate: see `ppo.make`.
-      advantage: see `ppo.make`.
-      target: what the program is compiled for; None for the problem's.
+      surrogate: surrogate objective, see `ppo.make`.
+      advantage: advantage estimator, see `ppo.make`.
+      target: platform and devices of the compiled program; None takes the problem's target.
 
     Returns:
       The learner.

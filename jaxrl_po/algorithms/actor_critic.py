@@ -1,4 +1,4 @@
-"""What methods with a critic share: advantage estimation, the joint loss, a separate critic fit."""
+"""Parts shared by methods with a critic: advantage estimation, joint loss, separate critic fit."""
 
 import functools
 from collections.abc import Callable
@@ -89,7 +89,7 @@ class JointLoss(Estimation, Optimization):
 
     @property
     def num_parts(self) -> int:
-        """Parts in which a batch is read, so that memory is that of one microbatch."""
+        """Number of parts of a batch, so that its memory equals one microbatch's."""
         return self.num_microbatches
 
 
@@ -110,15 +110,15 @@ class Trajectory(NamedTuple):
     """One row of a batch, leaves `[T]`, masked slots zero; see `Batch`.
 
     Attributes:
-      reward: reward units.
-      value: V(s_t), reward units, as are those that follow.
-      next_value: V of the true next observation.
-      terminated: bool.
-      truncated: bool.
-      mask: bool.
-      step_end: bool; all True where the problem has none.
-      log_prob: nats, under the old policy.
-      sampler_log_prob: nats, under the sampler; `log_prob` where that is the old policy.
+      reward: reward r_t, reward units.
+      value: V(s_t), reward units.
+      next_value: V of the true next observation, reward units.
+      terminated: bool, True where the episode ended by itself.
+      truncated: bool, True where a limit cut the episode.
+      mask: bool, True where the slot holds a sample.
+      step_end: bool, True where a turn ends; all True if the problem has no turns.
+      log_prob: nats, log-probability of the action under the old policy.
+      sampler_log_prob: nats, log-probability under the sampler; by default `log_prob`.
     """
 
     reward: jax.Array
@@ -137,11 +137,11 @@ Advantage = Callable[[Trajectory], tuple[jax.Array, jax.Array]]
 
 
 def estimator(config: Estimation, unroll: int = 1) -> Advantage:
-    """The advantage that the config describes, with targets in which it is added to the value.
+    """Returns the advantage function of a config; its targets are the advantage plus the value.
 
     Args:
-      config: see `Estimation`.
-      unroll: see `backend.Target.unroll`.
+      config: hyperparameters, see `Estimation`.
+      unroll: loop steps per pass, see `backend.Target.unroll`.
     """
 
     def advantage(steps: Trajectory) -> tuple[jax.Array, jax.Array]:
@@ -168,11 +168,11 @@ def estimator(config: Estimation, unroll: int = 1) -> Advantage:
 
 
 def choose_advantage(config: Estimation, problem: Problem, given: Advantage | None) -> Advantage:
-    """The given advantage, or the config's.
+    """Returns the user's advantage function, or the config's if the user's is None.
 
     Raises:
-      ConfigError: discounts per turn where there are no turns, or a setting of the config's
-        advantage together with another.
+      ConfigError: discounts per turn in a problem without turns, or a setting of the config's
+        advantage next to a user's advantage.
     """
     if given is None:
         if config.discount_per == TURN:
@@ -196,7 +196,7 @@ def choose_advantage(config: Estimation, problem: Problem, given: Advantage | No
 
 
 def estimate(advantage: Advantage, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Advantages, not whitened, and the critic's targets: both `[B, T]`, reward units."""
+    """Computes advantages, not whitened, and the critic's targets: both `[B, T]`, reward units."""
     return jax.vmap(advantage)(
         Trajectory(
             reward=batch.reward,
@@ -220,14 +220,14 @@ def make_estimate(
     keep_value: bool = False,
     keep_proposal: bool = False,
 ) -> learner.Estimate:
-    """`estimate(state, batch) -> samples` with targets and, if so configured, whitened advantages.
+    """Builds `estimate(state, batch) -> samples`, which whitens advantages if so configured.
 
     Args:
-      config: see `Estimation`.
-      problem: with turns, if discounts are per turn.
-      advantage: in place of the config's, see `choose_advantage`.
-      keep_value: keep the critic's values from collection, for a clipped value loss.
-      keep_proposal: keep log μ of the actions, for a surrogate weighted by π / μ.
+      config: hyperparameters, see `Estimation`.
+      problem: source of the batches; it must have turns if discounts are per turn.
+      advantage: replacement of the config's advantage, see `choose_advantage`.
+      keep_value: True keeps the critic's values from collection, for a clipped value loss.
+      keep_proposal: True keeps log μ of the actions, for a surrogate weighted by π / μ.
 
     Raises:
       ConfigError: see `choose_advantage`.
@@ -258,11 +258,11 @@ def make_estimate(
 
 
 def in_groups(problem: Problem, in_order: bool) -> Problem:
-    """The problem for parts of a batch in order, in which what a group shares is read once.
+    """Returns the problem for ordered parts of a batch, with a group's shared prefix read once.
 
     Args:
-      problem: any.
-      in_order: whether all that a method reads are such parts; else rows are read whole.
+      problem: any problem.
+      in_order: True if the method reads only such parts; False leaves the problem unchanged.
     """
     by_length, grouped = problem.fast_paths
     if grouped is None or not in_order:
@@ -274,12 +274,12 @@ def in_groups(problem: Problem, in_order: bool) -> Problem:
 
 
 def policy_of(problem: Problem) -> Policy:
-    """`policy(params, samples) -> distribution`; the critic is not evaluated."""
+    """Returns `policy(params, samples) -> distribution`; the critic is not evaluated."""
     return lambda params, samples: problem.apply(params._replace(value=None), samples.inputs)[0]
 
 
 def wrt_policy(function: Callable[..., Any], params: ActorCritic) -> Callable[..., Any]:
-    """`function` as a function of the policy's parameters, the others taken from `params`."""
+    """Returns `function` of the policy's parameters, with all others taken from `params`."""
     return lambda policy, *others: function(params._replace(policy=policy), *others)
 
 
@@ -298,22 +298,22 @@ def gradient_steps(
     num_minibatches: int = 1,
     stop: updates.Stop | None = None,
 ) -> tuple[ActorCritic, PyTree, Metrics]:
-    """Takes epochs of minibatch steps on a loss of policy and critic, which alone get a gradient.
+    """Takes epochs of minibatch steps on a loss of policy and critic; only these two get gradients.
 
     Args:
-      config: see `JointLoss`.
+      config: hyperparameters, see `JointLoss`.
       problem: source of the samples.
-      loss: `loss(params, samples) -> (means, metrics)` of the whole `ActorCritic`.
+      loss: `(params, samples) -> (means, metrics)`, a function of the whole `ActorCritic`.
       optimizer: any optax transformation.
-      state: before the update.
-      samples: leaves lead with the rows.
-      key: consumed by the shuffles.
-      surrogate: surrogate in the loss; if it mixes rows, a minibatch stays whole.
+      state: state before the update.
+      samples: samples of the iteration, whose leaves lead with the rows.
+      key: PRNG key, consumed by the shuffles.
+      surrogate: surrogate in the loss; if it mixes rows, a minibatch is not divided.
       beside: further leaves, shuffled with the samples, so that the loss reads `(samples, beside)`;
         None to pass the samples alone.
-      num_epochs: passes over the samples.
+      num_epochs: number of passes over the samples.
       num_minibatches: gradient steps of one pass.
-      stop: `stop(metrics) -> bool []`, ends the update; None never stops.
+      stop: `(metrics) -> bool []`, True ends the update; None never stops.
 
     Returns:
       Parameters, optimizer state and metrics, see `updates.gradient_update`.
@@ -346,13 +346,13 @@ def joint_loss(
     value_loss: jax.Array,
     logged: dict[str, jax.Array],
 ) -> tuple[tuple[Mean, ...], Metrics]:
-    """`policy_loss + c_v · value_loss − c_e · entropy`, each a mean over steps.
+    """Computes `policy_loss + c_v · value_loss − c_e · entropy`, each a mean over steps.
 
     Mnih et al. 2016 (A3C), section 4; Schulman et al. 2017 (PPO), eq. 9.
-    The two losses are per element, as are those that are only logged.
+    The policy and value losses are per element, and so are the elements that are only logged.
 
     Raises:
-      ConfigError: one of these has the name of a term of the loss.
+      ConfigError: an element to log has the name of a term of the loss.
     """
     terms = {
         "policy_loss": policy_loss,
@@ -373,7 +373,7 @@ def require_turns(problem: Problem, field: str, otherwise: str) -> None:
 
 
 def require_on_policy(problem: Problem) -> None:
-    """Raises ConfigError if a proposal samples the actions; for losses without a weight π / μ."""
+    """Raises ConfigError if a proposal samples the actions, for losses without a weight π / μ."""
     if not problem.on_policy:
         raise ConfigError(
             "sampling",
@@ -386,12 +386,12 @@ def require_on_policy(problem: Problem) -> None:
 def update_kl(
     problem: Problem, params: ActorCritic, samples: Samples, *, num_parts: int = 1
 ) -> Metrics:
-    """Metric `kl` of an update: the k3 estimate of KL(old ‖ new), in nats, on the old samples.
+    """Computes the metric `kl` of an update: k3 estimate of KL(old ‖ new), nats, on old samples.
 
     Args:
-      problem: gives the policy.
-      params: after the update.
-      samples: rows; those of a sampler μ that is not the old policy are weighted by π_old / μ.
+      problem: problem whose policy is evaluated.
+      params: parameters after the update.
+      samples: rows; if their sampler μ is not the old policy, they are weighted by π_old / μ.
       num_parts: smallest number of parts to process one after another, to bound memory. Several
         parts are sorted by length.
     """
@@ -401,11 +401,11 @@ def update_kl(
     def total(part: Samples) -> Mean:
         kl = divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
         if "sampler_log_prob" in part.columns:
-            # An action that the policy cannot take, which a vine may try, counts 0 · log 0 = 0.
+            # A vine may try an action of probability 0, which counts as 0 · log 0 = 0.
             weighted = ratio(part.log_prob, part.columns["sampler_log_prob"]) * kl
             kl = jnp.where(part.log_prob == -jnp.inf, 0.0, weighted)
         return masked.total(kl, part.mask)
 
-    # The parts one after another, their totals and counts added up.
+    # Computes one part after another and adds up their totals and counts.
     by_length = problem.fast_paths.by_length if num_parts > 1 else None
     return {"kl": (by_length or minibatches.sum_in_parts)(total, samples, num_parts)}

@@ -30,7 +30,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """CISPO on any problem in groups; arguments as for `grpo.make`."""
+    """Builds CISPO for any problem in groups; for the arguments see `grpo.make`."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         elements = losses.cispo(

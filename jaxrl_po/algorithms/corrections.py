@@ -1,4 +1,4 @@
-"""Where the sampler μ is not the policy that is trained: weights and masks of methods in groups."""
+"""Weights and masks of methods in groups, for a sampler μ that differs from the trained policy."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ NONE, TRUNCATE, MASK = CORRECTIONS = ("none", "truncate", "mask")
 
 @config_lib.record
 class Corrections:
-    """Weights of tokens and a mask of responses; by default neither."""
+    """Weights of tokens and a mask of responses; both are off by default."""
 
     correction: str = static(
         NONE,
@@ -57,8 +57,8 @@ def require_mismatch(config: Corrections, problem: Problem, steps: int) -> None:
     """Raises ConfigError for a correction that has no effect.
 
     Args:
-      config: the corrections.
-      problem: says whether the sampler differs from the learner.
+      config: configured corrections.
+      problem: problem that states whether the sampler differs from the learner.
       steps: gradient steps on one batch.
     """
     config_lib.require_effect(
@@ -76,7 +76,7 @@ def require_mismatch(config: Corrections, problem: Problem, steps: int) -> None:
 
 
 def require_uncorrected(config: Corrections) -> None:
-    """Raises ConfigError for a correction of a method whose ratio is π / μ already."""
+    """Raises ConfigError for a correction if the method's ratio is already π / μ."""
     if config.correction != NONE:
         raise ConfigError(
             "correction",
@@ -86,7 +86,7 @@ def require_uncorrected(config: Corrections) -> None:
 
 
 def weight(config: Corrections, samples: Samples) -> jax.Array:
-    """The weight of each token under `config.correction`, from its log-probabilities."""
+    """Computes the weight of each token under `config.correction`, from its log-probabilities."""
     sampled = samples.columns["sampler_log_prob"]
     if config.correction == MASK:
         return token_weights.masked_weight(
@@ -98,13 +98,13 @@ def weight(config: Corrections, samples: Samples) -> jax.Array:
 def correct(
     config: Corrections, elements: jax.Array, log_prob: jax.Array, samples: Samples
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Elements of a surrogate `[B, T]`, weighted and masked, with the weights as metrics.
+    """Weights and masks the elements `[B, T]` of a surrogate; returns the weights as metrics.
 
     Args:
-      config: what is corrected.
-      elements: of the surrogate.
-      log_prob: `[B, T]`, nats, of the policy being trained.
-      samples: see `Samples`.
+      config: configured corrections.
+      elements: elements of the surrogate to minimise.
+      log_prob: `[B, T]`, nats, log-probabilities of the policy being trained.
+      samples: samples of the iteration, see `Samples`.
     """
     others = {}
     if config.correction != NONE:

@@ -1,4 +1,4 @@
-"""A critic that is fitted apart from the policy: what REINFORCE, NPG and TRPO share."""
+"""A critic that is fitted separately from the policy, for REINFORCE, NPG and TRPO."""
 
 from collections.abc import Callable
 
@@ -20,9 +20,9 @@ ImprovePolicy = Callable[[TrainState, Samples, jax.Array], Improved]
 
 @config_lib.record
 class CriticFit(Estimation):
-    """A critic fitted apart from the policy, by Adam on ½(v − target)².
+    """A critic fitted separately from the policy, by Adam on ½(v − target)².
 
-    Fields of REINFORCE, NPG and TRPO.
+    These are fields of REINFORCE, NPG and TRPO.
     """
 
     value_learning_rate: Number = common.number(
@@ -36,7 +36,7 @@ class CriticFit(Estimation):
 
     @property
     def num_parts(self) -> int:
-        """Parts in which a batch is read, so that memory is that of one microbatch."""
+        """Number of parts of a batch, so that its memory equals one microbatch's."""
         return self.num_microbatches
 
 
@@ -50,17 +50,17 @@ def make_with_fitted_critic(
     init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: None,
     num_parts: int = 1,
 ) -> Learner:
-    """A learner with separate updates: `improve_policy` for the policy, Adam for the critic.
+    """Builds a learner with separate updates: `improve_policy` for the policy, Adam for the critic.
 
     Args:
-      config: see `CriticFit`.
-      problem: its critic is fitted if it has one.
-      estimate: see `learner.make`.
+      config: hyperparameters, see `CriticFit`.
+      problem: source of samples; its critic is fitted if it has one.
+      estimate: `(state, batch) -> samples`, see `learner.make`.
       improve_policy: `(state, samples, key) -> (policy, opt_state, metrics)`: parameters and
         optimizer state of the policy after its update; consumes `key`.
-      plain: the problem for rows in any order, on which the critic is fitted; None for `problem`.
-      init_policy_optimizer: policy parameters to the state of their optimizer; none by default.
-      num_parts: see `learner.make`.
+      plain: problem that reads rows in any order, for the critic's fit; None takes `problem`.
+      init_policy_optimizer: `policy parameters -> optimizer state`; None if the policy has none.
+      num_parts: number of parts of a batch, see `learner.make`.
 
     Returns:
       The learner; its `opt_state` is an `ActorCritic`. Metrics are the policy's, `value_loss`, and

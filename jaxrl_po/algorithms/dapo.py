@@ -2,7 +2,7 @@
 
 Clip-higher (`clip_higher`), dynamic sampling (`dynamic_sampling`), the token-level loss
 (`token_level_loss`), overlong reward shaping (`overlong_filtering`, `soft_overlong`), and no KL
-penalty (`use_reference`). With all of them undone it is GRPO.
+penalty (`use_reference`). With all five undone it is GRPO.
 """
 
 import jax
@@ -97,7 +97,7 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
 
     @property
     def upper(self) -> Number:
-        """ε_high as used: the ratio is clipped from above at 1 + ε_high."""
+        """ε_high in effect: the ratio is clipped from above at 1 + ε_high."""
         return self.epsilon_high if self.clip_higher else self.epsilon_low
 
     def validate(self) -> None:
@@ -113,14 +113,14 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """DAPO on any problem in groups.
+    """Builds the DAPO learner for any problem in groups.
 
     Args:
-      config: see `Config`.
-      problem: with group_size of at least 2; its raw scores decide which groups are informative.
+      config: hyperparameters, see `Config`.
+      problem: source in groups of at least 2; its raw scores decide which groups are informative.
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
-      target: what the program is compiled for; None for the problem's.
+      target: platform and devices of the compiled program; None takes the problem's target.
 
     Returns:
       The learner.
@@ -154,7 +154,7 @@ def make(
         penalty = rewards.soft_overlong(
             batch.mask.sum(axis=1), max_length=budget, cache=cache, factor=config.overlong_factor
         )
-        # At which token does not matter: an outcome is the sum of a row's rewards.
+        # The token of the penalty does not matter: an outcome is the sum of a row's rewards.
         return batch.reward.at[:, 0].add(penalty)
 
     def loss_mask_fn(batch: Batch) -> jax.Array:

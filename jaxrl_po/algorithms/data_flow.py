@@ -1,8 +1,8 @@
 """Finds by data flow whether a function of rows mixes them.
 
 The function is traced for two numbers of rows. An axis whose size differs between the two programs
-is that of the rows. A value mixes rows if it has no such axis but is computed from rows, or if it
-differs with their number. An operation that is not listed here counts as mixing.
+is the axis of the rows. A value mixes rows if it lacks such an axis but is computed from rows, or
+if it differs with their number. An operation that is not listed here counts as mixing.
 """
 
 import operator
@@ -23,31 +23,32 @@ PLAIN = """
     or pad pow reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_sum rem reshape
     reshard rev round rsqrt select_n sharding_constraint sign sin sinh slice sort split sqrt square
     squeeze stack stop_gradient sub tan tanh top_k transpose xor
-""".split()  # noqa: SIM905  a list takes a line for each
+""".split()  # noqa: SIM905  a list literal would need one line per name
 CALLS = {"closed_call", "custom_jvp_call", "custom_vjp_call", "jit"}
-# Parameters that the shapes stand for, and one that may be NaN.
+# Parameters that are implied by the shapes, and one that may be NaN.
 UNREAD = {"shape", "new_sizes", "limit_indices", "slice_sizes", "fill_value"}
-Pair = Sequence[Any]  # a program, equation or value, for either number of rows
+Pair = Sequence[Any]  # a program, equation or value, one for each number of rows
 
 
 def is_row_wise(programs: tuple[ClosedJaxpr, ClosedJaxpr], rows: tuple[int, int]) -> bool:
-    """Whether row i of each result depends on row i of the arguments alone.
+    """Returns whether row i of each result depends on row i of the arguments alone.
 
     Args:
-      programs: the function, traced for two numbers of rows, which lead in arguments and results.
-      rows: the two numbers, each at least 2.
+      programs: jaxprs of the function for two numbers of rows, the first axis of its arguments and
+        results.
+      rows: the two numbers of rows, each at least 2.
     """
     if any(not type(x).__name__.endswith("DebugEffect") for x in programs[0].effects):
         return False
     try:
         arguments = [_axis(x, rows) != MIXED for x in _pairs(programs, "jaxpr.invars")]
         return all(_results(programs, rows, arguments))
-    except (AttributeError, KeyError, ValueError):  # more differs than the number of rows
+    except (AttributeError, KeyError, ValueError):  # programs differ beyond the number of rows
         return False
 
 
 def _results(programs: Pair, rows: tuple[int, int], arguments: Sequence[bool]) -> list[bool]:
-    """Which results of a program are row-wise, from which arguments are."""
+    """Returns whether each result of a program is row-wise, given that for its arguments."""
     twins: dict[Any, tuple[Any, bool]] = {}
 
     def write(name: str, pair: Pair, row_wise: Sequence[bool]) -> None:
@@ -74,14 +75,14 @@ def _results(programs: Pair, rows: tuple[int, int], arguments: Sequence[bool]) -
 
 
 def _keeps(pair: Pair, rows: tuple[int, int]) -> bool:
-    """Whether an operation on row-wise operands keeps the rows apart."""
+    """Returns whether an operation on row-wise operands does not mix rows."""
     name, params = pair[0].primitive.name, pair[0].params
     before = [_axis(x, rows) for x in _pairs(pair, "invars")]
     after = [_axis(x, rows) for x in _pairs(pair, "outvars")]
     differ = [key for key in params.keys() - UNREAD if params[key] != pair[1].params[key]]
     if name not in PLAIN or MIXED in after or differ:
         return False
-    if None in after:  # one value for all rows, which must not read any
+    if None in after:  # one value for all rows, which must not depend on any row
         return set(before) <= {None}
     along = [params.get(key) for key in ("axis", "dimension", "dimensions") if name != "squeeze"]
     if any(after[0] in np.atleast_1d(axes) for axes in along):
@@ -99,7 +100,7 @@ def _keeps(pair: Pair, rows: tuple[int, int]) -> bool:
 
 
 def _axis(pair: Pair, rows: tuple[int, int]) -> int | None:
-    """Axis of the rows in a value; None without one, `MIXED` for several or another size."""
+    """Returns a value's axis of rows; None without one, `MIXED` for several or another size."""
     shapes = np.array([x.aval.shape for x in pair], int)
     axes = np.flatnonzero(shapes[0] != shapes[1])
     if not axes.size:
@@ -108,12 +109,12 @@ def _axis(pair: Pair, rows: tuple[int, int]) -> int | None:
 
 
 def _pairs(pair: Pair, name: str) -> list[Any]:
-    """What a program or an equation has under a name, for both numbers of rows."""
+    """Pairs the entries of a program's or equation's attribute for both numbers of rows."""
     return list(zip(*map(operator.attrgetter(name), pair), strict=True))
 
 
 def _equal(one: Any, two: Any) -> bool:
-    """Whether a constant is the same for both numbers of rows."""
+    """Returns whether a constant is the same for both numbers of rows."""
     if one is two or any(isinstance(x, jax.core.Tracer) for x in (one, two)):
         return one is two
     return np.shape(one) == np.shape(two) and np.array(one).tobytes() == np.array(two).tobytes()

@@ -31,7 +31,7 @@ class Config(group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Distillation on a problem with a teacher (`teacher.with_teacher`); groups may be of one."""
+    """Builds distillation for a problem with a teacher (`teacher.with_teacher`); G may be 1."""
 
     def no_advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         del reward, step_end
@@ -43,7 +43,7 @@ def make(
         return batch.mask
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-        # An advantage: no gradient passes through it.
+        # The log-ratio serves as an advantage: no gradient passes through it.
         towards = log_ratio(samples.columns["teacher_log_prob"], log_prob)
         return losses.surrogate(log_prob, surrogates.sampler_log_prob(samples), towards), {
             "teacher_kl": -towards

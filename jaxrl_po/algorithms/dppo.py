@@ -37,7 +37,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """DPPO on any problem in groups; arguments as for `grpo.make`."""
+    """Builds DPPO for any problem in groups; for the arguments see `grpo.make`."""
     bounds: Any = {"delta_low": config.delta_low, "delta_high": config.delta_high}
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -23,7 +23,7 @@ class Config(group_config.Clip, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Dr. GRPO on any problem in groups; arguments as for `grpo.make`."""
+    """Builds Dr. GRPO for any problem in groups; for the arguments see `grpo.make`."""
 
     def aggregate(elements: jax.Array, mask: jax.Array) -> Mean:
         return losses.fixed_length_mean(elements, mask, mask.shape[1])

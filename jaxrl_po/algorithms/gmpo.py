@@ -17,7 +17,7 @@ from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 @config_lib.record
 class Config(group_config.GroupScale, group_config.OptionalReference):
-    """Hyperparameters of GMPO; the clip is of log-ratios, and wide, as in the paper."""
+    """Hyperparameters of GMPO; the clip applies to log-ratios and is wide, as in the paper."""
 
     epsilon_low: Number = common.number(
         0.4, "the log-ratio is clipped from below at −epsilon_low", unit="nats", within=POSITIVE
@@ -30,7 +30,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """GMPO on any problem in groups; arguments as for `grpo.make`."""
+    """Builds GMPO for any problem in groups; for the arguments see `grpo.make`."""
 
     @surrogates.row_wise  # sums over the unmasked slots of a row
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:

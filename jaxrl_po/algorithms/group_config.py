@@ -1,4 +1,4 @@
-"""Config fields of methods without a critic: mix-ins, of which a method inherits those it uses."""
+"""Config fields of methods without a critic: mix-ins; a method inherits those that it uses."""
 
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import corrections
@@ -73,7 +73,7 @@ class Reference(GradientSteps):
 
 @config_lib.record
 class OptionalReference(Reference):
-    """The same, off by default."""
+    """KL penalty to a frozen reference policy, off by default."""
 
     use_reference: bool = common.static(
         False, "KL penalty to a reference policy, at first the initial one"
@@ -99,7 +99,7 @@ class Clip(GradientSteps):
 
     @property
     def upper(self) -> Number:
-        """ε_high as used: the ratio is clipped from above at 1 + ε_high."""
+        """ε_high in effect: the ratio is clipped from above at 1 + ε_high."""
         return self.epsilon_high
 
     def validate(self) -> None:

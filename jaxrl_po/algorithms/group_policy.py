@@ -1,8 +1,8 @@
-"""What methods without a critic share: responses are compared within a group.
+"""Parts shared by methods without a critic: responses are compared within a group.
 
-A method is given by the functions it passes to `make`: the advantage of a response within its
-group, the surrogate of a token, and how tokens are averaged. Its config inherits the fields that it
-uses from the mix-ins of `group_config`.
+A method is defined by the functions it passes to `make`: the advantage of a response within its
+group, the surrogate of a token, and the average over tokens. Its config inherits the fields that
+it uses from the mix-ins of `group_config`.
 """
 
 import functools
@@ -26,7 +26,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic, corrections, group_config, surrogates
 from jaxrl_po.algorithms import reference as reference_lib
 from jaxrl_po.algorithms.group_config import Clip, GroupScale, Reference
-from jaxrl_po.algorithms.group_config import GradientSteps as GradientSteps  # of a user's method
+from jaxrl_po.algorithms.group_config import GradientSteps as GradientSteps  # for users' methods
 from jaxrl_po.algorithms.reference import Divergence
 from jaxrl_po.algorithms.surrogates import Checked, Surrogate
 from jaxrl_po.backend import Target
@@ -45,7 +45,7 @@ from jaxrl_po.types import (
     TrainState,
 )
 
-KL_STRIDE = 4  # a pass over all groups of one update would be a quarter of its training
+KL_STRIDE = 4  # a pass over all groups would take a quarter of the time of an update
 
 GroupAdvantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`(reward [P, G, T], mask [P, G, T], step_end [P, G, T]) -> [P, G, T]`; see `Batch`."""
@@ -54,7 +54,7 @@ Aggregate = Callable[[jax.Array, jax.Array], Mean]
 
 
 def group_relative(config: GroupScale) -> GroupAdvantage:
-    """`(R − mean) / scale` within the group, for every token.
+    """Returns the advantage `(R − mean) / scale` within the group, for every token.
 
     See `advantages.group_relative` and `advantages.maximum_likelihood`.
     """
@@ -70,10 +70,10 @@ def group_relative(config: GroupScale) -> GroupAdvantage:
 
 
 def batch_relative(epsilon: Number, axis_name: str | None) -> GroupAdvantage:
-    """`(R − mean of the group) / (std of all outcomes + ε)`: Lite PPO (arXiv:2508.08221).
+    """Returns the advantage `(R − group mean) / (std of all outcomes + ε)` (arXiv:2508.08221).
 
-    A group in which a single member differs does not get a tiny divisor. The std has ddof 0; rows
-    without a token do not count.
+    This is the scale of Lite PPO: a group in which a single member differs does not get a tiny
+    divisor. The std has ddof 0; rows without a token do not count.
     """
     centred = outcome_advantage(lambda r: advantages.group_relative(r, scale=group_config.CENTRED))
 
@@ -86,10 +86,10 @@ def batch_relative(epsilon: Number, axis_name: str | None) -> GroupAdvantage:
 
 
 def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> GroupAdvantage:
-    """Outcome supervision: one advantage for all tokens of a response.
+    """Returns the advantage of outcome supervision: one advantage for all tokens of a response.
 
     Args:
-      relative: outcomes of one group `[G]` to advantages `[G]`; see `group_advantages.outcomes`.
+      relative: `(outcomes [G]) -> advantages [G]` of one group; see `group_advantages.outcomes`.
     """
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
@@ -102,7 +102,7 @@ def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> GroupAdvant
 
 
 def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
-    """The samples without the last `extra_samples` members of each group.
+    """Returns the samples without the last `extra_samples` members of each group.
 
     Raises:
       ConfigError: no member would be left.
@@ -120,23 +120,23 @@ def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
 
 
 def every_group(stride: int, samples: Samples, group_size: int, axis_name: str | None) -> Samples:
-    """The rows of every n-th group, counted over all devices; see `natural_updates.every`."""
+    """Returns the rows of every n-th group over all devices; see `natural_updates.every`."""
     groups = jax.tree.map(lambda x: x.reshape(1, -1, group_size, *x.shape[1:]), samples)
     chosen, mask = natural_updates.every(stride, groups, axis_name)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chosen._replace(mask=mask))
 
 
 def require_group(reward: jax.Array) -> None:
-    """Raises ConfigError if G = 1 in rewards `[P, G, T]`."""
+    """Raises ConfigError if rewards `[P, G, T]` have G = 1."""
     if reward.shape[1] < 2:
         raise ConfigError("group_size", "must be at least 2: the group is the baseline")
 
 
 def clipped(config: Clip, given: Surrogate | None = None) -> Surrogate:
-    """Returns the given surrogate, or the clipped one with the config's bounds.
+    """Returns the user's surrogate, or the clipped one with the config's bounds.
 
     Raises:
-      ConfigError: a bound is set beside a given surrogate.
+      ConfigError: a clip bound is set together with a user's surrogate.
     """
     if given is not None:
         for name in ("epsilon_low", "epsilon_high", "dual_clip", "dual_clip_ratio"):
@@ -163,35 +163,35 @@ def make(
     select: Callable[[Samples], jax.Array] | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """A learner that compares responses within groups.
+    """Builds a learner that compares responses within groups.
 
     The loss is `aggregate(w · surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`, on
-    rewards `reward_fn(batch) − β · reward_kl`. A method gives `loss_kl` or `reward_kl`, not both.
-    The weights w, of `correction` and `mask_off_policy`, leave all denominators as they are.
+    rewards `reward_fn(batch) − β · reward_kl`. A method passes `loss_kl` or `reward_kl`, not both.
+    The weights w, from `correction` and `mask_off_policy`, do not change any denominator.
 
     Args:
-      config: inherits the mix-ins of `group_config` that the method uses.
-      problem: completions of prompts, or episodes, in groups; a critic is not trained.
+      config: hyperparameters, inheriting the mix-ins of `group_config` that the method uses.
+      problem: source of completions of prompts, or of episodes, in groups; no critic is trained.
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
-      group_advantage: see `GroupAdvantage`; masked slots have reward 0.
-      surrogate: see `Surrogate`, and `ppo.make` for the names it may log.
-      aggregate: see `Aggregate`.
-      reward_fn: batch to rewards `[B, T]`, for reward shaping.
-      loss_mask_fn: batch to mask `[B, T]` of the tokens in the loss.
+      group_advantage: advantages within groups, see `GroupAdvantage`; masked slots have reward 0.
+      surrogate: surrogate objective, see `Surrogate`, and `ppo.make` for the names it may log.
+      aggregate: average over tokens, see `Aggregate`.
+      reward_fn: `(batch) -> rewards [B, T]`, for reward shaping.
+      loss_mask_fn: `(batch) -> mask [B, T]` of the tokens in the loss.
       extra_samples: number of members of each group, the last ones, that enter its statistics but
         not the loss.
       reward_kl: estimate of KL(policy ‖ reference) for the penalty in the rewards, or None.
       loss_kl: estimate of KL(policy ‖ reference) for the penalty in the loss, or None.
-      select: `select(samples)` gives the column `penalized` of the whole batch, for a surrogate
-        that penalises some tokens; or None.
-      target: what the program is compiled for; None for the problem's.
+      select: `(samples) -> penalized [B, T]` over the whole batch, for a surrogate that penalises
+        some tokens; or None.
+      target: platform and devices of the compiled program; None takes the problem's target.
 
     Returns:
-      The learner. Metrics `signal`: share of tokens with a non-zero advantage, unless a teacher
-      rewards each token; `extreme_ratio`:
-      share of tokens with a ratio outside [1/2, 2]; with a `correction`, `sampler_weight`: its mean
-      over tokens; with `mask_off_policy`, `off_policy`: share of tokens that it drops.
+      The learner. Metrics are `signal`, the share of tokens with a non-zero advantage (unless a
+      teacher rewards each token); `extreme_ratio`, the share of tokens with a ratio outside
+      [1/2, 2]; with a `correction` also `sampler_weight`, its mean over tokens; with
+      `mask_off_policy` also `off_policy`, the share of tokens that it drops.
 
     Raises:
       ConfigError: names the invalid field.
@@ -199,7 +199,7 @@ def make(
     config.validate()
     problem = problem.with_target(target)
     actor_critic.require_on_policy(problem)
-    # A part of a batch in order is whole groups.
+    # Each ordered part of a batch consists of whole groups.
     in_order = config.num_minibatches == 1 and not extra_samples
     problem = actor_critic.in_groups(problem, in_order)
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
@@ -236,7 +236,7 @@ def make(
 
 
 def reference_of(config: GradientSteps) -> Reference | None:
-    """The settings of the reference policy, if the method has one and it is on."""
+    """Returns the settings of the reference policy; None if the method has none or it is off."""
     return config if isinstance(config, Reference) and config.use_reference else None
 
 
@@ -247,7 +247,7 @@ def make_estimate(
     loss_mask_fn: Callable[[Batch], jax.Array],
     select: Callable[[Samples], jax.Array] | None,
 ) -> learner.Estimate:
-    """Advantages within groups, and the samples that measure the KL; arguments as for `make`."""
+    """Builds `estimate`, with advantages within groups; the arguments are those to `make`."""
 
     def estimate(state: TrainState, batch: Batch) -> Samples:
         del state
@@ -264,7 +264,7 @@ def make_estimate(
             mask=loss_mask_fn(batch),
             columns=batch.per_step_columns(),
         )
-        # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
+        # Stale rows come from an earlier policy: they do not measure the KL of this update.
         measured = every_group(
             KL_STRIDE, samples._replace(mask=batch.fresh()), batch.score.shape[1], config.axis_name
         )
@@ -284,7 +284,7 @@ def make_improve(
     loss_kl: Divergence | None,
     optimizer: optax.GradientTransformation,
 ) -> learner.Improve:
-    """Gradient steps on the samples, and the KL of all of them; arguments as for `make`."""
+    """Builds `improve`, gradient steps and the KL afterwards; the arguments are those to `make`."""
     loss = make_loss(config, problem, surrogate, aggregate, loss_kl)
     reference = reference_of(config)
 
@@ -313,7 +313,7 @@ def make_improve(
         num_kl_parts = -(-config.num_parts // KL_STRIDE)
         kl = actor_critic.update_kl(problem, params, samples.measured, num_parts=num_kl_parts)
         metrics = masked.merge(metrics, kl)
-        if "teacher_log_prob" not in samples.columns:  # else every token has a signal
+        if "teacher_log_prob" not in samples.columns:  # with a teacher every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=params, opt_state=opt_state)
         if reference is not None and reference.reset_iterations:
@@ -330,7 +330,7 @@ def make_loss(
     aggregate: Aggregate,
     loss_kl: Divergence | None,
 ) -> Callable[..., tuple[tuple[Mean, ...], Metrics]]:
-    """`loss(params, samples, steps)` of rows that were cut from a budget of `steps` tokens."""
+    """Builds `loss(params, samples, steps)` for rows cut from a budget of `steps` tokens."""
     policy, reference = actor_critic.policy_of(problem), reference_of(config)
 
     def loss(params: ActorCritic, samples: Samples, steps: int) -> tuple[tuple[Mean, ...], Metrics]:
@@ -363,7 +363,7 @@ def make_loss(
 def reset(
     state: TrainState, optimizer: optax.GradientTransformation, iterations: int
 ) -> TrainState:
-    """After every n-th iteration the policy is the reference, and the optimizer starts afresh."""
+    """Makes the policy the reference and resets the optimizer after every n-th iteration."""
     policy = state.params.policy
     due = (state.step + 1) % iterations == 0
     reference_params, opt_state = jax.tree.map(

@@ -89,16 +89,15 @@ def make(
     surrogate: Surrogate | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """GRPO on any problem in groups: completions of one prompt, or episodes from one initial state.
+    """Builds GRPO for any problem in groups: completions of a prompt, or episodes from a state.
 
     Args:
-      config: see `Config`.
-      problem: with group_size of at least 2; for process supervision, with rewards along the
-        response; for running statistics, with strata (then a group may have one member).
-      optimizer: any optax transformation with its own learning rate; None for Adam with gradients
+      config: hyperparameters, see `Config`.
+      problem: source with a group_size of at least 2; process supervision needs rewards along the
+        response; running statistics need strata (then a group may have one member).
         clipped by norm.
-      surrogate: see `ppo.make`; None for the clipped one.
-      target: what the program is compiled for; None for the problem's.
+      surrogate: surrogate objective, see `ppo.make`; None for the clipped one.
+      target: platform and devices of the compiled program; None takes the problem's target.
 
     Returns:
       The learner.
@@ -120,7 +119,7 @@ def make(
         )
 
     def along(estimator: Callable[..., jax.Array]) -> group_policy.GroupAdvantage:
-        """An advantage that differs along the response, by an estimator for one group."""
+        """Returns an advantage that varies along the response, from an estimator for one group."""
 
         def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
             group_policy.require_group(reward)

@@ -29,7 +29,7 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.OptionalRe
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """GSPO on any problem in groups; arguments as for `grpo.make`."""
+    """Builds GSPO for any problem in groups; for the arguments see `grpo.make`."""
     clipped = group_policy.clipped(config)
 
     @surrogates.row_wise  # sums over the unmasked slots of a row

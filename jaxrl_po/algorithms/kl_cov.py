@@ -1,7 +1,7 @@
 """KL-Cov: a penalty on the few tokens through which entropy falls (arXiv:2505.22617).
 
 `−r · A`, plus `β |log r|` where `(A − mean A)(log π_old − mean log π_old)` is largest. These tokens
-are chosen once for each batch, among all of it, while π is π_old.
+are chosen once for each batch, from all of its tokens, while π is π_old.
 """
 
 import jax
@@ -18,7 +18,7 @@ from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 @config_lib.record
 class Config(group_config.GroupScale, group_config.OptionalReference):
-    """Hyperparameters of KL-Cov; of a small batch, the papers' shares are a single token."""
+    """Hyperparameters of KL-Cov; in a small batch, the paper's shares select a single token."""
 
     share: Number = number(
         0.002,
@@ -33,7 +33,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """KL-Cov on any problem in groups; arguments as for `grpo.make`."""
+    """Builds KL-Cov for any problem in groups; for the arguments see `grpo.make`."""
 
     def select(samples: Samples) -> jax.Array:
         return token_weights.top_covariance(

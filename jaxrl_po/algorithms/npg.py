@@ -53,7 +53,7 @@ class Config(CriticFit):
 
 
 def policy_surrogate(distribution: Distribution, samples: Samples) -> Mean:
-    """`−mean(r · A)` over steps (TRPO eq. 14): its gradient at π_old is the policy gradient."""
+    """Computes `−mean(r · A)` over steps (TRPO eq. 14), at π_old with the policy gradient."""
     log_prob = distribution.log_prob(samples.action)
     return losses.token_mean(
         losses.surrogate(log_prob, samples.log_prob, samples.advantage), samples.mask
@@ -61,13 +61,13 @@ def policy_surrogate(distribution: Distribution, samples: Samples) -> Mean:
 
 
 def proposal_surrogate(distribution: Distribution, samples: Samples) -> Mean:
-    """`−mean(π / μ · A)` over steps: the same, for actions sampled from a proposal μ."""
+    """Computes `−mean(π / μ · A)` over steps, for actions sampled from a proposal μ."""
     proposed = samples.columns["sampler_log_prob"]
     return policy_surrogate(distribution, samples._replace(log_prob=proposed))
 
 
 def checked_mean(surrogate: Surrogate) -> Surrogate:
-    """The same for the surrogate of a natural step, which returns a `Mean` of two numbers."""
+    """Wraps the surrogate of a natural step and checks that it returns a `Mean` of two numbers."""
 
     def call(distribution: Any, samples: Samples) -> Mean:
         result = surrogate(distribution, samples)
@@ -94,17 +94,18 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """Natural policy gradient on any problem with a separate critic, or none.
+    """Builds the natural policy gradient for any problem with a separate critic, or without.
 
     Args:
-      config: see `Config`.
-      problem: control or language.
-      search: how far to go along the natural step, see `trust_region.line_search`.
+      config: hyperparameters, see `Config`.
+      problem: source of samples, control or language.
+      search: search along the natural step, which decides its length, see
+        `trust_region.line_search`.
       surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None for `policy_surrogate`,
-        or `proposal_surrogate` if the problem is not on-policy. Unlike that of `ppo.make` it gets
-        no log-probabilities and returns the mean.
-      advantage: see `ppo.make`.
-      target: what the program is compiled for; None for the problem's.
+        or `proposal_surrogate` if the problem is not on-policy. Unlike the surrogate of `ppo.make`
+        it gets no log-probabilities and returns the mean.
+      advantage: advantage estimator, see `ppo.make`.
+      target: platform and devices of the compiled program; None takes the problem's target.
 
     Returns:
       The learner.

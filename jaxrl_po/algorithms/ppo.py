@@ -4,11 +4,11 @@
 epochs of shuffled minibatches. See `ppo_penalty` for the form with a KL penalty, and
 `reference.with_reference_kl` for PPO on language models, with a KL penalty in the reward.
 
-An iteration is read in seven files: here, `types` (the data), `learner` (collect, estimate,
+An iteration can be read in seven files: here, `types` (the data), `learner` (collect, estimate,
 improve), `actor_critic` (advantages, the joint loss), `surrogates` and `losses` (the equations) and
-`updates` (epochs of gradient steps). Of the others it is enough to know that a `Mean` is a total
-and a count that are divided last, `number` a field that can be vmapped, `static` one that is
-compiled in, and `config.validate` what refuses values out of range.
+`updates` (epochs of gradient steps). From the other modules it is enough to know that a `Mean` is a
+total and a count that are divided last, that a `number` field can be vmapped, that a `static` field
+is compiled in, and that `config.validate` refuses values out of range.
 """
 
 import jax
@@ -28,9 +28,9 @@ from jaxrl_po.types import ActorCritic, Learner, Metrics, Optimizer, Problem, Sa
 class Config(Epochs):
     """Hyperparameters of PPO; the defaults suit control tasks.
 
-    Inherited are the discount, λ and the estimator of advantages (`Estimation`), the step size, its
-    decay and the weights of the value loss and the entropy (`JointLoss`), and the epochs and
-    minibatches (`Epochs`).
+    Inherited fields are the discount, λ and the estimator of advantages (`Estimation`), the step
+    size, its decay and the weights of the value loss and the entropy (`JointLoss`), and the epochs
+    and minibatches (`Epochs`).
     """
 
     epsilon_low: Number = common.number(
@@ -61,21 +61,22 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """PPO on any problem with a critic.
+    """Builds the PPO learner for any problem with a critic.
 
     Args:
-      config: see `Config`.
-      problem: control or language.
+      config: hyperparameters, see `Config`.
+      problem: source of samples, control or language.
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
       surrogate: `(log_prob, samples) -> (elements to minimise, elements to log)`; None for
         `surrogates.clipped`. With a parameter named `distribution` it also gets the policy's
-        distribution at the current parameters. A name that the method or the problem logs is a
-        ConfigError. One that reads other rows of its minibatch needs num_microbatches = 1; see
-        `surrogates.row_wise`.
-      advantage: `trajectory -> (advantage [T], target [T])` in place of the config's, with which go
-        gamma, lambda_, estimator, n and discount_per; see `actor_critic.Trajectory`.
-      target: what the program is compiled for; None for the problem's.
+        distribution at the current parameters. A name to log that the method or the problem logs
+        too is a ConfigError. A surrogate that reads other rows of its minibatch needs
+        num_microbatches = 1; see `surrogates.row_wise`.
+      advantage: `trajectory -> (advantage [T], target [T])`, which replaces the config's; gamma,
+        lambda_, estimator, n_steps and discount_per then have no effect; see
+        `actor_critic.Trajectory`.
+      target: platform and devices of the compiled program; None takes the problem's target.
 
     Returns:
       The learner.
@@ -86,7 +87,7 @@ def make(
     config.validate()
     problem = actor_critic.in_groups(problem.with_target(target), config.num_minibatches == 1)
     actor_critic.require_on_policy(problem)
-    # By default Adam, its step size and the clip of the gradient's norm taken from the config.
+    # The default is Adam, with the config's step size and clip of the gradient's norm.
     optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
     if surrogate is None:
         surrogate = surrogates.clipped(config.epsilon_low, config.epsilon_high)
@@ -120,7 +121,7 @@ def make(
         return metrics["approximate_kl"].value() > config.target_kl
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        # Steps of an environment become rows of their own; a sequence stays one row.
+        # Each step of an environment becomes a row; a sequence stays one row.
         rows = problem.rows(samples)
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,

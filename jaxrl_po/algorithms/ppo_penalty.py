@@ -84,7 +84,7 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """PPO with a KL penalty on any problem with a critic; arguments as for `ppo.make`.
+    """Builds PPO with a KL penalty for any problem with a critic; see `ppo.make` for arguments.
 
     Metric `exact_kl` is in the direction of `kl_direction`; `policy_loss` includes the penalty.
     """
@@ -101,7 +101,7 @@ def make(
         return masked.total(divergence(config, old, policy(params, samples)), samples.mask)
 
     def optimise(state: TrainState, beta: jax.Array, rows: Samples, key: jax.Array) -> Update:
-        """One update from the old parameters with a given β, and its KL."""
+        """Computes one update from the old parameters with the coefficient β, and its KL."""
         old = policy(state.params, rows)  # shuffled along with the samples
         require_kept(old, rows)
         params, opt_state, metrics = actor_critic.gradient_steps(
@@ -159,12 +159,12 @@ def make(
 
 
 def divergence(config: Config, old: Distribution, new: Distribution) -> jax.Array:
-    """The exact KL between the two policies, in nats, in the direction of `kl_direction`."""
+    """Computes the exact KL between the two policies, nats, in the direction of `kl_direction`."""
     return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)
 
 
 def make_loss(config: Config, problem: Problem, surrogate: Checked) -> Callable[..., Any]:
-    """`loss(params, (samples, old), *, beta) -> (means, metrics)`, with the penalty β · KL."""
+    """Builds `loss(params, (samples, old), *, beta) -> (means, metrics)`, with penalty β · KL."""
 
     def loss(
         params: ActorCritic, samples_and_old: tuple[Samples, Distribution], *, beta: jax.Array
@@ -187,7 +187,7 @@ def make_loss(config: Config, problem: Problem, surrogate: Checked) -> Callable[
 
 
 def require_kept(old: Distribution, rows: Samples) -> None:
-    """Raises ConfigError if the old distributions are too large to keep one for each action."""
+    """Raises ConfigError if the old distributions are too large to store one for each action."""
     shape = rows.mask.shape
     if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(old)):
         raise ConfigError(
@@ -208,16 +208,16 @@ def satisfied(
 ) -> tuple[jax.Array, Update]:
     """Repeats an update from the old parameters until β no longer changes.
 
-    Each round discards the update before it. With rows sharded, all devices run the same number of
-    rounds, since `adapt` pools the KL.
+    Each round discards the update of the previous round. With sharded rows, all devices run the
+    same number of rounds, since `adapt` pools the KL.
 
     Args:
-      optimise: `(beta, key) -> update`, from the old parameters.
-      adapt: `(beta, metrics) -> beta`.
-      beta: of the first update.
-      first: the first update.
-      key: consumed.
-      max_rounds: the most updates, the first included.
+      optimise: `(beta, key) -> update`, starts from the old parameters.
+      adapt: `(beta, metrics) -> beta`, returns the next β.
+      beta: β that the first update used.
+      first: first update.
+      key: PRNG key, consumed.
+      max_rounds: largest number of updates, including the first.
 
     Returns:
       β and the last update, with the metric `rounds`.

@@ -49,17 +49,17 @@ def with_reference_kl(
     num_parts: int = 1,
     axis_name: str | None = None,
 ) -> Learner:
-    """The learner with rewards `r_t − β (log π(a_t|s_t) − log π_ref(a_t|s_t))`.
+    """Returns the learner with rewards `r_t − β (log π(a_t|s_t) − log π_ref(a_t|s_t))`.
 
     π is the old policy and π_ref the initial one. This is the KL penalty of RLHF with PPO; it
     applies to any learner that uses `Batch.reward`.
 
     Args:
-      inner: a learner on `problem`, without a reference of its own.
+      inner: learner on `problem`, without a reference policy.
       problem: source of samples.
-      settings: see `Settings`; `enabled` is ignored.
-      num_parts: see `learner.make`.
-      axis_name: device axis over which rows are sharded, or None.
+      settings: penalty, see `Settings`; `enabled` is ignored.
+      num_parts: number of parts of a batch, see `learner.make`.
+      axis_name: device axis that the rows are sharded over, or None.
 
     Returns:
       The learner, with the metrics `reference_kl`, the k1 estimate of KL(old ‖ reference) in nats,
@@ -70,7 +70,7 @@ def with_reference_kl(
       `with_reference_kl(ppo.make(config, problem), problem, Settings(kl_coefficient=0.1))`
 
     Raises:
-      ConfigError: the actions are not the policy's own, or `inner` has a reference already.
+      ConfigError: the policy did not sample the actions itself, or `inner` has a reference already.
     """
     if not problem.on_policy:
         raise ConfigError(
@@ -116,7 +116,7 @@ def with_reference_kl(
 def reference_log_prob(
     problem: Problem, state: TrainState, batch: Batch, num_parts: int
 ) -> jax.Array:
-    """Log-probabilities `[B, T]` of the actions under the reference, nats, in parts of the rows."""
+    """Computes the actions' log-probabilities `[B, T]` under the reference, nats, in parts."""
     params = state.params._replace(policy=state.reference_params)
     return learner.log_prob(problem, params, batch, num_parts=num_parts)
 
@@ -129,12 +129,12 @@ def with_reference_log_prob(
     reward_kl: Divergence | None = None,
     coefficient: Number = 0.0,
 ) -> learner.Estimate:
-    """The same estimate with `reference_log_prob`, from rewards minus `β · reward_kl(π, π_ref)`.
+    """Adds `reference_log_prob` to `estimate`, on rewards minus `β · reward_kl(π, π_ref)`.
 
     Args:
-      estimate: `estimate(state, batch) -> samples`.
-      problem: whose policy it is.
-      num_parts: see `learner.make`.
+      estimate: `(state, batch) -> samples`, the estimate to extend.
+      problem: problem that defines the policy.
+      num_parts: number of parts of a batch, see `learner.make`.
       reward_kl: estimate of KL(policy ‖ reference) at the sampled tokens, or None for no penalty in
         the reward.
       coefficient: β, reward units per nat.

@@ -33,7 +33,7 @@ NONE, BATCH_MEAN, VALUE = BASELINES = ("none", "batch_mean", "value")
 
 @config_lib.record
 class Config(CriticFit, Optimization):
-    """Hyperparameters of REINFORCE; its optimizer and schedule are those of the policy."""
+    """Hyperparameters of REINFORCE; optimizer and schedule apply to the policy."""
 
     estimator: str = static(
         MONTE_CARLO, "estimator of the return minus the baseline", choices=ESTIMATORS
@@ -54,18 +54,18 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """REINFORCE on any problem with a separate critic, or none.
+    """Builds REINFORCE for any problem with a separate critic, or without.
 
     The critic is fitted for any baseline: returns also bootstrap from it where a rollout ends.
 
     Args:
-      config: see `Config`.
-      problem: control or language.
+      config: hyperparameters, see `Config`.
+      problem: source of samples, control or language.
       optimizer: any optax transformation with its own learning rate, for the policy; None for the
         config's.
-      surrogate: see `ppo.make`.
-      advantage: see `ppo.make`; the baseline is then its own too.
-      target: what the program is compiled for; None for the problem's.
+      surrogate: surrogate objective, see `ppo.make`.
+      advantage: advantage estimator, see `ppo.make`; it then includes its own baseline.
+      target: platform and devices of the compiled program; None takes the problem's target.
 
     Returns:
       The learner.
@@ -91,7 +91,7 @@ def make(
         if config.baseline == BATCH_MEAN:
             advantage = advantage - masked.mean(target, batch.mask, axis_name=config.axis_name)
         if config.normalize_advantage and config.baseline == NONE:
-            # Scaled only: subtracting the mean would be a baseline.
+            # Only divides by the std: subtracting the mean would be a baseline.
             mean, std = masked.moments(advantage, batch.mask, axis_name=config.axis_name)
             advantage = advantage / (advantages.scale_of(mean, std) + 1e-8)
         elif config.normalize_advantage:

@@ -1,8 +1,9 @@
 """REINFORCE++: advantages normalised over the whole batch (Hu et al. 2025, arXiv:2501.03262).
 
 The return of token t is the outcome minus `β · Σ_{u ≥ t} k1`, whitened over all tokens of the
-batch; a k1 that may be rounding counts as 0. With `group_baseline` the group's mean is subtracted
-from the outcome first, and the KL penalty to the reference is in the loss instead, as k2.
+batch; a k1 that may be rounding error counts as 0. With `group_baseline` the group's mean is
+subtracted from the outcome first, and the KL penalty to the reference is in the loss instead, as
+k2.
 """
 
 import jax
@@ -28,7 +29,7 @@ class Config(group_config.Clip, group_config.Reference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """REINFORCE++ on any problem, in groups if `group_baseline`; arguments as for `grpo.make`."""
+    """Builds REINFORCE++ for any problem, in groups if `group_baseline`; see `grpo.make`."""
     centred = group_policy.outcome_advantage(lambda r: advantages.group_relative(r, scale="none"))
 
     def reward_to_go(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
@@ -37,7 +38,7 @@ def make(
         return jnp.where(mask, returns, 0.0)
 
     def distance(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-        """k1, and 0 where it is rounding: whitening would make advantages of it."""
+        """Computes k1, 0 where it is rounding error, which whitening would magnify."""
         k1 = divergences.k1(log_prob, reference_log_prob)
         return jnp.where(jnp.abs(k1) > divergences.ROUNDING, k1, 0.0)
 

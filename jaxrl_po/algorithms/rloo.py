@@ -22,7 +22,7 @@ class Config(group_config.Reference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """RLOO on any problem in groups; arguments as for `grpo.make`."""
+    """Builds RLOO for any problem in groups; for the arguments see `grpo.make`."""
     return group_policy.make(
         config,
         problem.with_target(target),

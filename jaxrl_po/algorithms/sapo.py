@@ -1,6 +1,6 @@
 """SAPO: GRPO with a soft gate in place of the clip (Gao et al. 2025, arXiv:2511.20347).
 
-`−(4/τ) σ(τ (r − 1)) · A`, narrower for negative advantages.
+The surrogate is `−(4/τ) σ(τ (r − 1)) · A`, with a narrower gate for negative advantages.
 """
 
 import jax
@@ -26,7 +26,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """SAPO on any problem in groups; arguments as for `grpo.make`."""
+    """Builds SAPO for any problem in groups; for the arguments see `grpo.make`."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         return losses.sapo(

@@ -1,7 +1,7 @@
 """Supervised training on demonstrations.
 
-The loss is the cross entropy of demonstrated actions, see `language.cross_entropy.make_loss`; these
-may be recorded in control, too.
+The loss is the cross entropy of demonstrated actions, see `language.cross_entropy.make_loss`; the
+actions may come from language or control.
 """
 
 import jax
@@ -22,14 +22,14 @@ class Config(group_config.Steps):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Supervised training on a problem of demonstrations.
+    """Builds supervised training on a problem of demonstrations.
 
     Args:
-      config: see `Config`.
-      problem: of demonstrations, see `language.demonstrations.make_problem`.
+      config: hyperparameters, see `Config`.
+      problem: source of demonstrations, see `language.demonstrations.make_problem`.
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
-      target: what the program is compiled for; None for the problem's.
+      target: platform and devices of the compiled program; None takes the problem's target.
 
     Returns:
       The learner.

@@ -25,7 +25,7 @@ Surrogate = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 """`(log_prob E*, samples) -> elements to minimise E*, and elements to log`. With a further
 parameter named `distribution` it also gets the policy's distribution at the current parameters."""
 
-# Names of fields that a run writes or acts upon, those of its evaluations among them.
+# Names of fields that a run writes or acts upon, including the fields of its evaluations.
 RUN_READS = re.compile(
     "iteration|step|signal|accuracy|return|length|ended|frac_(nonfinite|no_action|one_step|"
     "out_of_range)|(greedy_|test_|time/).*"
@@ -35,22 +35,22 @@ RUN_READS = re.compile(
 def policy_gradient(
     log_prob: jax.Array, samples: Samples
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`−log π · A`, see `losses.policy_gradient`; logs nothing."""
+    """Computes `−log π · A`, see `losses.policy_gradient`; logs nothing."""
     return losses.policy_gradient(log_prob, samples.advantage), {}
 
 
 def plain(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`−r · A`, see `losses.surrogate`; logs nothing."""
+    """Computes `−r · A`, see `losses.surrogate`; logs nothing."""
     return losses.surrogate(log_prob, samples.log_prob, samples.advantage), {}
 
 
 def sampler_log_prob(samples: Samples) -> jax.Array:
-    """Log-probabilities of the sampler μ; of the old policy where that sampled."""
+    """Returns log-probabilities under the sampler μ, by default the old policy."""
     return samples.columns.get("sampler_log_prob", samples.log_prob)
 
 
 def clip_fractions(outside: jax.Array, advantage: jax.Array) -> dict[str, jax.Array]:
-    """Metrics of slots without a gradient: clipped from below (A < 0) and from above (A > 0)."""
+    """Returns metrics of slots without gradient, clipped from below (A < 0), from above (A > 0)."""
     return {
         "clip_fraction_low": (outside & (advantage < 0)).astype(jnp.float32),
         "clip_fraction_high": (outside & (advantage > 0)).astype(jnp.float32),
@@ -60,7 +60,7 @@ def clip_fractions(outside: jax.Array, advantage: jax.Array) -> dict[str, jax.Ar
 def clipped(
     epsilon_low: Number, epsilon_high: Number, dual_clip: Number | None = None
 ) -> Surrogate:
-    """The clipped surrogate and its clip fractions; see `losses.clipped_surrogate`."""
+    """Returns the clipped surrogate, which logs clip fractions; see `losses.clipped_surrogate`."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         actions = log_prob, samples.log_prob, samples.advantage
@@ -77,7 +77,7 @@ def clipped(
 
 @dataclasses.dataclass(frozen=True)
 class RowWise:
-    """A surrogate that the user states to be row-wise."""
+    """A surrogate that the user declares row-wise."""
 
     surrogate: Surrogate
 
@@ -86,16 +86,17 @@ class RowWise:
         return inspect.signature(self.surrogate)
 
     def __call__(self, *args: Any, **options: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The result of the surrogate itself."""
+        """Returns the result of the wrapped surrogate."""
         return self.surrogate(*args, **options)
 
 
 def row_wise(surrogate: Surrogate) -> Surrogate:
-    """States that no element of a surrogate, minimised or logged, reads another row.
+    """Declares that no element of a surrogate, minimised or logged, reads another row.
 
-    Nor does it depend on masked slots of its own row or on their number. Minibatches may then be
-    computed in parts, each up to its longest row. The mark is only needed where the data flow does
-    not show it (loops, sums over the slots of a row), and is not verified.
+    Elements must not depend on masked slots of their row or on the number of such slots, either.
+    Minibatches may then be computed in parts, each up to its longest row. The mark is only needed
+    where the data flow does not show the property (loops, sums over the slots of a row), and it is
+    not verified.
 
     Example:
       >>> marked = row_wise(plain)
@@ -165,30 +166,30 @@ def checked(surrogate: Surrogate) -> Checked:
             "surrogate of a natural step takes (distribution, samples)",
         )
     asked = parameters.get("distribution")
-    bound = "distribution" in getattr(surrogate, "keywords", {})  # by functools.partial
+    bound = "distribution" in getattr(surrogate, "keywords", {})  # bound by functools.partial
     marked = isinstance(getattr(surrogate, "func", surrogate), RowWise)
     by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     return Checked(surrogate, asked is not None and asked.kind in by_name and not bound, marked)
 
 
 class Division(Protocol):
-    """Settings of a method that divide a minibatch."""
+    """Settings of a method that divide a minibatch into parts."""
 
     @property
     def num_microbatches(self) -> int:
-        """Parts of a minibatch."""
+        """Number of parts of a minibatch."""
 
     @property
     def axis_name(self) -> str | None:
-        """Device axis, or None."""
+        """Device axis that the rows are sharded over, or None."""
 
 
 class Parts(NamedTuple):
-    """Ways to compute a minibatch in parts, as `updates.gradient_update` takes them.
+    """Ways to compute a minibatch in parts, in the form that `updates.gradient_update` reads.
 
     Attributes:
-      slots: elements in a row, or None if a minibatch must stay whole.
-      by_length: the problem's sums by length, or None if rows must stay whole.
+      slots: elements in a row, or None if a minibatch must not be divided.
+      by_length: the problem's sums by length, or None if rows must not be cut.
     """
 
     slots: int | None
@@ -203,20 +204,20 @@ def parts(
     config: Division,
     num_minibatches: int = 1,
 ) -> Parts:
-    """Returns the ways in which a minibatch may be computed in parts with a surrogate.
+    """Returns the allowed ways to compute a minibatch in parts with a surrogate.
 
-    A minibatch must stay whole if an element of the surrogate, minimised or logged, or its
-    gradient depends on other rows, as with a quantile or a mean over the minibatch. Rows must stay
-    whole if it depends on other slots of its row, since rows are cut after their last token. Each
-    device reads its own rows.
+    A minibatch must not be divided if an element of the surrogate, minimised or logged, or its
+    gradient depends on other rows, for example through a quantile or a mean over the minibatch.
+    Rows must not be cut after their last token if an element depends on other slots of its row.
+    Each device reads its own rows.
 
     Args:
-      surrogate: maps rows `[N, …]` to elements `[N, …]`.
+      surrogate: surrogate that maps rows `[N, …]` to elements `[N, …]`.
       samples: all rows of this device.
       problem: source of the policy, the target and sums by length.
       params: parameters of the policy.
       config: settings of the method.
-      num_minibatches: minibatches in which the rows are divided.
+      num_minibatches: number of minibatches in an epoch.
 
     Raises:
       ConfigError: the surrogate reads other rows, and there are several microbatches.
@@ -244,7 +245,7 @@ def parts(
                 f"whole; {marked}",
                 stacklevel=2,
             )
-        # One that reduces over the axis reads other devices on purpose.
+        # A surrogate that reduces over the device axis reads other devices on purpose.
         elif not any("Axis" in type(x).__name__ for x in trace(whole, 0).effects):
             warnings.warn(
                 "the surrogate reads other rows of its minibatch, of which a device has its own "
@@ -260,18 +261,18 @@ def parts(
 
 
 def _are_apart(trace: Callable[..., ClosedJaxpr], sizes: tuple[int, int], axis: int) -> bool:
-    """Whether the data flow shows that elements along an axis do not depend on each other."""
+    """Returns whether the data flow shows that elements along an axis are independent."""
     whole = trace(sizes[1], axis)
     try:
         return data_flow.is_row_wise((trace(sizes[0], axis), whole), sizes)
-    except (AssertionError, TypeError, ValueError):  # it computes this size alone
+    except (AssertionError, TypeError, ValueError):  # the surrogate works for its own size only
         return False
 
 
 def _trace(
     surrogate: Checked, samples: Samples, policy: Callable[[Any], Any], size: int, axis: int
 ) -> ClosedJaxpr:
-    """Traces the elements of a surrogate and their gradient for a number of rows, or of slots."""
+    """Traces the elements of a surrogate and their gradient for one number of rows or slots."""
 
     def resized(x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
@@ -293,12 +294,12 @@ def _trace(
 
 
 def shape_of(x: Any) -> tuple[int, ...] | None:
-    """The shape of an array, and None of anything else."""
+    """Returns the shape of an array, and None for anything else."""
     return getattr(x, "shape", None)
 
 
 def form(result: Any) -> str:
-    """What a surrogate returned, in short: kinds and shapes."""
+    """Returns a short description of a surrogate's result: types and shapes."""
     if isinstance(result, Mean):
         return f"Mean of {form(result.total)} and {form(result.count)}"
     if isinstance(result, tuple):

@@ -9,23 +9,24 @@ from jaxrl_po import learner
 from jaxrl_po.config import ConfigError
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
-TEACHER = "teacher"  # entry of `ActorCritic.frozen`: its parameters
+TEACHER = "teacher"  # entry of `ActorCritic.frozen` with the teacher's parameters
 
 Apply = Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
-"""As `Problem.apply`."""
+"""`(params, inputs) -> (distribution, value)`, as `Problem.apply`."""
 
 
 def with_teacher(
     problem: Problem, params: ActorCritic, apply: Apply | None = None, *, num_parts: int = 1
 ) -> Problem:
-    """The problem whose batches have a column `teacher_log_prob`, for `distillation`.
+    """Returns the problem whose batches have a column `teacher_log_prob`, for `distillation`.
 
     Args:
-      problem: the student's.
-      params: of the teacher, without a critic.
-      apply: the teacher's; None where it is a policy as the student is. A teacher of other sizes is
-        the policy of another problem with the same task, tokenizer and token budget.
-      num_parts: see `learner.make`.
+      problem: problem of the student.
+      params: parameters of the teacher, without a critic.
+      apply: `(params, inputs) -> (distribution, value)` of the teacher; None takes the student's
+        networks. The policy of another problem with the same task, tokenizer and token budget can
+        be a teacher of another size.
+      num_parts: number of parts of a batch, see `learner.make`.
 
     Returns:
       The `Problem`.
@@ -64,7 +65,7 @@ def with_teacher(
 
 
 def _options(problem: Problem, params: ActorCritic, inputs: Any) -> int | None:
-    """The number of actions; None where they are not discrete."""
+    """Returns the number of actions; None if they are not discrete."""
 
     def logits() -> Any:
         return getattr(problem.apply(params._replace(value=None), inputs)[0], "logits", None)

@@ -2,9 +2,9 @@
 
 `max_θ E[r · A] s.t. E[KL(old ‖ new)] ≤ δ` (appendix C): conjugate gradient for x = F⁻¹g, step
 length √(2δ / xᵀFx), and backtracking until the surrogate has improved and the exact KL is at most
-δ. If no candidate passes, the policy stays bit for bit.
+δ. If no candidate passes, the policy does not change by a single bit.
 
-The problem decides between trajectories (`control.make_problem`; in the paper: single path) and
+The problem decides between trajectories (`control.make_problem`; the paper's "single path") and
 vine (`control.make_vine`).
 """
 
@@ -22,7 +22,7 @@ from jaxrl_po.types import Learner, Problem
 
 @config_lib.record
 class Config(npg.Config):
-    """Hyperparameters of TRPO: those of the natural step and of the line search."""
+    """Hyperparameters of TRPO: natural step and line search."""
 
     backtrack: Number = number(
         0.8,
@@ -40,14 +40,14 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """TRPO on any problem with a separate critic, or none.
+    """Builds TRPO for any problem with a separate critic, or without.
 
     Args:
-      config: see `Config`.
-      problem: control or language.
-      surrogate: see `npg.make`.
-      advantage: see `ppo.make`.
-      target: what the program is compiled for; None for the problem's.
+      config: hyperparameters, see `Config`.
+      problem: source of samples, control or language.
+      surrogate: surrogate to minimise, see `npg.make`.
+      advantage: advantage estimator, see `ppo.make`.
+      target: platform and devices of the compiled program; None takes the problem's target.
 
     Returns:
       The learner.

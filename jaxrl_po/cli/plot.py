@@ -1,10 +1,11 @@
 """Compares runs: `jaxrl-po plot runs/a runs/b --out=runs/plot`.
 
-Learning curves (interquartile mean over seeds with its 95 % bootstrap interval) and the
-performance profile of the final scores (share of the seeds at or above each score) are drawn, and
-the table has the probability of improvement over the first run. Writes `plot.png` and `table.txt`
-to `--out`, or the figure alone to a file. Runs on different environments or tasks are labelled as
-such, and only those on that of the first run are compared with it.
+The figure shows learning curves (interquartile mean over seeds with its 95 % bootstrap interval)
+and the performance profile of the scores (share of the seeds at or above each score); the table has
+the probability of improvement over the first run, with its 95 % score interval and the p-value of a
+permutation test. The command writes `plot.png` and `table.txt` to `--out`, or the figure alone to a
+file, and prints the settings in which the runs differ. If runs are on different environments or
+tasks, their labels say so, and the first run is compared only with runs on its own.
 """
 
 import itertools
@@ -30,6 +31,7 @@ from jaxrl_po.run.store import folder, metrics, sources, statistics
 
 SCORES = ("greedy_return", "greedy_accuracy", "held_out_log_prob")
 UNITS = {"control": "environment steps", "language": "completions"}
+FINAL, AREA = "final", "area"
 
 
 @config.record
@@ -46,17 +48,25 @@ class Options:
         "folder for the results, where an earlier comparison is replaced; or, for the figure "
         f"alone, a file that ends in {', '.join(plotting.PICTURES)}",
     )
+    by: str = static(
+        FINAL,
+        "score of a seed: its last value, or the mean of its curve over the steps that all runs "
+        "have, which is the area under it",
+        choices=(FINAL, AREA),
+    )
+    title: str = static("", "title of the curves; empty for the metric and where the runs were")
+    labels: str = static("", "names of the runs, separated by commas; empty for their folders")
 
 
 class Run(NamedTuple):
     """An earlier run, as read from its folder.
 
     Attributes:
-      label: its folder, without the part that all runs share; with the place where that differs
+      label: folder of the run, without the part that all runs share; with the place if that differs
         between runs.
-      rows: its lines of metrics.
-      config: its settings, flag name to value.
-      place: its environment or task.
+      rows: lines of metrics.
+      config: settings of the run, by flag name.
+      place: environment or task of the run.
     """
 
     label: str
@@ -65,19 +75,27 @@ class Run(NamedTuple):
     place: str
 
 
-def read(paths: Sequence[str]) -> list[Run]:
-    """The runs in these folders.
+def read(paths: Sequence[str], names: str = "") -> list[Run]:
+    """Reads the runs in these folders.
+
+    Args:
+      paths: Folders.
+      names: Labels of the runs, separated by commas; empty for `labels`.
 
     Raises:
-      UsageError: no folders, more than there are colours, or one that holds no run.
+      UsageError: no folders, more folders than colours, or a folder that does not hold a run.
+      ConfigError: Another number of names than of folders.
     """
     if not 1 <= len(paths) <= len(COLOURS):
         raise UsageError(
             f"name 1 to {len(COLOURS)} folders of runs, as in jaxrl-po plot runs/a runs/b; "
             f"got {len(paths)}"
         )
+    given = names.split(",") if names else labels(paths)
+    if len(given) != len(paths):
+        raise ConfigError("labels", f"must name the {len(paths)} runs, got {names!r}")
     runs = []
-    for path, label in zip(paths, labels(paths), strict=True):
+    for path, label in zip(paths, given, strict=True):
         try:
             settings = folder.read_settings(Path(path))
         except ConfigError as error:
@@ -99,7 +117,7 @@ def read(paths: Sequence[str]) -> list[Run]:
 
 
 def places(configs: Sequence[Values]) -> list[str]:
-    """The environment or task of each run, with those settings of the task that differ.
+    """Returns the environment or task of each run, with the settings of the task that differ.
 
     Example:
       >>> places([{"env": "Acrobot-v1"}, {"task": "addition", "task.num_digits": 2}])
@@ -121,12 +139,12 @@ def places(configs: Sequence[Values]) -> list[str]:
 
 
 def differ(runs: Sequence[Run]) -> bool:
-    """Whether the runs are on different environments or tasks."""
+    """Returns whether the runs are on different environments or tasks."""
     return len({run.place for run in runs}) > 1
 
 
 def labels(paths: Sequence[str]) -> list[str]:
-    """The paths without their common leading folders.
+    """Returns the paths without their common leading folders.
 
     Example:
       >>> labels(["runs/a/first", "runs/b/first"]), labels(["runs/a"])
@@ -140,10 +158,10 @@ def labels(paths: Sequence[str]) -> list[str]:
 
 
 def choose_metric(asked: str, runs: Sequence[Run]) -> str:
-    """The name of the metric to compare: `asked`, or a score that all runs have.
+    """Returns the name of the metric to compare: `asked`, or a score that all runs have.
 
     Raises:
-      ConfigError: some run does not have it.
+      ConfigError: some run does not have the metric.
       UsageError: the runs have no metric in common.
     """
     available = [
@@ -169,38 +187,92 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
 
 def final(run: Run, metric: str) -> npt.NDArray[np.float64]:
     """Returns the last logged value of each seed, `[S]`; −∞ if it is not a finite number."""
-    values = metrics.curve(run.rows, metric)[1]
-    values = statistics.carried(values) if metric.startswith(metrics.EPISODES) else values
-    return statistics.worst_if_missing(values[:, -1])
+    return statistics.worst_if_missing(_curve(run, metric)[1][:, -1])
 
 
-def table(runs: Sequence[Run], metric: str) -> str:
-    """One line per run: its final score and its probability of improvement over the first."""
-    first = final(runs[0], metric)
+def _curve(run: Run, metric: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    step, values = metrics.curve(run.rows, metric)
+    return step, statistics.carried(values) if metric.startswith(metrics.EPISODES) else values
+
+
+def scores_of(runs: Sequence[Run], metric: str, by: str) -> list[npt.NDArray[np.float64]]:
+    """Returns the score of each seed, `[S]` per run; −∞ if it is not a finite number.
+
+    Args:
+      runs: See `read`.
+      metric: Name of the metric.
+      by: See `Options`. The mean of a curve is that of straight lines between its points.
+    """
+    if by == FINAL:
+        return [final(run, metric) for run in runs]
+    curves = [_curve(run, metric) for run in runs]
+    first, last = max(step[0] for step, _ in curves), min(step[-1] for step, _ in curves)
+    if first >= last:
+        raise ConfigError(
+            "by", f"must be {FINAL}: the runs have no two steps of {metric} in common"
+        )
+    means = []
+    for step, values in curves:
+        inside = np.array([first, *step[(step > first) & (step < last)], last], np.float64)
+        lines = np.stack([np.interp(inside, step, each) for each in values])
+        means.append(np.trapezoid(lines, inside, axis=1) / (last - first))
+    return [statistics.worst_if_missing(mean) for mean in means]
+
+
+def table(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float64]]) -> str:
+    """Returns a line per run: its score and how it compares with the first run, then sentences."""
     width = max(len(run.label) for run in runs)
-    line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}}".format
-    head = "IQM, 95 % interval", "lowest", "better than the first"
-    lines = [line("", "seeds", "mean", *head)]
-    for i, run in enumerate(runs):
-        scores = final(run, metric)
-        improvement = ""
-        if i and run.place == runs[0].place:
-            interval = statistics.improvement_interval(scores, first)
-            probability = float(statistics.probability_of_improvement(scores, first))
-            improvement = f"{probability:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
-        mean, lowest = f"{scores.mean():.4g}", f"{scores.min():.4g}"
-        middle, seeds = statistics.with_interval(scores), statistics.seeds_with_score(scores)
-        lines.append(line(run.label, seeds, mean, middle, lowest, improvement).rstrip())
+    line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}} {{:>8}}".format
+    head = "IQM, 95 % interval", "lowest", "better than the first", "p"
+    lines, sentences = [line("", "seeds", "mean", *head)], list[str]()
+    for run, mine in zip(runs, scores, strict=True):
+        better = p_value = ""
+        if run is not runs[0] and run.place == runs[0].place:
+            low, high = statistics.improvement_interval(mine, scores[0])
+            probability = float(statistics.probability_of_improvement(mine, scores[0]))
+            better = f"{probability:.2f} [{low:.2f}, {high:.2f}]"
+            p_value = f"{statistics.improvement_p_value(mine, scores[0]):.2g}"
+            said = f"{run.label} is better than {runs[0].label} with probability {better}"
+            sentences.append(f"{said}, p = {p_value}")
+        mean, lowest = f"{mine.mean():.4g}", f"{mine.min():.4g}"
+        middle, seeds = statistics.with_interval(mine), statistics.seeds_with_score(mine)
+        lines.append(line(run.label, seeds, mean, middle, lowest, better, p_value).rstrip())
+    if sentences:
+        method = "95 % score intervals (Newcombe 2006); p: two-sided permutation test over seeds"
+        lines += ["", *sentences, method]
     return "\n".join(lines) + "\n"
 
 
-def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
-    """Share of the seeds at or above each score, with the 95 % bootstrap band."""
-    finals = [final(run, metric) for run in runs]
+def differences(runs: Sequence[Run]) -> list[str]:
+    """Returns `name: value, value, …` of each setting that all runs have and that differs.
+
+    Example:
+      >>> runs = [Run("", [], {"algorithm": x, "seeds": 8}, "") for x in ("ppo", "trpo")]
+      >>> differences(runs)
+      ['algorithm: ppo, trpo']
+    """
+    shared = [
+        name
+        for name in runs[0].config
+        if name not in ("out", "resolved") and all(name in run.config for run in runs)
+    ]
+    values = {name: [errors.shown(run.config[name]) for run in runs] for name in shared}
+    return [f"{name}: {', '.join(x)}" for name, x in values.items() if len(set(x)) > 1]
+
+
+def tuned(run: Run) -> bool:
+    """Whether the run took a setting that was tuned for its environment or task."""
+    return "tuned" in run.config.get("resolved", {}).get("origin", {}).values()
+
+
+def draw_profiles(
+    axes: Axes, finals: Sequence[npt.NDArray[np.float64]], metric: str, by: str = FINAL
+) -> None:
+    """Draws the share of the seeds at or above each score, with the 95 % bootstrap band."""
     everything = np.concatenate(finals)
     finite = everything[np.isfinite(everything)]
     low, high = (finite.min(), finite.max()) if finite.size else (np.nan, np.nan)
-    # Up to the best score, which a run whose seeds all reach it ends at, at 1.
+    # Levels end at the best score, at which a run has share 1 if all of its seeds reach it.
     levels = np.linspace(low - 0.05 * (high - low or abs(high) or 1.0), high, 200)
     below = np.nextafter(levels, -np.inf)
     for i, (scores, colour) in enumerate(zip(finals, COLOURS, strict=False)):
@@ -209,31 +281,37 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
         band = np.percentile(statistics.performance_profile(draws, below), statistics.TAILS, axis=1)
         axes.fill_between(levels, *band, color=colour, alpha=0.18, linewidth=0)
         profile = statistics.performance_profile(scores, below)
-        # Equal profiles lie one on another: the first is the widest.
-        width = 2.2 + 1.5 * (len(runs) - 1 - i)
+        # Equal profiles lie on top of each other, so the first one drawn is the widest.
+        width = 2.2 + 1.5 * (len(finals) - 1 - i)
         axes.plot(levels, profile, color=colour, linewidth=width, solid_capstyle="butt")
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set(title="performance profile", xlabel=f"final {metrics.axis(metric)}")
+    score = f"final {metrics.axis(metric)}" if by == FINAL else f"mean {metrics.axis(metric)}"
+    axes.set(title="performance profile", xlabel=score)
     axes.set(ylabel="share of the seeds at or above", ylim=(-0.02, 1.04))
 
 
-def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
-    """Writes the figure, curves beside profiles; see `plotting.write`."""
+def save_figure(
+    runs: Sequence[Run], metric: str, path: Path, *, by: str = FINAL, title: str = ""
+) -> None:
+    """Writes the figure, curves beside profiles; see `plotting.write` and `Options`."""
     series = [Series(metric, run.label, run.rows) for run in runs]
     units = dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
     unit, name = " or ".join(units), metrics.label(metric)
-    title = name if differ(runs) or not runs[0].place else f"{name} on {runs[0].place}"
+    where = "" if differ(runs) or not runs[0].place else f" on {runs[0].place}"
     with plotting.style():
         figure = Figure(figsize=(11.6, 4.2), layout="constrained", dpi=150)
         axes = figure.subplots(1, 2)
         x_label, y_label = f"{unit}, each seed", metrics.axis(metric)
-        plotting.draw(axes[0], Panel([], series, title, x_label, y_label, seeds=len(runs) == 1))
-        draw_profiles(axes[1], runs, metric)
+        plotting.draw(
+            axes[0],
+            Panel([], series, title or name + where, x_label, y_label, seeds=len(runs) == 1),
+        )
+        draw_profiles(axes[1], scores_of(runs, metric, by), metric, by)
         plotting.write(figure, path)
 
 
 def asked(argv: Sequence[str], name: str, summary: str, record: type[Any]) -> tuple[list[str], Any]:
-    """The folders of runs that come before the flags, and the flags' options; see `flags.ask`."""
+    """Splits arguments into folders of runs, which come first, and options; see `flags.ask`."""
     folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
     return folders, flags.ask(argv[len(folders) :], name, summary, record)
 
@@ -244,28 +322,34 @@ def main(argv: Sequence[str]) -> int:
     folders, options = asked(argv, "jaxrl-po plot", summary, Options)
     if options is None:
         return 0
-    runs = read(folders)
+    runs = read(folders, options.labels)
     metric = choose_metric(options.metric, runs)
     if differ(runs):
         note = "these runs are not on the same environment or task, so that their scores cannot be"
         names = ", ".join(run.label for run in runs)
         print(f"note: {note} compared: {names}", file=sys.stderr)
-    text, picture = table(runs, metric), Path(options.out)
+    if 0 < (count := sum(map(tuned, runs))) < len(runs):
+        names = ", ".join(run.label for run in runs if tuned(run))
+        print(f"note: only {count} of {len(runs)} have tuned settings: {names}", file=sys.stderr)
+    scores = scores_of(runs, metric, options.by)
+    text, picture = table(runs, scores), Path(options.out)
+
+    def draw(path: Path) -> None:
+        save_figure(runs, metric, path, by=options.by, title=options.title)
+
     if picture.suffix.lower() in plotting.PICTURES and not picture.is_dir():
         folder.require_file(options.out, picture.suffix.lower())
         with folder.writing(picture):
-            save_figure(runs, metric, picture)
+            draw(picture)
     else:
+        folder.inspect(options.out, resume=False, overwrite=True)
+        with folder.claim(options.out, overwrite=False) as out:
+            (out / "table.txt").write_text(text, encoding="utf-8")
+            draw(out / "plot.png")
         picture /= "plot.png"
-        save_all(runs, metric, text, options.out)
-    print(f"{metric}, final of each seed", text, sep="\n", end="")
+    how = "final" if options.by == FINAL else "mean over the steps that all runs have"
+    print(f"{metric}, {how} of each seed", text, sep="\n", end="")
+    if different := differences(runs):
+        print("the runs differ in", *different, sep="\n  ")
     print(f"see {picture}")
     return 0
-
-
-def save_all(runs: Sequence[Run], metric: str, text: str, place: str) -> None:
-    """Writes the table and the figure to a folder."""
-    folder.inspect(place, resume=False, overwrite=True)
-    with folder.claim(place, overwrite=False) as out:
-        (out / "table.txt").write_text(text, encoding="utf-8")
-        save_figure(runs, metric, out / "plot.png")

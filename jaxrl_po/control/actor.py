@@ -1,4 +1,4 @@
-"""Actor and critic as functions of their parameters, with memory or without."""
+"""Actor and critic as functions of their parameters, with or without memory."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -22,19 +22,19 @@ from jaxrl_po.types import ActorCritic, CollectorState, Distribution, Problem, P
 class Networks(NamedTuple):
     """Actor and critic as functions of their parameters.
 
-    A memory has leaves `[B, …]`, zero at the start of an episode; () for a network without one.
+    A memory has leaves `[B, …]`, zero at the start of an episode; () for a network without memory.
 
     Attributes:
       init: `init(key, observation) -> ActorCritic` from one observation; consumes `key`.
-      start: `start(B) -> (memory, critic_memory)`.
+      start: `start(B) -> (memory, critic_memory)`, the memories at the start of episodes.
       act: `act(params, memory, observation) -> (memory, distribution)`: one step of B rows.
       values: `values(params, steps, final_observation) -> (critic_memory, value, next_value)`, the
         memory after T steps of B rows and two values `[B, T]`; zeros without a critic. With None
-        for `final_observation` the observations of `steps` are `[B, T + 1, …]`, each the true next
-        one of that before it.
-      inputs: `inputs(steps)`: what `apply` reads, see `Sequences`.
+        for `final_observation` the observations of `steps` are `[B, T + 1, …]`, and each is the
+        true next observation of the one before it.
+      inputs: `inputs(steps)`, the inputs that `apply` reads, see `Sequences`.
       apply: `apply(params, inputs) -> (distribution, value)`, as `Problem.apply`.
-      hidden_matrices: see `Problem`.
+      hidden_matrices: `params -> ActorCritic` of bool, see `Problem`.
     """
 
     init: Callable[[jax.Array, PyTree], ActorCritic]
@@ -47,13 +47,13 @@ class Networks(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """T steps of B rows. Networks with memory read all of it, others the observations alone.
+    """T steps of B rows. Networks with memory read all fields, others the observations only.
 
     Attributes:
       observation: leaves `[B, T, …]`.
-      begins: `[B, T]`, bool, whether an episode begins with the step: the memories before it are 0.
-      memory: the actor's before the first step, leaves `[B, …]`; () without one.
-      critic_memory: the critic's; () without one.
+      begins: `[B, T]`, bool, True if an episode begins with the step: the memories before it are 0.
+      memory: actor's memory before the first step, leaves `[B, …]`; () without memory.
+      critic_memory: critic's memory before the first step; () without memory.
     """
 
     observation: PyTree
@@ -63,11 +63,11 @@ class Sequences(NamedTuple):
 
 
 class Actor(NamedTuple):
-    """How the policy of a problem acts, one step after another.
+    """The policy of a problem as a function that acts step by step.
 
     Attributes:
       start: `start(B) -> memory` at an episode's start.
-      act: `act(params, collector, memory, observation) -> (memory, distribution)` of B raw
+      act: `act(params, collector, memory, observation) -> (memory, distribution)` for B raw
         observations, normalised as in training.
     """
 
@@ -76,7 +76,7 @@ class Actor(NamedTuple):
 
 
 def actor_of(problem: Problem) -> Actor:
-    """The problem's actor; without one, `apply` is the policy, which has no memory."""
+    """Returns the problem's actor; by default `apply` is the policy, without memory."""
     if problem.actor is not None:
         return cast(Actor, problem.actor)
 
@@ -97,7 +97,7 @@ def problem_of(
     *,
     on_policy: bool = True,
 ) -> Problem:
-    """The control problem of these networks, with its `rows` and, with memory, its `actor`."""
+    """Returns the control problem of networks, with its `rows` and, with memory, its `actor`."""
     remembers = has_memory(nets)
     return Problem(
         init,
@@ -123,27 +123,27 @@ def act_normalized(
     memory: PyTree,
     observation: PyTree,
 ) -> tuple[PyTree, Distribution]:
-    """`Networks.act` on raw observations, normalised by the statistics in the collector."""
+    """Calls `Networks.act` on raw observations, normalised by the collector's statistics."""
     return nets.act(params, memory, normalize(collector, observation))
 
 
 def has_memory(nets: Networks) -> bool:
-    """Whether the networks read whole sequences."""
+    """Returns whether the networks have memory and so read whole sequences."""
     return bool(jax.tree.leaves(nets.start(1)))
 
 
 def whole_sequences(samples: Samples) -> Samples:
-    """The rows as they are: a policy with memory reads whole sequences."""
+    """Returns the rows unchanged: a policy with memory reads whole sequences."""
     return samples
 
 
 def merge_time(samples: Samples) -> Samples:
-    """Leaves `[B, T, …]` to `[B·T, …]`: a policy without memory does not mix steps."""
+    """Reshapes leaves `[B, T, …]` to `[B·T, …]`: without memory a policy does not mix steps."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
 
 def play(distribution: Distribution, action: jax.Array) -> jax.Array:
-    """A stored action in the units that `Spaces.to_action` takes: tanh(u) for a `TanhGaussian`."""
+    """Converts a stored action for `Spaces.to_action`: u of a `TanhGaussian` becomes tanh(u)."""
     return jnp.tanh(action) if isinstance(distribution, TanhGaussian) else action
 
 
@@ -153,8 +153,8 @@ class _Network(NamedTuple):
     Attributes:
       init: `init(key, observation) -> (params, constants)` from one observation, see
         `variables.split`; consumes `key`.
-      start: `start(B) -> memory`; () for one without.
-      run: as `networks.Recurrent`; without memory, of rows of any shape.
+      start: `start(B) -> memory`; () for a module without memory.
+      run: `networks.Recurrent` as a function; without memory it accepts rows of any shape.
     """
 
     init: Callable[[jax.Array, PyTree], tuple[PyTree, PyTree]]
@@ -165,7 +165,7 @@ class _Network(NamedTuple):
 def _network(
     name: str, module: Any, pick: Callable[[Any], Any] = lambda output: output
 ) -> _Network:
-    """Returns the module, called `name` in messages, with what `pick` takes of its output."""
+    """Wraps the module, called `name` in messages; `pick` selects from its output."""
     remembers = isinstance(module, Recurrent)
     if remembers:
         networks.memory_of(module)
@@ -192,14 +192,14 @@ def _network(
 
 
 def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
-    """Flax modules as functions of `ActorCritic`.
+    """Turns Flax modules into functions of an `ActorCritic`.
 
     Args:
       modules: `policy` (observation `[E*, …]` to a distribution) and `critic` (to a value `[E*]`,
         or None), or `actor_critic` (to both), whose parameters are all in `params.policy`. Policy
         and critic may each be a `networks.Recurrent`.
-      spaces: of the environment. Of an `Observation`, each network reads its own part, and the
-        illegal actions are excluded from what the policy returns.
+      spaces: spaces of the environment. Each network reads its own part of an `Observation`, and
+        illegal actions are excluded from the policy's distribution.
 
     Raises:
       ConfigError: `actor_critic` has memory.
@@ -233,7 +233,7 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
         return memory, _legal(output, steps.observation)
 
     def value(params: ActorCritic, steps: Sequences, final: PyTree = None) -> tuple[PyTree, Any]:
-        """The critic's memory after the steps; their values, and those at `final` if given."""
+        """Returns the critic's memory after the steps, and values there and at `final`."""
         of_critic = params.variables("value" if shared is None else "policy")
         shape = steps.begins.shape
         if of_critic is None or critic is None:
@@ -268,7 +268,7 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
         return memory, of_steps, of_final
 
     def alone(observation: PyTree) -> Sequences:
-        """Observations `[E*, …]` for networks without memory."""
+        """Wraps observations `[E*, …]` for networks without memory."""
         return Sequences(observation, jnp.zeros(_batch_shape(observation, spaces), bool), (), ())
 
     def apply(params: ActorCritic, inputs: PyTree) -> tuple[Distribution, jax.Array]:
@@ -285,7 +285,7 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
 def hidden_matrices(
     shared: Any, policy: Any, critic: Any
 ) -> Callable[[ActorCritic], ActorCritic] | None:
-    """`Problem.hidden_matrices` of a shared module, or of policy and critic, which may be None."""
+    """Returns `Problem.hidden_matrices` of one shared module, or of policy and critic (or None)."""
     of_policy = networks.hidden_matrices(policy if shared is None else shared)
     of_value = None if critic is None else networks.hidden_matrices(critic)
     if of_policy is None or (critic is not None and of_value is None):
@@ -302,8 +302,8 @@ def require_fit(nets: Networks, spaces: Spaces) -> None:
     """Traces the networks on two observations.
 
     Raises:
-      ConfigError: what the policy draws is no action of the environment, or the networks do not
-        return what they should.
+      ConfigError: the policy's sample is not an action of the environment, or the networks do not
+        return the documented types and shapes.
     """
 
     def draw(key: jax.Array) -> tuple[jax.Array, Distribution, jax.Array]:
@@ -337,24 +337,24 @@ def require_fit(nets: Networks, spaces: Spaces) -> None:
 
 
 def _parts(observation: PyTree) -> tuple[PyTree, PyTree]:
-    """What the policy reads, and what the critic does."""
+    """Returns the parts of an observation that policy and critic read."""
     if isinstance(observation, Observation):
         return observation.policy, observation.seen_by_critic()
     return observation, observation
 
 
 def _batch_shape(inputs: PyTree, spaces: Spaces) -> tuple[int, ...]:
-    """The axes of inputs before those of one observation."""
+    """Returns the batch axes of inputs, which lead the axes of one observation."""
     first, of_one = (jax.tree.leaves(tree)[0] for tree in (inputs, spaces.observation))
     shape: tuple[int, ...] = first.shape
     return shape[: len(shape) - len(of_one.shape)]
 
 
 def _legal(output: Any, inputs: PyTree) -> Distribution:
-    """The output of a policy, over the legal actions alone.
+    """Returns the output of a policy, restricted to the legal actions.
 
     Raises:
-      ConfigError: it is no distribution, such as an array of logits.
+      ConfigError: the output is not a distribution, such as an array of logits.
     """
     distribution = require_distribution(output)
     if isinstance(inputs, Observation) and inputs.legal is not None:
@@ -363,10 +363,10 @@ def _legal(output: Any, inputs: PyTree) -> Distribution:
 
 
 def require_distribution(output: Any) -> Distribution:
-    """The output of a policy, which must be a distribution.
+    """Returns the output of a policy, which must be a distribution.
 
     Raises:
-      ConfigError: it is something else, such as an array of logits.
+      ConfigError: the output is something else, such as an array of logits.
     """
     if not all(hasattr(output, name) for name in ("log_prob", "entropy", "kl", "sample", "mode")):
         raise ConfigError(
@@ -378,10 +378,10 @@ def require_distribution(output: Any) -> Distribution:
 
 
 def require_value(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The output of a critic, which must have one value for each observation.
+    """Returns the output of a critic, which must have one value for each observation.
 
     Raises:
-      ConfigError: it has another shape, such as a last axis of one.
+      ConfigError: the output has another shape, such as a last axis of size one.
     """
     if not isinstance(value, jax.Array) or value.shape != shape:
         got = list(value.shape) if isinstance(value, jax.Array) else type(value).__name__

@@ -20,14 +20,14 @@ RECORDED = ("observation", "action", "terminated", "truncated")
 def demonstrated(
     problem: Problem, observation: jax.Array, action: jax.Array, *, num_steps: int
 ) -> Problem:
-    """The problem whose `collect` draws from N recorded steps, with replacement.
+    """Returns the problem whose `collect` draws from N recorded steps, with replacement.
 
     Args:
-      problem: of the same environment, see `control.make_problem`; without memory, and without
-        normalised observations.
-      observation: `[N, …]`, as the policy sees it.
-      action: `[N, …]`, as the policy gives it.
-      num_steps: T, drawn for each of the problem's environments in an iteration.
+      problem: problem of the same environment, see `control.make_problem`; without memory, and
+        without normalised observations.
+      observation: `[N, …]`, observations as the policy sees them.
+      action: `[N, …]`, actions as the policy returns them.
+      num_steps: T, steps drawn for each of the problem's environments in an iteration.
 
     Returns:
       The `Problem`, for `algorithms.sft`: `log_prob`, `reward` and `score` are 0.
@@ -57,14 +57,14 @@ def demonstrated(
 def make_record(
     env: Any, problem: Problem, *, num_episodes: int, max_steps: int, env_params: Any = None
 ) -> Callable[[ActorCritic, CollectorState, jax.Array], tuple[dict[str, jax.Array], jax.Array]]:
-    """Makes `record(params, collector, key) -> (steps, mask)`: greedy episodes, step by step.
+    """Builds `record(params, collector, key) -> (steps, mask)`: greedy episodes, step by step.
 
     Args:
-      env: see `control.make_problem`, as for `env_params`.
-      problem: whose policy acts.
-      num_episodes: B, each in an environment of its own.
+      env: environment, see `control.make_problem`.
+      problem: problem whose policy acts.
+      num_episodes: B, number of episodes, each in its own environment.
       max_steps: T, steps after which an episode is cut.
-      env_params: see `env`.
+      env_params: parameters of the environment; None takes its defaults.
 
     Returns:
       The function; `key` is consumed. `steps` has the entries `RECORDED`, `[B, T, …]`, and `mask`

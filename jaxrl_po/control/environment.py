@@ -18,10 +18,10 @@ class Transition(NamedTuple):
     """One step of one environment.
 
     Attributes:
-      observation: of the next state; of a fresh episode where this one ended.
+      observation: observation of the next state; of a fresh episode if this one ended.
       reward: `[]`, float32.
-      terminated: `[]`, bool, whether the episode ended by itself.
-      truncated: `[]`, bool, whether the time limit cut it.
+      terminated: `[]`, bool, True if the episode ended by itself.
+      truncated: `[]`, bool, True if the time limit cut it.
       final_observation: the true next observation, before any reset.
     """
 
@@ -39,10 +39,10 @@ class Environment(NamedTuple):
       reset: `reset(key) -> (observation, state)`; consumes `key`.
       step: `step(key, state, action) -> (state, Transition)`; consumes `key`, resets by itself
         where an episode ends.
-      spaces: see `Spaces`.
-      max_steps: time limit of an episode in steps; None without one.
+      spaces: observations and actions, see `Spaces`.
+      max_steps: time limit of an episode in steps; None without a limit.
       refresh: `refresh(key, state) -> state` with an unused starting state for the next episode,
-        which the state holds ready; consumes `key`. None where `step` draws one from its own key.
+        stored in the state; consumes `key`. None if `step` draws one from its own key.
       reset_interval: steps between two calls of `refresh` in a rollout.
     """
 
@@ -55,22 +55,22 @@ class Environment(NamedTuple):
 
 
 def adapt(env: Any, env_params: Any = None) -> Environment:
-    """Wraps a gymnax ≥ 1.0 environment, or one of your own with the same interface.
+    """Wraps a gymnax ≥ 1.0 environment, or a user's with the same interface.
 
-    Observations and actions are converted as `read_spaces` says. An `Environment` is returned as
-    it is.
+    Observations and actions are converted as `read_spaces` says. An `Environment` is returned
+    unchanged.
 
     Args:
-      env: has `reset(key, params)`, `step(key, state, action, params)`, `action_space(params)`,
-        `observation_space(params)`.
-      env_params: its parameters; None takes `env.default_params`.
+      env: environment with `reset(key, params)`, `step(key, state, action, params)`,
+        `action_space(params)`, `observation_space(params)`.
+      env_params: parameters of the environment; None takes `env.default_params`.
 
     Returns:
       The `Environment`.
 
     Raises:
-      ConfigError: for a space that `read_spaces` refuses, an environment that does not speak the
-        interface, or a step that changes the structure, shapes or dtypes of state or observation.
+      ConfigError: `read_spaces` refuses a space, the environment does not have the interface, or a
+        step changes the structure, shapes or dtypes of state or observation.
 
     Example:
       >>> import gymnax
@@ -112,13 +112,13 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
             return adapted
         except ConfigError as error:
             errors.append(error)
-        except Exception:  # its own error is raised again where the environment is stepped
+        except Exception:  # stepping the environment raises the error again
             return adapted
     raise errors[0]
 
 
 def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
-    """Builds the `Environment`, whose functions raise ConfigError for results of another form."""
+    """Builds the `Environment`, whose functions raise ConfigError for results of the wrong form."""
     space = env.observation_space(params)
     spaces = read_spaces(name, space, env.action_space(params))
 
@@ -174,7 +174,7 @@ def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
             observe("final_observation", info["final_observation"]),
         )
 
-    # What `reset` returns counts, and not what the space says.
+    # The result of `reset` decides the shapes, not the space.
     seen = jax.eval_shape(reset, jax.random.key(0))[0]
     check_observation(name, seen, spaces)
     return Environment(reset, step, spaces._replace(observation=seen), read_limit(name, params))
@@ -183,7 +183,7 @@ def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
 def step_all(
     environment: Environment, keys: jax.Array, state: PyTree, observation: PyTree, action: jax.Array
 ) -> tuple[PyTree, Transition]:
-    """Steps B environments, leaves `[B, …]`, each with a key of its own, which is consumed.
+    """Steps B environments, leaves `[B, …]`, each with its own key, which is consumed.
 
     Raises:
       ConfigError: a result has another structure, shape or dtype than `state`, `observation` or the
@@ -232,7 +232,7 @@ def _require_alike(
             x: Any = old.get(path)
             y: Any = new.get(path)
             alike = x is not None and y is not None and x.shape == y.shape
-            # A loop converts a weak type that it begins with.
+            # A loop converts weak types in its initial carry.
             alike = alike and (x.dtype == y.dtype or x.weak_type or _may_convert(field, x, y))
             require(field + path, alike, f"{_describe(x)}, as from reset", _describe(y))
         old, new = jax.tree.structure(valid), jax.tree.structure(given)
@@ -243,7 +243,7 @@ def _require_alike(
 
 
 def _may_convert(field: str, x: Any, y: Any) -> bool:
-    """Returns whether another dtype is only converted; an image of bytes would be scaled anew."""
+    """Returns whether another dtype is merely converted; an image of bytes would be rescaled."""
     return field == "final_observation" and jnp.uint8 not in (x.dtype, y.dtype)
 
 
@@ -257,7 +257,7 @@ def _describe(tree: Any) -> Any:
 
 
 def read_limit(name: str, params: Any) -> int | None:
-    """Reads `max_steps_in_episode`; None if the parameters lack it or it is infinite.
+    """Reads `max_steps_in_episode`; returns None if it is missing or infinite.
 
     Raises:
       ConfigError: the limit is not a whole number of at least 1, such as 100 or 100.0.
@@ -292,7 +292,7 @@ def _require_whole(env: Environment) -> None:
 
 
 def shapes(tree: PyTree) -> Any:
-    """Shapes of a tree's leaves, each as a list of sizes.
+    """Returns the shapes of a tree's leaves, each as a list of sizes.
 
     Example:
       >>> shapes(jnp.zeros((2, 3))), shapes({"a": jnp.zeros(4)})

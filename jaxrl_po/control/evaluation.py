@@ -27,19 +27,19 @@ def make_evaluate(
     """Builds `evaluate(params, collector, key) -> {"return", "length", "ended"}`.
 
     Args:
-      env: the environment, see `make_problem`; it may differ from the one used for training.
-      problem: whose policy acts.
-      num_episodes: number of episodes; each runs in an environment of its own, in parallel.
-      greedy: act by the mode of the policy; otherwise sample.
+      env: environment, see `make_problem`; it may differ from the one used for training.
+      problem: problem whose policy acts.
+      num_episodes: number of episodes; each runs in its own environment, in parallel.
+      greedy: True takes the mode of the policy; False samples.
       env_params: parameters of the environment; None takes its defaults.
-      max_steps: bound on an episode's length; None takes the environment's own,
+      max_steps: bound on an episode's length; None takes the environment's limit,
         `max_steps_in_episode` of a gymnax environment's parameters.
 
     Returns:
       The function. Each entry is `[num_episodes]`: undiscounted return, length in steps, and 1 if
-      the episode ended by itself, 0 if the bound cut it. An environment whose `step` never returns
-      terminated or truncated has `ended` 0 everywhere. The function reads the observation
-      statistics in `collector`, also where the problem is wrapped, and updates nothing; the same
+      the episode ended by itself, 0 if the bound cut it. For an environment whose `step` never
+      returns terminated or truncated, `ended` is 0 everywhere. The function reads the observation
+      statistics in `collector`, also if the problem is wrapped, and updates nothing; the same
       key gives the same episodes.
 
     Raises:

@@ -46,19 +46,19 @@ def make_groups(
     network: NetworkSettings | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """A control problem in groups: P fresh initial states per iteration, G episodes from each.
+    """Builds a control problem in groups: P fresh initial states per iteration, G episodes each.
 
     Args:
-      env: a gymnax ≥ 1.0 environment or one with the same interface.
-      num_prompts: P, over all devices.
-      group_size: G.
-      num_steps: T; longer episodes are truncated.
+      env: gymnax ≥ 1.0 environment or one with the same interface.
+      num_prompts: P, initial states over all devices.
+      group_size: G, episodes from each initial state.
+      num_steps: T, time limit; longer episodes are truncated.
       env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation to a distribution; None builds what `network` describes.
+      policy: Flax module, observation to a distribution; None builds it from `network`.
         It may be a `networks.Recurrent`.
       critic: Flax module, observation to a value, or None for no critic (values are then zeros).
       network: size and kind of the policy that is built; None for a 64 × 64 tanh perceptron.
-      target: what the program is compiled for; None for `backend.here()`.
+      target: platform and devices of the compiled program; None takes `backend.here()`.
 
     Returns:
       The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its
@@ -100,7 +100,7 @@ def make_groups(
         prompt_number = collector.sharded[PROMPT_NUMBER]
         prompts = unroll.start(environment, reset_key, prompt_number)
         members = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
-        # Members share the initial state only: the index of each, and so its noise, is its own.
+        # Members share only the initial state: each has another index, and so other noise.
         index = members.number * group_size + jnp.tile(
             jnp.arange(group_size, dtype=jnp.int32), prompt_number.shape[0]
         )
@@ -127,15 +127,16 @@ def batch_of(
     memories: tuple[PyTree, PyTree],
     group_size: int,
 ) -> Batch:
-    """The first episode of each row, with the score of its group.
+    """Returns the first episode of each row, with the score of its group.
 
     Args:
-      nets: actor and critic.
-      spaces: of the environment.
-      params: under which it was played.
-      trajectory: environments run on after their first end, in episodes that the mask leaves out.
-      memories: of actor and critic before the first step.
-      group_size: G.
+      nets: actor and critic as functions.
+      spaces: spaces of the environment.
+      params: parameters that the trajectory was sampled with.
+      trajectory: steps of environments, which continue after their first episode; the mask leaves
+        later episodes out.
+      memories: memories of actor and critic before the first step.
+      group_size: G, rows per group.
     """
     transition = trajectory.transition
     ended = transition.terminated | transition.truncated
@@ -153,7 +154,7 @@ def batch_of(
     }
     if group_size > 1:
         metrics["dead_groups"] = masked.total(~informative(score))
-    # What follows a row's end is masked, so no episode begins within a row.
+    # Slots after a row's end are masked, so no episode begins within a row.
     steps = Sequences(trajectory.observation, jnp.zeros(mask.shape, bool), *memories)
     _, value, next_value = nets.values(params, steps, transition.final_observation)
     shown = jax.tree.map(lambda x: masked.zero(x, mask), trajectory.observation)

@@ -1,4 +1,4 @@
-"""A `scan` that moves whatever does not depend on the carry out of the loop.
+"""A `scan` that moves all computation that does not depend on the carry out of the loop.
 
 In a rollout the random numbers and the initial states of fresh episodes depend on keys alone.
 Computed inside the loop they cost dozens of tiny operations per step, two fifths of the time of a
@@ -17,19 +17,19 @@ from jaxrl_po.types import PyTree
 
 Carry = TypeVar("Carry")
 
-# What a value depends on: neither `x` nor the carry, `x` alone, the carry.
+# Dependence of a value: on neither `x` nor the carry, on `x` alone, on the carry.
 CONSTANT, AHEAD, LATE = range(3)
 
-SHORT = 512  # equations of a step up to which several steps are compiled as one, see `scan`
+SHORT = 512  # most equations of a step for which several steps are compiled as one, see `scan`
 
 
 class Value(NamedTuple):
     """A value of the step's program, in one of the two walks through it.
 
     Attributes:
-      level: what it depends on: CONSTANT, AHEAD or LATE.
+      level: dependence of the value: CONSTANT, AHEAD or LATE.
       number: index of an AHEAD value, the same in both walks; -1 for other levels.
-      array: the value, or None where this walk does not compute it.
+      array: array of the value, or None if this walk does not compute it.
     """
 
     level: int
@@ -45,26 +45,26 @@ def scan(
     most: float = 4.0,
     unroll: int = 1,
 ) -> tuple[Carry, PyTree]:
-    """`jax.lax.scan(step, carry, xs)`, with what depends on `xs` alone computed before the loop.
+    """Runs `jax.lax.scan(step, carry, xs)` with all that depends on `xs` alone computed before it.
 
     The operations are the same; results may differ in the last bit, where the compiler fuses them
     differently.
 
-    The program of one step is walked twice: once for what does not depend on the carry, vmapped
-    over `xs`, and once, in the loop, for the rest. The inside of a branch or an inner loop that
-    depends on the carry is not hoisted.
+    The program of one step is walked twice: once for values that do not depend on the carry,
+    vmapped over `xs`, and once, in the loop, for the rest. The body of a branch or an inner loop
+    that depends on the carry is not hoisted.
 
     Args:
       step: `(carry, x) -> (carry, y)`, pure.
-      carry: the initial carry.
-      xs: leaves `[T, …]`.
+      carry: initial carry.
+      xs: inputs of the steps, leaves `[T, …]`.
       most: memory limit of the precomputed values, as a multiple of the memory of the outputs `y`;
         above it nothing is hoisted.
-      unroll: steps of a short program, from which something was hoisted, in one pass of the loop,
+      unroll: steps in one pass of the loop, if a step is short and something was hoisted from it,
         see `Target.unroll`.
 
     Returns:
-      As `jax.lax.scan`: the last carry, and `y` of all steps, leaves `[T, …]`.
+      The last carry and `y` of all steps, leaves `[T, …]`, as `jax.lax.scan`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -79,7 +79,7 @@ def scan(
     results = jax.tree.structure(shapes)
 
     def walk(at: int, leaves: Sequence[Any], ahead: dict[int, Any]) -> list[Value]:
-        # Both walks see the same equations in the same order, so they number values alike.
+        # Both walks see the same equations in the same order, so they give values the same numbers.
         numbers = itertools.count()
         from_x = [Value(AHEAD, next(numbers), leaf) for leaf in leaves[num_carry:]]
         from_carry = [Value(LATE, -1, leaf) for leaf in leaves[:num_carry]]
@@ -99,7 +99,7 @@ def scan(
     if _bytes(jax.eval_shape(before, x)) > most * _bytes(shapes[1]):
         return jax.lax.scan(step, carry, xs)
     unroll = unroll if _equations(program.jaxpr) <= SHORT else 1
-    # With a length, since nothing may depend on `xs` alone.
+    # Passes the length, since possibly nothing depends on `xs` alone.
     length = jax.tree.leaves(xs)[0].shape[0]
     return jax.lax.scan(after, carry, jax.vmap(before)(xs), length, unroll=unroll)
 
@@ -115,15 +115,15 @@ def interpret(
     """Walks a program and evaluates the equations of one level (and the constants).
 
     Args:
-      jaxpr: of one step, or of a function that it calls.
+      jaxpr: program of one step, or of a function that it calls.
       consts: values of its constants.
       inputs: values of its arguments.
       at: level of this walk, `AHEAD` (the first) or `LATE` (the second).
-      ahead: number to array, for what the second walk needs from the first; filled by the first.
-      numbers: numbers AHEAD values in the order of the equations.
+      ahead: number to array, the values that the second walk needs from the first, which fills it.
+      numbers: counter that numbers AHEAD values in the order of the equations.
 
     Returns:
-      Values of its outputs.
+      Values of the program's outputs.
     """
     values = dict(
         zip(jaxpr.constvars, (Value(CONSTANT, -1, const) for const in consts), strict=True)
@@ -169,7 +169,7 @@ def hand_over(value: Value, at: int, ahead: dict[int, Any]) -> Value:
 
 
 def evaluate(jaxpr: Jaxpr, equation: JaxprEqn, operands: Sequence[Value]) -> list[Any]:
-    """The outputs of one equation of a program."""
+    """Computes the outputs of one equation of a program."""
     arrays = {
         atom: operand.array
         for atom, operand in zip(equation.invars, operands, strict=True)
@@ -186,7 +186,7 @@ def evaluate(jaxpr: Jaxpr, equation: JaxprEqn, operands: Sequence[Value]) -> lis
 
 
 def _equations(jaxpr: Jaxpr) -> int:
-    """The number of equations, those inside functions, branches and loops included."""
+    """Counts equations, including those inside functions, branches and loops."""
     inner = (each for equation in jaxpr.eqns for each in jaxprs_in_params(equation.params))
     return len(jaxpr.eqns) + sum(map(_equations, inner))
 

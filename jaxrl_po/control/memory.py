@@ -1,4 +1,4 @@
-"""What a network keeps of an episode: a gated recurrent unit, or a gated transformer."""
+"""The memory of a network over an episode: a gated recurrent unit, or a gated transformer."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from jaxrl_po.control import recurrence
 from jaxrl_po.types import PyTree
 
 Initialization = Callable[[float], Callable[..., jax.Array]]
-"""The scale that suits a layer, to an initialiser of its kernel."""
+"""`(scale) -> initializer` of a kernel, with the scale that suits its layer."""
 
 
 class Memory(NamedTuple):
@@ -25,9 +25,9 @@ class Memory(NamedTuple):
     Attributes:
       start: `start(B) -> memory`, leaves `[B, …]`, all zero.
       run: `run(memory, features, begins, final) -> (memory, outputs, final_outputs)`: T steps of
-        features `[T, B, D]`, with nothing remembered before a step where `begins` `[T, B]`. Outputs
-        are `[T, B, H]`. Those of `final` `[T, B, D]`, or None, are of one step on from each step,
-        which nothing remembers. It is called in a Flax module, whose parameters it makes.
+        features `[T, B, D]`; the memory is reset before a step where `begins` `[T, B]`. Outputs are
+        `[T, B, H]`. `final` `[T, B, D]`, or None, are features that may follow each step; their
+        outputs do not change the memory. A Flax module calls `run`, which makes parameters in it.
       hidden_matrices: `hidden_matrices(layers, features_are_hidden) -> tree of bool`, True for each
         matrix from hidden units to hidden units among the parameters that `run` makes; None if
         unknown.
@@ -39,12 +39,12 @@ class Memory(NamedTuple):
 
 
 def gru(size: int, initialization: Initialization, target: Target | None = None) -> Memory:
-    """A gated recurrent unit, `h_t = GRU(h_{t−1}, x_t)`, see `recurrence.gru`.
+    """Builds a gated recurrent unit, `h_t = GRU(h_{t−1}, x_t)`, see `recurrence.gru`.
 
     Args:
-      size: H.
-      initialization: of its kernels, scale 1.
-      target: what it is compiled for; None for `backend.here()`.
+      size: H, number of units.
+      initialization: initialiser of the kernels, for scale 1.
+      target: platform and devices of the compiled program; None takes `backend.here()`.
     """
 
     def run(
@@ -70,11 +70,11 @@ def gru(size: int, initialization: Initialization, target: Target | None = None)
 
 
 class Window(NamedTuple):
-    """The memory of a transformer.
+    """Past layer inputs that a transformer remembers.
 
     Attributes:
-      past: `[B, W, L, H]`, what each layer read in the last W steps, the oldest first.
-      steps: `[B]`, how many of them are of the episode.
+      past: `[B, W, L, H]`, inputs of each layer in the last W steps, the oldest first.
+      steps: `[B]`, number of those steps that belong to the current episode.
     """
 
     past: jax.Array
@@ -90,19 +90,19 @@ def transformer(
     heads: int = 4,
     window: int = 16,
 ) -> Memory:
-    """A gated transformer over the step and the W before it of its episode (GTrXL).
+    """Builds a gated transformer (GTrXL) over a step and the W steps before it in its episode.
 
-    The past is what each layer read, without a gradient to the steps before the first (Dai et al.
-    2019, arXiv:1901.02860), so that L layers see L·W steps back. Layers and gates are those of
+    The past consists of each layer's inputs, without a gradient to the steps before the first (Dai
+    et al. 2019, arXiv:1901.02860), so that L layers see L·W steps back. Layers and gates follow
     Parisotto et al. 2019 (arXiv:1910.06764), see `Layer`.
 
     Args:
-      size: H, a multiple of `heads`.
-      initialization: of the kernels.
+      size: H, number of units, a multiple of `heads`.
+      initialization: initialiser of the kernels.
       target: not read.
-      layers: L.
-      heads: of attention.
-      window: W.
+      layers: L, number of layers.
+      heads: number of attention heads.
+      window: W, number of past steps that a layer reads.
     """
     del target
 
@@ -110,7 +110,7 @@ def transformer(
         memory: Window, features: jax.Array, begins: jax.Array, final: jax.Array | None
     ) -> tuple[Window, jax.Array, jax.Array | None]:
         steps = begins.shape[0]
-        # Position W + t is step t; the episode of a position where nothing is remembered is −1.
+        # Position W + t is step t; an empty position has episode −1.
         numbers = jnp.cumsum(begins, axis=0)
         past = jnp.where(jnp.arange(window)[:, None] < (window - memory.steps)[None], -1, 0)
         episode = jnp.concatenate([past, numbers])
@@ -135,7 +135,7 @@ def transformer(
     def hidden_matrices(layers: PyTree, features_are_hidden: bool) -> PyTree:
         def marked(path: Any, leaf: jax.Array) -> bool:
             names = [each.key for each in path]
-            # A layer has one table, that of position biases; `Dense_0` reads the features.
+            # The only table of a layer holds position biases; `Dense_0` reads the features.
             inner = names[0] != "Dense_0" or features_are_hidden
             return leaf.ndim == 2 and inner and names[1:] != ["bias"]
 
@@ -151,8 +151,8 @@ class Kind(NamedTuple):
       make: `make(size, initialization, target, **sizes) -> Memory`.
       summary: description for `--help`.
       sizes: keywords of `make`; the field `memory_<keyword>` of `NetworkSettings` has the value.
-      divisors: names in `sizes` whose values divide the width of the network.
-      needs_early_stop: True if a method that can stop an iteration early does so by default.
+      divisors: names in `sizes` whose values must divide the width of the network.
+      needs_early_stop: True if a method with early stopping must enable it by default.
     """
 
     make: Callable[..., Memory]
@@ -162,11 +162,11 @@ class Kind(NamedTuple):
     needs_early_stop: bool = False
 
 
-# A network without memory is the entry None.
+# The entry None is a network without memory.
 MEMORIES: dict[str, Kind | None] = {
     "none": None,
     "gru": Kind(gru, "a gated recurrent unit"),
-    # One update without a bound can take it from a solved task to half its return (at a KL of 5 to
+    # One unbounded update can reduce the return on a solved task by half (at a KL of 5 to
     # 9 nats).
     "transformer": Kind(
         transformer,
@@ -179,7 +179,7 @@ MEMORIES: dict[str, Kind | None] = {
 
 
 def kind_of(name: str) -> Kind | None:
-    """Returns the entry of a name; a `PythonObject` holds a `Kind`, or the `make` of one."""
+    """Returns the entry of a name; a `PythonObject` holds a `Kind` or its `make`."""
     if not isinstance(name, PythonObject):
         return MEMORIES[name]
     return name.value if isinstance(name.value, Kind) else Kind(name.value, name)
@@ -188,15 +188,15 @@ def kind_of(name: str) -> Kind | None:
 class Layer(nn.Module):
     """`y = g(x, relu(attend(norm(x), norm(context))))`, then `g(y, relu(mlp(norm(y))))`.
 
-    Normalised before, gated after (Parisotto et al. 2019, sections 3.1 and 3.2). The score of what
-    lies k steps back is `q·k / √d + b_k`, with a learned b for each head (Raffel et al. 2020,
-    arXiv:1910.10683).
+    Layers are normalised before and gated after (Parisotto et al. 2019, sections 3.1 and 3.2). The
+    score of the position k steps back is `q·k / √d + b_k`, with a learned b for each head (Raffel
+    et al. 2020, arXiv:1910.10683).
 
     Attributes:
-      size: H.
-      heads: of attention, each of d = H / heads units.
+      size: H, number of units.
+      heads: number of attention heads, each of d = H / heads units.
       window: W, the largest k.
-      initialization: of the kernels.
+      initialization: initialiser of the kernels.
     """
 
     size: int
@@ -208,13 +208,13 @@ class Layer(nn.Module):
     def __call__(
         self, x: jax.Array, context: jax.Array, visible: jax.Array, ago: jax.Array
     ) -> jax.Array:
-        """Steps `[Q, B, H]` to `[Q, B, H]`; each reads itself and what it sees of the context.
+        """Maps steps `[Q, B, H]` to `[Q, B, H]`; each reads itself and its visible context.
 
         Args:
-          x: `[Q, B, H]`.
-          context: `[S, B, H]`.
-          visible: `[Q, S, B]`, bool.
-          ago: `[Q, S]`, steps from the context's to that of x.
+          x: `[Q, B, H]`, inputs of the steps.
+          context: `[S, B, H]`, inputs of the positions that may be read.
+          visible: `[Q, S, B]`, bool, True if a step reads a position.
+          ago: `[Q, S]`, number of steps from the context's position to the step.
         """
         chex.assert_rank((x, context, visible, ago), (3, 3, 3, 2))
         dense = functools.partial(nn.Dense, self.size, kernel_init=self.initialization(1.0))
@@ -236,7 +236,7 @@ class Layer(nn.Module):
         )
         bias = self.param("bias", nn.initializers.zeros, (self.heads, self.window + 1))
         q = jnp.einsum("qbm,mhd->qbhd", x, query) / width**0.5
-        # Of three factors: for one step the keys are never formed, for many steps they are.
+        # Product of three factors: for one step the keys are never formed, for many steps they are.
         scores = jnp.einsum("qbhd,mhd,sbm->qbhs", q, key, context)
         scores += jnp.moveaxis(bias[:, ago.clip(0, self.window)], 0, 1)[:, None]
         scores = jnp.where(jnp.swapaxes(visible, 1, 2)[:, :, None], scores, -jnp.inf)
@@ -248,13 +248,13 @@ class Layer(nn.Module):
 
 
 class Gate(nn.Module):
-    """`(1 − z) ⊙ x + z ⊙ n`, near x at first: Parisotto et al. 2019, section 3.2, as a GRU.
+    """Gate `(1 − z) ⊙ x + z ⊙ n`, near x at first: Parisotto et al. 2019, section 3.2, as a GRU.
 
     `r = σ(W_r y + U_r x)`, `z = σ(W_z y + U_z x − b)`, `n = tanh(W_n y + U_n (r ⊙ x))`, b from 2.
 
     Attributes:
-      size: H.
-      initialization: of the kernels, scale 1.
+      size: H, number of units.
+      initialization: initialiser of the kernels, for scale 1.
     """
 
     size: int
@@ -262,7 +262,7 @@ class Gate(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The stream x `[E*, H]` after what a layer says of it, y `[E*, H]`."""
+        """Updates the stream x `[E*, H]` by the output y `[E*, H]` of a layer."""
         init = self.initialization(1.0)
         dense = functools.partial(nn.Dense, self.size, use_bias=False, kernel_init=init)
         r = jax.nn.sigmoid(dense()(y) + dense()(x))

@@ -30,12 +30,12 @@ from jaxrl_po.variables import describe
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
-MANY_KINDS = 4  # a map with more than 4 times as many channels as its convolution is embedded
+MANY_KINDS = 4  # a map is embedded if it has more than 4 times as many channels as its convolution
 GAUSSIAN = (
     "initial_log_std",
     "state_dependent_std",
     "tanh_squash",
-)  # settings of a Gaussian policy
+)  # fields that a Gaussian policy reads
 POLICY, CRITIC, BOTH = REMEMBERING = ("policy", "critic", "both")
 
 
@@ -141,12 +141,12 @@ class NetworkSettings:
 def default_modules(
     spaces: Spaces, settings: NetworkSettings, target: Target | None = None
 ) -> dict[str, Any]:
-    """MLPs for actor and critic (for images, after convolutions) and a head for the action space.
+    """Builds MLPs for actor and critic (after convolutions for images) and the action space's head.
 
-    They are compiled for the target, None for `backend.here()`.
+    The modules are compiled for `target`; None takes `backend.here()`.
 
     Raises:
-      ConfigError: for a setting that has no effect on these spaces.
+      ConfigError: a setting has no effect on these spaces.
     """
     settings.validate()
     whole = spaces.observation
@@ -207,10 +207,10 @@ def policy_module(
     *,
     target: Target | None = None,
 ) -> Any:
-    """The policy module of a problem without a critic: `policy`, or built from the settings.
+    """Returns the policy module of a problem without critic: `policy`, or built from the settings.
 
     Raises:
-      ConfigError: as `default_modules`, or for a setting of the critic.
+      ConfigError: see `default_modules`; also for a setting of the critic.
     """
     settings = _require_settings(settings)
     if policy is not None:
@@ -230,10 +230,10 @@ def choose_modules(
     *,
     target: Target | None = None,
 ) -> dict[str, Any]:
-    """The given modules; each that is None is built from the settings.
+    """Returns the user's modules; each that is None is built from the settings.
 
     Raises:
-      ConfigError: as `default_modules`, or for a setting or module that another one replaces.
+      ConfigError: see `default_modules`; also if a setting or module is replaced by another one.
     """
     settings = _require_settings(settings)
     if actor_critic is not None:
@@ -294,7 +294,7 @@ def _head(spaces: Spaces, settings: NetworkSettings, target: Target | None) -> A
 
 
 def _torso(seen: PyTree, settings: NetworkSettings, width: int, target: Target | None) -> Any:
-    """The layers before a head; the arrays of a structured observation are concatenated."""
+    """Builds the layers before a head; the arrays of a structured observation are concatenated."""
     hidden = (width,) * settings.depth
     activation = ACTIVATIONS[settings.activation]
     initialization = INITIALIZATIONS[settings.initialization]
@@ -320,5 +320,5 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int, target: Target |
 
 
 def _is_image(x: jax.ShapeDtypeStruct) -> bool:
-    """Whether an array has height, width and channels; a smaller one has no place for a kernel."""
+    """Returns whether an array has height, width and channels, and space for a kernel."""
     return len(x.shape) == 3 and min(x.shape[:2]) >= 3

@@ -21,8 +21,8 @@ Activation = Callable[[jax.Array], jax.Array]
 Initializer = Callable[..., jax.Array]
 
 
-# Flax asks an initialiser for its shape whenever a module is applied. Compiled apart, it is traced
-# once, where that had been 20 to 45 % of the time that JAX takes to trace PPO.
+# Flax asks an initialiser for its shape whenever a module is applied. As a separate jitted function
+# it is traced once; before, this took 20 to 45 % of the time that JAX needs to trace PPO.
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _haar(
     key: jax.Array, rows: int, columns: int, tolerance: float, max_iterations: int
@@ -52,7 +52,7 @@ def _haar(
 def orthogonal(
     scale: float = 1.0, *, tolerance: float = 1e-5, max_iterations: int = 100
 ) -> Initializer:
-    """Haar-distributed orthogonal initialiser that uses matrix products only.
+    """Builds a Haar-distributed orthogonal initialiser that uses matrix products only.
 
     The polar factor of a Gaussian matrix X is Haar-distributed; Newton–Schulz,
     `X ← 1.5 X − 0.5 X XᵀX`, converges to it from any X with spectral norm below √3. A QR
@@ -60,7 +60,7 @@ def orthogonal(
 
     Args:
       scale: norm of the orthogonal vectors: the rows or the columns, whichever are fewer.
-      tolerance: stops when no element of `XᵀX − I` exceeds it.
+      tolerance: largest element of `XᵀX − I` at which the iteration stops.
       max_iterations: bound for the rare ill-conditioned draw (a 64 × 64 matrix takes 21 in the
         median, 38 at worst).
 
@@ -82,7 +82,7 @@ def orthogonal(
 
 
 def lecun_normal(scale: float = 1.0) -> Initializer:
-    """Flax's default, N(0, 1 / fan-in) whatever the layer: `scale` is not read."""
+    """Returns Flax's default, N(0, 1 / fan-in) for every layer; `scale` is ignored."""
     del scale
     return nn.initializers.lecun_normal()
 
@@ -92,10 +92,10 @@ TALL = 2  # rows over columns of a kernel from which its gradient is computed tr
 
 
 def product_for(target: Target | None) -> Callable[..., jax.Array] | None:
-    """The `dot_general` of a `nn.Dense`: `product` on a CPU, else None for XLA's own.
+    """Returns the `dot_general` of a `nn.Dense`: `product` on a CPU, else None for XLA's own.
 
     Args:
-      target: what it is compiled for; None for `backend.here()`.
+      target: platform and devices of the compiled program; None takes `backend.here()`.
     """
     return product if (target or backend.here()).on_cpu else None
 
@@ -103,27 +103,27 @@ def product_for(target: Target | None) -> Callable[..., jax.Array] | None:
 def product(
     x: jax.Array, kernel: jax.Array, dimensions: Any = None, precision: Any = None
 ) -> jax.Array:
-    """`x @ kernel`, `[E*, D]` and `[D, A]` to `[E*, A]`, for a CPU.
+    """Computes `x @ kernel`, `[E*, D]` and `[D, A]` to `[E*, A]`, for a CPU.
 
-    The gradient of the kernel is another product than XLA would choose where its CPU is slow. For a
-    policy's head, `[D, E]` times `[E, 2]` takes three to nine times
-    as long as two products with a vector: a derivative with respect to a narrow kernel is taken
-    column by column. For a layer that reads much and keeps little, `[D, E]` times `[E, A]` takes up
-    to five times as long as `[A, E]` times `[E, D]`, transposed afterwards, most with several seeds
-    at once.
+    The gradient of the kernel is another product than XLA would choose where its CPU code is slow.
+    For a policy's head, `[D, E]` times `[E, 2]` takes three to nine times as long as two products
+    with a vector: a derivative with respect to a narrow kernel is therefore taken column by column.
+    For a layer with many inputs and few outputs, `[D, E]` times `[E, A]` takes up to five times as
+    long as `[A, E]` times `[E, D]`, transposed afterwards, and the difference is largest with
+    several seeds at once.
 
     Args:
-      x: `[E*, D]`.
-      kernel: `[D, A]`.
-      dimensions: not read; those of a dense layer.
-      precision: of the product, see `jax.lax.dot_general`.
+      x: `[E*, D]`, inputs of the layer.
+      kernel: `[D, A]`, kernel of the layer.
+      dimensions: not read; always the contraction of a dense layer.
+      precision: precision of the product, see `jax.lax.dot_general`.
     """
     size, columns = kernel.shape
     if precision is not None:
         return jnp.matmul(x, kernel, precision=precision)
     if columns <= NARROW:
         return _product(_by_columns, x, kernel)
-    # With few rows the transpose would take longer than it spares.
+    # With few rows the transpose would take longer than it saves.
     if size >= TALL * columns and math.prod(x.shape[:-1]) >= 4 * columns:
         return _product(_transposed, x, kernel)
     return x @ kernel
@@ -134,7 +134,7 @@ Product = Callable[[jax.Array, jax.Array], jax.Array]
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _product(of_kernel: Product, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`x @ kernel`, with the derivative in the kernel taken by `of_kernel`."""
+    """Computes `x @ kernel`, with the derivative in the kernel taken by `of_kernel`."""
     del of_kernel
     return x @ kernel
 
@@ -150,7 +150,7 @@ def _by_columns(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _transposed(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    # The barrier, also in the gradient, keeps XLA from taking the transpose into the product.
+    # The barrier, also in the gradient, keeps XLA from fusing the transpose into the product.
     return x @ jax.lax.optimization_barrier(kernel.T).T
 
 
@@ -161,11 +161,11 @@ class Convolution(nn.Module):
     CPU.
 
     Attributes:
-      channels: output channels.
+      channels: number of output channels.
       kernel: height and width of the kernel, a multiple of the stride.
-      stride: step between its places.
-      initialization: of its kernel, scale √2.
-      target: see `product_for`.
+      stride: step between neighbouring positions of the kernel.
+      initialization: initialiser of the kernel, for scale √2.
+      target: platform and devices of the program, see `product_for`.
     """
 
     channels: int
@@ -184,7 +184,7 @@ class Convolution(nn.Module):
         )
         blocks = jnp.moveaxis(blocks, -4, -3).reshape(*x.shape[:-3], rows, columns, -1)
         height, width = rows - places + 1, columns - places + 1
-        # Along columns first, then rows: fewer and longer pieces are copied. One axis of rows, so
+        # Columns first, then rows, so that fewer and longer pieces are copied. One axis of rows, so
         # that the gradient of the kernel is a plain product under vmap too.
         wide = jnp.concatenate([blocks[..., j : j + width, :] for j in range(places)], axis=-1)
         views = jnp.concatenate([wide[..., i : i + height, :, :] for i in range(places)], axis=-1)
@@ -205,13 +205,13 @@ class Torso(nn.Module):
 
     Attributes:
       hidden: width of each hidden layer.
-      activation: after each layer.
-      observation_rank: axes of one observation; they are flattened for the MLP, after the
-        convolutions if there are any.
+      activation: activation after each layer.
+      observation_rank: number of axes of one observation; they are flattened for the MLP, after the
+        convolutions if it has any.
       convolutions: channels, kernel and stride of each, over observations `[H, W, C]`.
-      layer_norm: normalise each hidden layer before its activation (Ba et al. 2016).
-      initialization: of the kernels, scale √2.
-      target: see `product_for`.
+      layer_norm: True normalises each hidden layer before its activation (Ba et al. 2016).
+      initialization: initialiser of the kernels, for scale √2.
+      target: platform and devices of the program, see `product_for`.
     """
 
     hidden: Sequence[int] = (64, 64)
@@ -240,11 +240,11 @@ class Torso(nn.Module):
 
 
 class SideBySide(nn.Module):
-    """A structured observation to features: its arrays one by one, joined, then a torso.
+    """Body for a structured observation: a module for each array, joined, then a torso.
 
     Attributes:
-      parts: a module for each array, in the order of the leaves, to features `[E*, D]`.
-      torso: from the joined features on.
+      parts: modules, one for each array in the order of the leaves, to features `[E*, D]`.
+      torso: layers that read the joined features.
     """
 
     parts: Sequence[nn.Module]
@@ -260,13 +260,13 @@ class SideBySide(nn.Module):
 def readout(
     size: int, initialization: Initialization, target: Target | None, **kwargs: Any
 ) -> nn.Dense:
-    """The last layer of a policy; scale 0.01, so that its output starts out near 0."""
+    """Builds the last layer of a policy with scale 0.01, so that its output is near 0 at first."""
     init, dot_general = initialization(0.01), product_for(target)
     return nn.Dense(size, kernel_init=init, dot_general=dot_general, **kwargs)
 
 
 class CategoricalHead(nn.Module):
-    """Features `[E*, D]` to a categorical distribution over `num_actions`."""
+    """Layer from features `[E*, D]` to a categorical distribution over `num_actions`."""
 
     num_actions: int
     initialization: Initialization = orthogonal
@@ -279,7 +279,7 @@ class CategoricalHead(nn.Module):
 
 
 class MultiCategoricalHead(nn.Module):
-    """Features `[E*, D]` to several choices made at once, `sizes` options each."""
+    """Layer from features `[E*, D]` to several simultaneous choices, `sizes` options each."""
 
     sizes: tuple[int, ...]
     initialization: Initialization = orthogonal
@@ -293,15 +293,15 @@ class MultiCategoricalHead(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """Features `[E*, D]` to a diagonal Gaussian over actions.
+    """Layer from features `[E*, D]` to a diagonal Gaussian over actions.
 
     Attributes:
-      action_size: components of an action.
+      action_size: number of components of an action.
       initial_log_std: log σ at the start, in nats.
-      depends: log σ is computed from the features; otherwise it is one vector for all states.
-      distribution: the Gaussian, or the same squashed by tanh.
-      initialization: of the kernels, scale 0.01.
-      target: see `product_for`.
+      depends: True computes log σ from the features; False uses one vector for all states.
+      distribution: class of the distribution: the Gaussian, or the Gaussian squashed by tanh.
+      initialization: initialiser of the kernels, for scale 0.01.
+      target: platform and devices of the program, see `product_for`.
     """
 
     action_size: int
@@ -324,7 +324,7 @@ class GaussianHead(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """Features `[E*, D]` to a value `[E*]`, in reward units."""
+    """Layer from features `[E*, D]` to a value `[E*]`, in reward units."""
 
     initialization: Initialization = orthogonal
 
@@ -335,14 +335,14 @@ class ValueHead(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Sequences of observations to the output of a head: a torso, a memory over time, the head.
+    """Network from sequences of observations to the output of a head: torso, memory, head.
 
     Attributes:
-      torso: observations to features.
-      head: outputs of the memory to the output.
+      torso: layers from observations to features.
+      head: layers from outputs of the memory to the output.
       size: H, units of the memory.
-      initialization: of its kernels.
-      target: what it is compiled for; None for `backend.here()`.
+      initialization: initialiser of the memory's kernels.
+      target: platform and devices of the compiled program; None takes `backend.here()`.
       memory: `memory(size, initialization, target)`, see `memory.Memory`.
     """
 
@@ -354,7 +354,7 @@ class Recurrent(nn.Module):
     memory: Callable[..., Memory] = gru
 
     def start(self, rows: int) -> PyTree:
-        """The memory of `rows` rows before an episode, all zero."""
+        """Returns the memory of `rows` rows before an episode, all zero."""
         return memory_of(self).start(rows)
 
     @nn.compact
@@ -364,14 +364,14 @@ class Recurrent(nn.Module):
         """Runs over T steps.
 
         Args:
-          memory: leaves `[B, …]`, before the first step.
+          memory: memory before the first step, leaves `[B, …]`.
           observation: leaves `[B, T, …]`.
-          begins: `[B, T]`, bool, whether an episode begins with the step.
-          final: leaves `[B, T, …]`, what may follow each step, or None.
+          begins: `[B, T]`, bool, True if an episode begins with the step.
+          final: observations that may follow each step, leaves `[B, T, …]`, or None.
 
         Returns:
-          The memory after the last step, the head's output of batch shape `[B, T]`, and that of one
-          step on from each step, at `final`.
+          The memory after the last step, the head's output of batch shape `[B, T]`, and its output
+          at `final`, one step after each step.
         """
 
         # Time first, so that a loop reads each step's rows in one piece.
@@ -401,12 +401,12 @@ def memory_of(network: Recurrent) -> Memory:
 
 
 def time_first(x: jax.Array) -> jax.Array:
-    """`[B, T, …]` to `[T, B, …]`, and back."""
+    """Transposes `[B, T, …]` to `[T, B, …]`, and back."""
     return jnp.swapaxes(x, 0, 1)
 
 
 class Policy(nn.Module):
-    """Observation `[E*, …]` to a distribution: a torso and a head."""
+    """Policy network, observation `[E*, …]` to a distribution: a torso and a head."""
 
     torso: nn.Module
     head: nn.Module
@@ -417,7 +417,7 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """Observation `[E*, …]` to a value `[E*]`, in reward units: a torso and a head."""
+    """Critic network, observation `[E*, …]` to a value `[E*]`, reward units: a torso and a head."""
 
     torso: nn.Module
     initialization: Initialization = orthogonal
@@ -429,7 +429,7 @@ class Critic(nn.Module):
 
 
 class SharedActorCritic(nn.Module):
-    """Observation `[E*, …]` to a distribution and a value, from a shared torso."""
+    """Network from an observation `[E*, …]` to a distribution and a value, with a shared torso."""
 
     torso: nn.Module
     head: nn.Module

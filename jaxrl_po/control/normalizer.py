@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked
 
-MOST = 2**30  # vectors, beyond which new ones get the weight that they had there
+MOST = 2**30  # number of vectors at which the weight of new ones stops falling
 
 
 class Normalizer(NamedTuple):
@@ -25,31 +25,32 @@ class Normalizer(NamedTuple):
     variance: jax.Array
 
     def std(self) -> jax.Array:
-        """Standard deviation (ddof 0) `[D*]`; 1 where there is no data yet."""
+        """Computes the standard deviation (ddof 0) `[D*]`; 1 where there is no data yet."""
         return jnp.where(self.seen > 0, jnp.sqrt(self.variance), 1.0)
 
     def normalize(self, x: jax.Array, *, clip: float = 10.0, epsilon: float = 1e-4) -> jax.Array:
-        """`clip((x − mean) / (std + epsilon), ±clip)` of `[E*, D*]`."""
+        """Computes `clip((x − mean) / (std + epsilon), ±clip)` of `[E*, D*]`."""
         lead = (None,) * (x.ndim - self.mean.ndim)
         return jnp.clip((x - self.mean[lead]) / (self.std()[lead] + epsilon), -clip, clip)
 
 
 def empty(shape: tuple[int, ...]) -> Normalizer:
-    """Statistics of no data: mean 0, standard deviation 1."""
+    """Returns the statistics of no data: mean 0, standard deviation 1."""
     return Normalizer(jnp.int32(0), jnp.zeros(shape), jnp.zeros(shape))
 
 
 def merge(
     old: Normalizer, x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None
 ) -> Normalizer:
-    """Merges a batch into the statistics; the result is that of one pass over all data.
+    """Merges a batch into the statistics; the result equals one pass over all data.
 
-    A batch with a value that is not finite is left out: it would stay in the statistics for ever.
+    A batch with a value that is not finite is left out, since it would stay in the statistics for
+    ever.
 
     Args:
       old: statistics so far.
       x: `[E*, D*]`, this device's shard of the batch.
-      mask: `[E*]`, bool, False for vectors to leave out; None for none.
+      mask: `[E*]`, bool, False for vectors to leave out; None includes all.
       axis_name: device axis to sum over, or None.
 
     Returns:

@@ -50,7 +50,7 @@ class Settings:
     )
 
 
-# Entries of the collector's sharded state: `EnvState`, and where the critic has memory, that.
+# Entries of the collector's sharded state: `EnvState`, and the memory of a critic that has one.
 ENVIRONMENTS, CRITIC_MEMORY = "environments", "critic_memory"
 
 
@@ -70,39 +70,39 @@ def make_problem(
     axis_name: str | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """A control problem: `num_envs` environments whose episodes continue across iterations.
+    """Builds a control problem: `num_envs` environments whose episodes continue across iterations.
 
     Args:
-      env: a gymnax ≥ 1.0 environment or one with the same interface.
+      env: gymnax ≥ 1.0 environment or one with the same interface.
       num_envs: B, environments over all devices.
       num_steps: T, steps of each environment in one iteration.
       env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation `[E*, …]` to a distribution; None builds what `network`
-        describes for the action space. With a `networks.Recurrent` as policy or critic rows stay
+      policy: Flax module, observation `[E*, …]` to a distribution; None builds it from
+        `network` for the action space. With a `networks.Recurrent` as policy or critic, rows stay
         whole sequences in minibatches.
-      critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds it likewise.
-      actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both,
-        for a shared torso.
+      critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds it from `network`.
+      actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, which replaces
+        both, for a shared torso.
       network: sizes and kinds of the networks that are built; None for 64 × 64 tanh perceptrons.
-      normalize_observations: subtract the running mean and divide by the running std (clip ±10).
-        The statistics are those before the iteration, so that every log-prob of a batch is of the
-        same policy.
-      scale_rewards: divide rewards by the running std of the rolling discounted return, this
-        iteration's included, or by a tenth of its |mean| where that is more, see
+      normalize_observations: True subtracts the running mean and divides by the running std (clip
+        ±10). The statistics are taken before the iteration, so that all log-probs of a batch belong
+        to the same policy.
+      scale_rewards: True divides rewards by the running std of the rolling discounted return, this
+        iteration included, or by a tenth of its |mean| if that is more, see
         `advantages.scale_of`.
-      reward_discount: γ of that rolling return, in [0, 1].
-      axis_name: device axis over which environments are sharded, or None.
-      target: what the program is compiled for; None for `backend.here()`.
+      reward_discount: γ of the rolling return that scales rewards, in [0, 1].
+      axis_name: device axis that environments are sharded over, or None.
+      target: platform and devices of the compiled program; None takes `backend.here()`.
 
     Returns:
       The `Problem`. Its metrics `episode_return` (raw reward units) and `episode_length` (steps)
-      are means over the episodes that ended in the iteration, with count 0 when none did.
-      `frac_nonfinite` is the share of steps whose reward or next observation is not finite,
-      `frac_one_step` that of steps that are a whole episode: where it becomes 1, the environment
-      does not reset itself. For the shares of steps that break the spaces see `frac_broken`.
+      are means over the episodes that ended in the iteration, with count 0 if none did.
+      `frac_nonfinite` is the share of steps whose reward or next observation is not finite.
+      `frac_one_step` is the share of steps that are a whole episode: if it becomes 1, the
+      environment does not reset itself. For steps that violate the spaces see `frac_broken`.
 
     Raises:
-      ConfigError: counts below 1, a discount outside [0, 1], spaces that the adapter refuses, or
+      ConfigError: a count below 1, a discount outside [0, 1], spaces that the adapter refuses, or
         `actor_critic` together with `policy` or `critic`.
 
     Example:
@@ -163,15 +163,15 @@ def batch_of(
     collector: CollectorState,
     trajectory: unroll.Trajectory,
 ) -> tuple[CollectorState, Batch]:
-    """What critic and running statistics make of a trajectory.
+    """Computes the batch of a trajectory: values of the critic and updated running statistics.
 
-    The collector's state is that before it; the one returned is without the environments.
+    `collector` is the state before the trajectory; the returned state excludes the environments.
     """
     transition = trajectory.transition
     ended = transition.terminated | transition.truncated
     seen = normalize(collector, trajectory.observation)
     final = normalize(collector, transition.final_observation)
-    # The memories before the first step are zero already where an episode begins there.
+    # If an episode begins at the first step, the memories before it are already zero.
     begins = jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
     before: Any = collector.sharded[ENVIRONMENTS]
     critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
@@ -207,7 +207,7 @@ def batch_of(
 
 
 def with_critic_memory(collector: CollectorState, memory: PyTree) -> CollectorState:
-    """The collector's state with the critic's memory; the same for a critic without one."""
+    """Adds the critic's memory to the collector's state, if the critic has one."""
     if not jax.tree.leaves(memory):
         return collector
     return collector.add(sharded={CRITIC_MEMORY: memory})
@@ -219,11 +219,11 @@ def mark_nonfinite(
     terminated: jax.Array,
     mask: jax.Array | None = None,
 ) -> tuple[jax.Array, Mean]:
-    """Rewards `[B, T]`, NaN where the next observation is not finite, and the share of such steps.
+    """Returns rewards `[B, T]`, NaN before a non-finite observation, and the share of such steps.
 
-    The NaN makes the update be skipped; without it normalisation would clip the observation to a
-    finite number. Observations of terminal states are not used, and left alone, as are masked
-    steps. The share also counts rewards that are not finite.
+    The NaN makes the learner skip the update; without it normalisation would clip the observation
+    to a finite number. Observations of terminal states, which are not used, and masked steps are
+    ignored. The share also counts rewards that are not finite.
     """
     seen = jnp.ones(reward.shape, bool)
     for leaf in jax.tree.leaves(final_observation):
@@ -234,15 +234,15 @@ def mark_nonfinite(
 
 
 def frac_broken(spaces: Spaces, observation: PyTree, mask: jax.Array | None = None) -> Metrics:
-    """Computes the shares of steps whose observation breaks what the spaces say.
+    """Computes the shares of steps whose observation violates the spaces.
 
     Args:
-      spaces: see `Spaces`.
-      observation: leaves `[B, T, …]`, raw.
+      spaces: spaces of the environment, see `Spaces`.
+      observation: raw observations, leaves `[B, T, …]`.
       mask: `[B, T]`, bool, steps that count; None for all.
 
     Returns:
-      `frac_no_action`, steps without a legal action, if the environment has a mask of them;
+      `frac_no_action`, steps without a legal action, if the environment has an action mask;
       `frac_out_of_range`, steps with a discrete observation outside its range, which is read as
       zeros, if the environment has discrete observations.
     """

@@ -41,18 +41,18 @@ class Recording(NamedTuple):
 
     After an episode's end the environment takes one step that ignores its action and returns the
     first observation of the next episode. So the observation after a step is always the true one,
-    also where it ended an episode, and the step that ignores its action is masked.
+    also if the step ended an episode, and the step that ignores its action is masked.
 
     Attributes:
-      observation: `[B, T + 1, …]`, raw; entry t is what the policy saw at step t.
+      observation: `[B, T + 1, …]`, raw; entry t is the policy's observation at step t.
       action: `[B, T, …]`, as sampled.
       reward: `[B, T]`, 0 where masked.
-      terminated: `[B, T]`, bool, whether the episode ended by itself.
-      truncated: `[B, T]`, bool, whether the time limit cut it.
+      terminated: `[B, T]`, bool, True if the episode ended by itself.
+      truncated: `[B, T]`, bool, True if the time limit cut it.
       mask: `[B, T]`, bool, False where the environment ignored the action.
-      episode_return: `[B, T]`, undiscounted return of the episode, this step included.
-      episode_length: `[B, T]`, steps of the episode, this one included.
-      memory: the policy's before the first step; () for one without.
+      episode_return: `[B, T]`, undiscounted return of the episode, including this step.
+      episode_length: `[B, T]`, steps of the episode, including this one.
+      memory: policy's memory before the first step; () without memory.
     """
 
     observation: jax.Array
@@ -67,7 +67,7 @@ class Recording(NamedTuple):
 
 
 def with_recording(state: TrainState, recording: Recording) -> TrainState:
-    """The state with what the next `collect` takes its batch from."""
+    """Stores the recording in the state, from which the next `collect` makes its batch."""
     return state._replace(collector=state.collector.add(sharded={RECORDING: recording}))
 
 
@@ -82,23 +82,23 @@ def recorded_from_settings(
     actor_critic: Any = None,
     target: Target | None = None,
 ) -> Problem:
-    """A problem that reads its rollouts from `with_recording`.
+    """Builds a problem that reads its rollouts from `with_recording`.
 
     Args:
-      spaces: of the environment.
-      settings: which statistics to keep; sizes follow from the recording.
+      spaces: spaces of the environment.
+      settings: statistics to maintain; sizes follow from the recording.
       network: sizes and kinds of the networks.
-      axis_name: device axis over which environments are sharded, or None.
-      policy: Flax module in place of the one that `network` describes, or None.
-      critic: Flax module of the values, as `policy`.
-      actor_critic: Flax module of both, as in `make_problem`.
-      target: Machine that the program is compiled for; None for `backend.here()`.
+      axis_name: device axis that environments are sharded over, or None.
+      policy: Flax module that replaces the policy described by `network`, or None.
+      critic: Flax module that replaces the critic described by `network`, or None.
+      actor_critic: Flax module that replaces both, as in `make_problem`.
+      target: platform and devices of the compiled program; None takes `backend.here()`.
 
     Returns:
-      The `Problem`. Its metrics are those of `make_problem`.
+      The `Problem`, with the metrics of `make_problem`.
 
     Raises:
-      ConfigError: for a setting out of its range or without effect.
+      ConfigError: a setting is out of its range or without effect.
     """
     check(settings)
     target = target or backend.here()
@@ -176,18 +176,18 @@ def act(
     *,
     greedy: bool = False,
 ) -> tuple[PyTree, jax.Array, jax.Array]:
-    """The policy's actions, to be recorded, and those that the environments play.
+    """Computes the policy's actions, as they are recorded and as the environments play them.
 
     Args:
-      problem: whose policy acts.
-      spaces: of the environment.
-      state: of which the policy, the observation statistics and the key are read. The key is split
-        as `Learner.sample` splits it; step t of environment b uses `fold_in(fold_in(key, b), t)`.
-      memory: the policy's, leaves `[B, …]`.
+      problem: problem whose policy acts.
+      spaces: spaces of the environment.
+      state: source of the policy, the observation statistics and the key. The key is split as
+        `Learner.sample` splits it; step t of environment b uses `fold_in(fold_in(key, b), t)`.
+      memory: policy's memory, leaves `[B, …]`.
       observation: `[B, …]`, raw.
-      begins: `[B]`, bool, whether an episode begins, where the memory is forgotten.
+      begins: `[B]`, bool, True if an episode begins, which resets the memory.
       t: `[]`, int32, step of the iteration.
-      greedy: take the mode; no key is used.
+      greedy: True takes the mode and uses no key.
 
     Returns:
       The next memory, actions `[B, …]` as sampled, and in the units of the environment.

@@ -1,4 +1,4 @@
-"""A gated recurrent unit over time, with the products that need no loop taken out of it."""
+"""A gated recurrent unit over time, with those products outside the loop that do not need it."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 Gates = tuple[jax.Array, jax.Array, jax.Array]
-"""One array for each of reset gate r, update gate z and candidate n."""
+"""Three arrays: one for each of reset gate r, update gate z and candidate n."""
 
 
 def gru(
@@ -19,18 +19,18 @@ def gru(
     begins: jax.Array,
     unroll: int = 1,
 ) -> jax.Array:
-    """Memories after each of T steps.
+    """Computes the memories after each of T steps.
 
     `r = σ(W_r x + U_r h + b_r)`, `z = σ(W_z x + U_z h + b_z)`,
     `n = tanh(W_n x + b_n + r ⊙ (U_n h + c))`, `h' = (1 − z) ⊙ n + z ⊙ h`
     (Cho et al. 2014, arXiv:1406.1078, with c as in cuDNN), h set to 0 before a step that begins an
-    episode. Numbers are those of `nn.GRUCell` in a loop.
+    episode. Results equal `nn.GRUCell` in a loop.
 
     Args:
-      params: of a `nn.GRUCell`: W as `ir`, `iz`, `in`, U as `hr`, `hz`, `hn`.
-      memory: `[B, H]`, before the first step.
-      features: `[T, B, D]`, x.
-      begins: `[T, B]`, bool.
+      params: parameters of a `nn.GRUCell`: W as `ir`, `iz`, `in`, U as `hr`, `hz`, `hn`.
+      memory: `[B, H]`, memory before the first step.
+      features: `[T, B, D]`, inputs x.
+      begins: `[T, B]`, bool, True if an episode begins with the step.
       unroll: steps of the loop in one pass, see `backend.Target.unroll`.
 
     Returns:
@@ -48,7 +48,7 @@ def gru(
 
 
 # Differentiated by JAX, the loop adds up the gradient of each kernel in every step. Here a step of
-# the backward pass is elementwise but for three products with the memories' cotangent, and the
+# the backward pass is elementwise except for three products with the memories' cotangent, and the
 # gradient of a kernel is one product over all steps: on a CPU up to 2.7 times as fast.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _memories(unroll: int, *primals: Any) -> jax.Array:
@@ -57,7 +57,7 @@ def _memories(unroll: int, *primals: Any) -> jax.Array:
 
 @_memories.defjvp
 def _memories_jvp(unroll: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """`dh' = z ⊙ dh + Σ_g ∂h'/∂(U_g h) ⊙ (U_g dh + dU_g h) + …`, linear in dh."""
+    """Computes `dh' = z ⊙ dh + Σ_g ∂h'/∂(U_g h) ⊙ (U_g dh + dU_g h) + …`, linear in dh."""
     kernels, begins = primals[0], primals[-1]
     d_kernels, d_bias, d_read, d_memory, _ = tangents
     after, before, z, by_n, slopes = _run(unroll, *primals)
@@ -68,7 +68,7 @@ def _memories_jvp(unroll: int, primals: Any, tangents: Any) -> tuple[jax.Array, 
         slopes, (d_r + d_read[0], d_z + d_read[1], d_n + d_bias[None])
     )
     keep = 1.0 - begins[..., None].astype(z.dtype)
-    # Transposed once, here: the products of the backward pass are then plain ones.
+    # Transposes once, here, so that the backward pass needs no transpose.
     transposed = [kernel.T for kernel in kernels]
 
     def step(dh: jax.Array, x: Any) -> tuple[jax.Array, jax.Array]:
@@ -87,7 +87,7 @@ def _memories_jvp(unroll: int, primals: Any, tangents: Any) -> tuple[jax.Array, 
 def _run(
     unroll: int, kernels: Gates, bias: jax.Array, read: Gates, memory: jax.Array, begins: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Gates]:
-    """Of every step, `[T, B, H]`: h', h, z, and the slopes of h' in `W_n x` and each `U_g h`."""
+    """Returns h', h, z and the slopes of h' in `W_n x` and each `U_g h`, all `[T, B, H]`."""
 
     def step(h: jax.Array, x: tuple[Gates, jax.Array]) -> tuple[jax.Array, Any]:
         (read_r, read_z, read_n), begins = x

@@ -1,4 +1,4 @@
-"""Spaces: what a policy sees and may do, from the spaces of gymnax or gymnasium."""
+"""Spaces: observations and actions of a policy, from the spaces of gymnax or gymnasium."""
 
 import functools
 import math
@@ -12,17 +12,18 @@ import numpy as np
 from jaxrl_po.config import ConfigError, check_size
 from jaxrl_po.types import PyTree
 
-# Entries of a structured observation with a meaning of their own.
+# Entries of a structured observation with a special meaning.
 LEGAL, PRIVILEGED = "action_mask", "privileged_state"
 
 
 class Observation(NamedTuple):
-    """An observation with parts that are not for the policy's network.
+    """An observation with parts that the policy's network does not read.
 
     Attributes:
-      policy: what the policy's network reads, any pytree.
-      critic: what the critic reads, any pytree; None if it reads what the policy does.
-      legal: bool, `[A]` for A discrete actions, or for several choices one after another: which are
+      policy: inputs of the policy's network, any pytree.
+      critic: inputs of the critic, any pytree; None if it reads the policy's.
+      legal: bool, `[A]` for A discrete actions, or for several choices one after another: True for
+        allowed actions; None if all are.
         allowed; None if all are.
     """
 
@@ -31,23 +32,23 @@ class Observation(NamedTuple):
     legal: Any = None
 
     def seen_by_critic(self) -> PyTree:
-        """What the critic reads."""
+        """Returns the inputs of the critic."""
         return self.policy if self.critic is None else self.critic
 
 
 class Spaces(NamedTuple):
-    """What a policy sees and may do.
+    """Observations and actions of a policy.
 
     Attributes:
       observation: shapes and dtypes of one observation: an array, any pytree of arrays, or an
         `Observation`.
       num_actions: number of discrete actions, or 0.
-      action_size: components of a continuous action, or 0.
-      choices: options of each of several discrete choices made at once, or ().
-      observe: the environment's observation to the policy's: float32, bytes kept.
-      to_action: the policy's action to the environment's own.
+      action_size: number of components of a continuous action, or 0.
+      choices: options of each of several simultaneous discrete choices, or ().
+      observe: `(environment's observation) -> policy's observation`: float32, or bytes unchanged.
+      to_action: `(policy's action) -> environment's action`.
       bounded: whether a continuous action has bounds, all of them finite.
-      classes: observations, leaves `[E*, …]`, to the one-hot vectors in them, `[E*, …, n]` each.
+      classes: `(observation, leaves [E*, …]) -> one-hot vectors in it`, `[E*, …, n]` each.
     """
 
     observation: PyTree
@@ -61,21 +62,21 @@ class Spaces(NamedTuple):
 
     @property
     def action(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one action, as the policy gives it."""
+        """Returns the shape and dtype of one action, as the policy returns it."""
         if self.action_size:
             return jax.ShapeDtypeStruct((self.action_size,), jnp.float32)
         return jax.ShapeDtypeStruct((len(self.choices),) if self.choices else (), jnp.int32)
 
 
 def is_discrete(space: Any) -> bool:
-    """Whether a space of gymnax or gymnasium is one number of finitely many, and no vector."""
+    """Returns whether a space of gymnax or gymnasium is one of finitely many numbers."""
     return hasattr(space, "n") and tuple(getattr(space, "shape", None) or ()) == ()
 
 
 def is_image(space: Any) -> bool:
-    """Whether a box holds the brightness of pixels: bytes of two or more axes, from 0 to 255.
+    """Returns whether a box holds brightness of pixels: bytes of two or more axes, 0 to 255.
 
-    Other bytes are numbers as they are: flags, counts, a one-hot vector.
+    Other bytes are read as numbers: flags, counts, a one-hot vector.
     """
     if getattr(space, "dtype", None) != np.uint8 or len(space.shape) < 2:
         return False
@@ -83,30 +84,30 @@ def is_image(space: Any) -> bool:
 
 
 def is_frame(x: jax.ShapeDtypeStruct) -> bool:
-    """Whether an observation is a frame of a video game, `[H, W, C]`, by its size."""
+    """Returns whether an observation is a frame of a video game, `[H, W, C]`, by its size."""
     return len(x.shape) == 3 and min(x.shape[:2]) >= 36
 
 
 def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
-    """The spaces of an environment, gymnax's or gymnasium's.
+    """Reads the spaces of an environment of gymnax or gymnasium.
 
     Discrete observations become one-hot vectors; images (`is_image`) stay bytes, which the network
-    scales; everything else is float32 (float64 where JAX has it on). In a dictionary, `action_mask`
-    are the legal actions and `privileged_state` is for the critic alone; the policy reads the rest.
-    Neither name may be used further inside.
+    scales; everything else is float32 (float64 if JAX has it on). In a dictionary, `action_mask`
+    holds the legal actions and `privileged_state` is read by the critic only; the policy reads the
+    rest. Neither name may be used at a deeper level.
 
     A continuous action is in units of the box's half range around its centre. It is clipped to the
     box here, after the policy: the stored action stays unclipped.
 
     Args:
-      name: of the environment, for messages.
+      name: name of the environment, for messages.
       observation_space: discrete (`n`, and `start` if not 0), a box (`low`, `high`, `shape`),
         flags (`n`, `shape`), several classes (`nvec`), or a dictionary or tuple of such (`spaces`).
       action_space: discrete, several discrete choices (`nvec`) or a box.
 
     Raises:
-      ConfigError: for spaces of another kind, an observation without elements, actions of which
-        none is possible, or a mask that does not fit the actions.
+      ConfigError: a space of another kind, an observation without elements, a space without a
+        possible action, or a mask that does not fit the actions.
     """
     read = _reader(name, observation_space)
     raw = example(observation_space)
@@ -118,11 +119,11 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
 
 
 def read_action_space(name: str, space: Any) -> Spaces:
-    """The actions of an environment; the fields of observations are left open.
+    """Reads the actions of an environment; the fields of observations are not set.
 
     Raises:
       ConfigError: the space is neither discrete, nor several discrete choices, nor a box of floats,
-        or no action is in it.
+        or contains no action.
     """
     of_actions = f"of the action space {type(space).__name__}"
     if is_discrete(space):
@@ -147,7 +148,7 @@ def read_action_space(name: str, space: Any) -> Spaces:
 
 
 def box_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Spaces:
-    """Continuous actions in a box, as `read_spaces` says; the fields of observations are open.
+    """Reads continuous actions in a box, see `read_spaces`; observations are not set.
 
     Raises:
       ConfigError: the box has no components, or no action is within its bounds.
@@ -166,7 +167,7 @@ def box_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Space
             )
     low, high = (jnp.broadcast_to(jnp.asarray(bound, float), shape) for bound in (low, high))
     bounded = jnp.isfinite(low) & jnp.isfinite(high)
-    # Halves first: a sum of the largest floats would not be finite.
+    # Halves before adding: a sum of the largest floats would not be finite.
     centre = jnp.where(bounded, 0.5 * low + 0.5 * high, 0.0)
     half_range = jnp.where(bounded, 0.5 * high - 0.5 * low, 1.0)
 
@@ -183,7 +184,7 @@ def box_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Space
 
 
 def check_observation(name: str, observation: PyTree, spaces: Spaces) -> None:
-    """Raises ConfigError if policy or critic sees nothing, or legal actions do not fit actions."""
+    """Raises ConfigError if policy or critic has no input, or legal actions do not fit actions."""
     seen = observation if isinstance(observation, Observation) else Observation(observation)
     for part in (seen.policy, seen.seen_by_critic()):
         if not sum(math.prod(x.shape) for x in jax.tree.leaves(part)):
@@ -204,7 +205,7 @@ def check_observation(name: str, observation: PyTree, spaces: Spaces) -> None:
 
 
 def _parts(space: Any) -> Any:
-    """The spaces inside a dictionary or tuple of spaces; None for any other."""
+    """Returns the spaces inside a dictionary or tuple of spaces; None for other spaces."""
     inner = getattr(space, "spaces", None)
     return inner if isinstance(inner, Mapping | tuple | list) else None
 
@@ -237,12 +238,12 @@ def _reader(name: str, space: Any, inside: bool = False) -> Callable[[Any], PyTr
 
 
 def _classes(space: Any, seen: PyTree) -> list[jax.Array]:
-    """The one-hot vectors in observations of a space, as `_reader` returns them."""
+    """Returns the one-hot vectors in observations of a space, as `_reader` returns them."""
     parts = _parts(space)
     if parts is None:
         return [seen] if is_discrete(space) else []
     if isinstance(seen, Observation):
-        seen = seen.seen_by_critic()  # all entries but the legal actions
+        seen = seen.seen_by_critic()  # all entries except the legal actions
     keys = list(parts) if isinstance(parts, Mapping) else range(len(parts))
     return [each for key in keys if key != LEGAL for each in _classes(parts[key], seen[key])]
 

@@ -13,25 +13,25 @@ from jaxrl_po.control.normalizer import Normalizer
 from jaxrl_po.control.spaces import Observation, is_frame
 from jaxrl_po.types import CollectorState, PyTree
 
-# Entries of the collector's state, see `CollectorState`. Sharded, where rewards are scaled: the
-# rolling discounted return `[B]`.
+# Entries of the collector's state, see `CollectorState`. If rewards are scaled, the sharded state
+# has the rolling discounted return `[B]`.
 ROLLING_RETURN = "rolling_return"
-# Replicated: `Normalizer` of raw observations, where they are normalised (of a structured one, a
-# tree of them, with () for images that are no frame, see `is_frame`), and of the rolling
-# discounted return, where rewards are scaled.
+# The replicated state has a `Normalizer` of raw observations if they are normalised (a tree of them
+# for a structured observation, with () for images that are not frames, see `is_frame`), and one of
+# the rolling discounted return if rewards are scaled.
 OBSERVATION_STATISTICS = "observation_statistics"
 RETURN_STATISTICS = "return_statistics"
 
 
 class Statistics(NamedTuple):
-    """Which statistics a problem keeps in its collector, and how.
+    """Statistics that a problem maintains in its collector.
 
     Attributes:
-      normalize_observations: keep those of observations, see `normalize`.
-      scale_rewards: keep those of the rolling discounted return, and scale rewards by them.
-      discount: γ of that return, in [0, 1].
-      target: what the program is for.
-      axis_name: device axis over which environments are sharded, or None.
+      normalize_observations: True maintains statistics of observations, see `normalize`.
+      scale_rewards: True maintains statistics of the rolling discounted return, to scale rewards.
+      discount: γ of the rolling return, in [0, 1].
+      target: platform and devices of the program.
+      axis_name: device axis that environments are sharded over, or None.
     """
 
     normalize_observations: bool
@@ -41,14 +41,14 @@ class Statistics(NamedTuple):
     axis_name: str | None = None
 
     def init(self, observation: PyTree, num_envs: int) -> CollectorState:
-        """The entries of the collector's state before any data.
+        """Returns the entries of the collector's state before any data.
 
         Args:
           observation: shapes and dtypes of one observation.
-          num_envs: B.
+          num_envs: B, number of environments.
 
         Raises:
-          ConfigError: there is nothing to normalise.
+          ConfigError: observations have no entry to normalise.
         """
         sharded: dict[str, PyTree] = {}
         replicated: dict[str, PyTree] = {}
@@ -80,12 +80,12 @@ class Statistics(NamedTuple):
         """Merges one iteration into the statistics, and scales its rewards by them.
 
         Args:
-          collector: with the entries of `init`.
-          observation: leaves `[B, T, …]`, raw.
+          collector: collector's state with the entries of `init`.
+          observation: raw observations, leaves `[B, T, …]`.
           reward: `[B, T]`, raw.
-          ended: `[B, T]`, bool, whether the episode ended.
-          mask: `[B, T]`, bool, False where the slot holds no sample; None if all do. There, reward
-            and `ended` are 0.
+          ended: `[B, T]`, bool, True where an episode ended.
+          mask: `[B, T]`, bool, False in slots without a sample, where reward and `ended` are 0;
+            None if all slots hold samples.
 
         Returns:
           The collector, and rewards `[B, T]`, in units of the return's std where they are scaled.
@@ -111,7 +111,7 @@ class Statistics(NamedTuple):
 
 
 def normalize(collector: CollectorState, observation: PyTree) -> PyTree:
-    """What the networks read: the observation, normalised where the statistics are kept."""
+    """Returns the networks' input: the observation, normalised where statistics exist."""
     statistics = collector.replicated.get(OBSERVATION_STATISTICS)
     if statistics is None:
         return observation
@@ -124,14 +124,14 @@ def normalize(collector: CollectorState, observation: PyTree) -> PyTree:
 
 
 def _networks_inputs(observation: PyTree) -> PyTree:
-    """The observation without the flags of legal actions."""
+    """Returns the observation without the flags of legal actions."""
     if isinstance(observation, Observation):
         return observation.policy, observation.critic
     return observation
 
 
 def _each(kept: Any, left: Any, statistics: PyTree, observation: PyTree) -> PyTree:
-    """`kept` of each array whose statistics are kept, bytes as [0, 1]; `left` of each other."""
+    """Maps arrays with statistics by `kept`, bytes as [0, 1], and all other arrays by `left`."""
 
     def each(statistic: Any, x: jax.Array) -> Any:
         if not isinstance(statistic, Normalizer):
@@ -147,9 +147,9 @@ def _each(kept: Any, left: Any, statistics: PyTree, observation: PyTree) -> PyTr
 def _rolling_return(
     discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float, unroll: int
 ) -> tuple[jax.Array, jax.Array]:
-    """`R_t = γ R_{t−1} + r_t` `[B, T]` and the next carry `[B]`.
+    """Computes `R_t = γ R_{t−1} + r_t` `[B, T]` and the next carry `[B]`.
 
-    It starts from 0 after an episode's end, and where it is not finite.
+    The sum restarts from 0 after an episode's end, and after a value that is not finite.
     """
 
     def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

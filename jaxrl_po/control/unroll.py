@@ -1,4 +1,4 @@
-"""Rollouts of a policy: a fixed number of steps for training, whole episodes for evaluation."""
+"""Rollouts of a policy: a fixed number of steps for training, complete episodes for evaluation."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from jaxrl_po.control.actor import play
 from jaxrl_po.control.environment import Environment, Transition, shapes, step_all
 from jaxrl_po.types import Distribution, PyTree
 
-# `policy(memory, observation) -> (memory, distribution)`, of B rows.
+# `policy(memory, observation) -> (memory, distribution)`, for B rows.
 Policy = Callable[[PyTree, PyTree], tuple[PyTree, Distribution]]
 
 
@@ -26,11 +26,11 @@ class EnvState(NamedTuple):
     Attributes:
       number: `[B]`, int32, index of the environment over all devices; its random numbers depend on
         it.
-      state: the environment's internal state.
+      state: environment's internal state.
       observation: current raw observation.
       episode_return: `[B]`, undiscounted return of the current episode so far.
       episode_length: `[B]`, steps of the current episode so far.
-      memory: the policy's, zero at an episode's start; () for one without.
+      memory: policy's memory, zero at an episode's start; () without memory.
     """
 
     number: jax.Array
@@ -45,13 +45,13 @@ class Trajectory(NamedTuple):
     """T steps of each environment, leaves `[B, T, …]`.
 
     Attributes:
-      observation: raw, what the policy saw.
-      distribution: the policy's, at the observation.
-      action: as sampled.
-      transition: the environment's output.
-      episode_return: `[B, T]`, undiscounted return of the episode, this step included.
-      episode_length: `[B, T]`, steps of the episode, this one included.
-      state: the environment's internal state at the observation, or None where states are not kept.
+      observation: raw observation that the policy saw.
+      distribution: policy's distribution at the observation.
+      action: action as sampled.
+      transition: output of the environment.
+      episode_return: `[B, T]`, undiscounted return of the episode, including this step.
+      episode_length: `[B, T]`, steps of the episode, including this one.
+      state: environment's internal state at the observation, or None unless states are stored.
     """
 
     observation: PyTree
@@ -64,7 +64,7 @@ class Trajectory(NamedTuple):
 
 
 def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
-    """A key per row, from its index over all devices: the same whatever the number of devices."""
+    """Derives a key per row from its index over all devices, for any number of devices."""
     chex.assert_rank(index, 1)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
 
@@ -75,7 +75,7 @@ def start(
     """Resets one environment per entry of `index` `[B]`; consumes `key`.
 
     Raises:
-      ConfigError: the observation has not the shapes that the spaces say.
+      ConfigError: the observation does not have the shapes of the spaces.
     """
     observation, state = jax.vmap(environment.reset)(row_keys(key, index))
     seen = shapes(jax.tree.map(lambda x: x[0], observation))
@@ -90,14 +90,14 @@ def start(
 
 
 def choose(distribution: Distribution, keys: jax.Array, *, greedy: bool) -> jax.Array:
-    """Actions `[B, …]`: the modes, or samples, one key (consumed) for each row."""
+    """Chooses actions `[B, …]`: modes, or samples with one key (consumed) per row."""
     if greedy:
         return distribution.mode()
     return jax.vmap(lambda one, key: one.sample(key))(distribution, keys)
 
 
 def forget(memory: PyTree, ended: jax.Array) -> PyTree:
-    """Memories `[B, …]`, zero where an episode ended."""
+    """Sets memories `[B, …]` to zero where an episode ended."""
     return jax.tree.map(lambda x: masked.zero(x, ~ended), memory)
 
 
@@ -113,19 +113,19 @@ def unroll(
     keep_states: bool = False,
     greedy: bool = False,
 ) -> tuple[EnvState, Trajectory]:
-    """Runs `num_steps` steps of every environment under `policy`, resetting where episodes end.
+    """Runs `num_steps` steps of every environment under `policy`, with resets at episode ends.
 
     Args:
-      environment: see `Environment`.
-      policy: see `Policy`; its memory is forgotten where episodes end.
-      envs: their state before.
-      key: consumed; step t of environment b uses `fold_in(fold_in(key, b), t)`.
-      num_steps: T.
-      target: what the program is for; None for what is plain everywhere.
-      first: t of the first step, to go on with the same key where an earlier call ended; other than
-        0 only for an environment without `refresh`.
-      keep_states: keep the internal states in the trajectory, so that one can branch from them.
-      greedy: take the mode; otherwise sample.
+      environment: environment to step, see `Environment`.
+      policy: policy that acts, see `Policy`; its memory is reset where episodes end.
+      envs: state of the environments before.
+      key: PRNG key, consumed; step t of environment b uses `fold_in(fold_in(key, b), t)`.
+      num_steps: T, number of steps.
+      target: platform and devices of the program; None takes operations that suit every platform.
+      first: t of the first step, to continue with the same key after an earlier call; other than 0
+        only for an environment without `refresh`.
+      keep_states: True stores the internal states in the trajectory, as starts of branches.
+      greedy: True takes the mode; False samples.
 
     Returns:
       The state afterwards, and the trajectory `[B, T, …]`.
@@ -169,7 +169,7 @@ def unroll(
         envs, trajectory = run(envs, first + jnp.arange(num_steps))
     else:
         assert isinstance(first, int)
-        assert first == 0  # a later call would draw starting states with the keys of its steps
+        assert first == 0  # a later call would reuse the keys of its steps for starting states
         envs, trajectory = _with_refresh(environment, run, envs, keys, num_steps)
     return envs, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory)
 
@@ -181,13 +181,13 @@ def _with_refresh(
     keys: jax.Array,
     num_steps: int,
 ) -> tuple[EnvState, Trajectory]:
-    """The steps in windows of `reset_interval`; new starting states are drawn before each."""
+    """Runs windows of `reset_interval` steps; draws new starting states before each window."""
     interval = min(environment.reset_interval, num_steps)
     refresh = environment.refresh
     assert refresh is not None
 
     def window(envs: EnvState, times: jax.Array) -> tuple[EnvState, Trajectory]:
-        # Another stream than that of step t, which folds t itself.
+        # A different stream from step t's, which folds in t itself.
         draw = jax.vmap(lambda key: jax.random.fold_in(key, times[0] + num_steps))(keys)
         return run(envs._replace(state=jax.vmap(refresh)(draw, envs.state)), times)
 
@@ -202,7 +202,7 @@ def _with_refresh(
 
 
 def until_first(ended: jax.Array) -> jax.Array:
-    """True up to and including the first True of each row, `[B, T]`.
+    """Returns True up to and including the first True of each row, `[B, T]`.
 
     Example:
       >>> until_first(jnp.array([[False, True, False, True]])).tolist()
@@ -224,13 +224,13 @@ def episodes(
     """Plays one whole episode in each of `num_episodes` environments.
 
     Args:
-      environment: see `Environment`.
-      policy: see `Policy`.
-      key: consumed; the same key gives the same initial states.
-      num_episodes: B.
+      environment: environment to step, see `Environment`.
+      policy: policy that acts, see `Policy`.
+      key: PRNG key, consumed; the same key gives the same initial states.
+      num_episodes: B, number of environments.
       max_steps: maximum length; an episode still running then is cut there.
-      greedy: take the mode; otherwise sample.
-      memory: the policy's at an episode's start.
+      greedy: True takes the mode; False samples.
+      memory: policy's memory at an episode's start.
 
     Returns:
       Undiscounted returns `[B]`, lengths `[B]` in steps, and `[B]`, bool, whether each episode

@@ -44,7 +44,7 @@ class VineSettings:
     discount: float = static(0.99, "γ of the return of a branch", within=UNIT)
 
     def steps(self, num_actions: int) -> int:
-        """Environment steps per iteration, trunks and branches, given the number of actions."""
+        """Returns the environment steps per iteration, in trunks and branches."""
         return self.num_envs * (
             self.num_steps + self.num_states * (self.num_branches or num_actions) * self.horizon
         )
@@ -64,12 +64,12 @@ def make_vine(
     network: NetworkSettings | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """A control problem that estimates `Q̂(s, a)` from K branches at each of some visited states.
+    """Builds a control problem that estimates `Q̂(s, a)` from K branches at each of some states.
 
     The K branches of a state differ in their first action and share all other random numbers. A
     row is one branch, as a single step: its reward is Q̂, the discounted return of the branch, and
     its value V̂, the mean of Q̂ over the state's actions under the policy, so that any estimator
-    gives `Q̂ − V̂`. There is no critic.
+    gives `Q̂ − V̂`. The problem has no critic.
 
     With every action tried once, the proposal μ is uniform and the problem not on-policy:
     `mean(π / μ · A)` is `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which TRPO and NPG
@@ -77,27 +77,27 @@ def make_vine(
     (`losses.self_normalized_surrogate`) or any method.
 
     Args:
-      env: a gymnax ≥ 1.0 environment or one with the same interface, whose state is a pytree.
-      num_envs: trunks, over all devices.
+      env: gymnax ≥ 1.0 environment or one with the same interface, whose state is a pytree.
+      num_envs: number of trunks, over all devices.
       num_steps: steps of each trunk per iteration.
       num_states: states of each trunk from which branches start, drawn without replacement.
-      num_branches: K, actions sampled from the policy in each of them; 0 takes every action once
-        (discrete actions only).
-      horizon: maximum steps of a branch, its first action included; nothing is bootstrapped after
+      num_branches: K, number of actions sampled from the policy in each such state; 0 takes every
+        action once (discrete actions only).
+      horizon: maximum steps of a branch, including its first action; no value is bootstrapped after
         it.
       discount: γ of the return of a branch, in [0, 1].
       env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation to a distribution; None builds what `network` describes.
+      policy: Flax module, observation to a distribution; None builds it from `network`.
       network: size and kind of the policy that is built; None for a 64 × 64 tanh perceptron.
-      target: what the program is compiled for; None for `backend.here()`.
+      target: platform and devices of the compiled program; None takes `backend.here()`.
 
     Returns:
-      The `Problem`; `score` `[num_envs · num_states, K]` is Q̂. Metrics are of the trunks. Source:
-      Schulman et al. 2015 (TRPO), section 5.2.
+      The `Problem`; `score` `[num_envs · num_states, K]` is Q̂. Metrics are measured on the trunks.
+      Source: Schulman et al. 2015 (TRPO), section 5.2.
 
     Raises:
-      ConfigError: counts out of range, a single branch, or an environment without a state to
-        branch from.
+      ConfigError: a count is out of range, a state has a single branch, or the environment has no
+        state to branch from.
 
     Example:
       >>> import gymnax
@@ -154,10 +154,10 @@ def make_vine(
 
 
 def count_branches(num_actions: int, num_branches: int) -> int:
-    """Branches of a state: `num_branches`, or where that is 0 one for each of its actions.
+    """Returns the number of branches per state: `num_branches`, or if that is 0 one per action.
 
     Raises:
-      ConfigError: fewer than two, or no list of actions to try.
+      ConfigError: fewer than two branches, or 0 for actions that cannot be listed.
     """
     if num_branches == 0 and not num_actions:
         raise ConfigError(
@@ -178,16 +178,16 @@ def grow(
     key: jax.Array,
     target: Target,
 ) -> tuple[EnvState, Batch]:
-    """The trunks, and the batch of what branches from them returned.
+    """Runs the trunks and their branches; returns the trunks and a batch of the branches' returns.
 
     Args:
-      environment: of trunks and branches.
-      act: see `unroll.unroll`.
-      sizes: of the vine.
-      branches: K.
-      envs: where the trunks begin, `[B, …]`.
-      key: consumed.
-      target: what the program is for.
+      environment: environment of trunks and branches.
+      act: policy that acts, see `unroll.unroll`.
+      sizes: sizes of the vine.
+      branches: K, number of branches of a state.
+      envs: states in which the trunks begin, `[B, …]`.
+      key: PRNG key, consumed.
+      target: platform and devices of the program.
     """
     trunk_key, state_key, action_key, branch_key = jax.random.split(key, 4)
     num_steps, num_states = sizes.num_steps, sizes.num_states
@@ -198,14 +198,14 @@ def grow(
     times = choose(unroll.row_keys(state_key, envs.number))
 
     def repeat(x: jax.Array) -> jax.Array:
-        """`[B, T, …]` to `[B · num_states · K, …]`: each chosen step, K times."""
+        """Repeats each chosen step K times: `[B, T, …]` to `[B · num_states · K, …]`."""
         chosen = jax.vmap(lambda row, t: row[t])(x, times)
         return jnp.repeat(chosen.reshape(-1, *x.shape[2:]), branches, axis=0)
 
     states, observation, distribution = jax.tree.map(
         repeat, (trunk.state, trunk.observation, trunk.distribution)
     )
-    # Of the state, not of the branch: branches of a state draw the same numbers.
+    # Keys belong to the state, not the branch: branches of a state draw the same numbers.
     state_index = jnp.repeat(
         (
             envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]
@@ -219,13 +219,13 @@ def grow(
         action = branch
         columns = {"sampler_log_prob": jnp.full((branch.shape[0], 1), -jnp.log(branches))}
     else:
-        # The first action is the one thing that branches of a state draw independently.
+        # Only the first action is drawn independently in the branches of a state.
         keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, state_index), branch)
         action = unroll.choose(distribution, keys, greedy=False)
     log_prob = distribution.log_prob(action)
     played = play(distribution, action)
     q = branch_returns(environment, act, sizes, state_index, states, played, branch_key, target)
-    # What a branch that no policy takes returns has no weight, even if it is not a number.
+    # A branch with probability 0 under the policy has weight 0, even if its return is NaN.
     q = jnp.where(log_prob == -jnp.inf, 0.0, q)
     score = q.reshape(-1, branches)
     if enumerated:
@@ -266,17 +266,17 @@ def branch_returns(
     key: jax.Array,
     target: Target,
 ) -> jax.Array:
-    """Discounted returns `[N]` of branches, reward units, up to their end or the horizon.
+    """Computes discounted returns `[N]` of branches, reward units, up to their end or the horizon.
 
     Args:
-      environment: of the branches.
-      act: see `unroll.unroll`; chooses all actions but the first.
-      sizes: of the vine.
+      environment: environment of the branches.
+      act: policy that chooses all actions after the first, see `unroll.unroll`.
+      sizes: sizes of the vine.
       state_index: `[N]`; branches with one index draw the same random numbers.
-      states: of the environment, `[N, …]`.
-      action: the first, `[N, …]`, in the environment's form.
-      key: consumed.
-      target: what the program is for.
+      states: states of the environment, `[N, …]`.
+      action: first action, `[N, …]`, in the environment's form.
+      key: PRNG key, consumed.
+      target: platform and devices of the program.
     """
     first_key, rest_key = jax.random.split(key)
     state, first = jax.vmap(environment.step)(

@@ -1,9 +1,9 @@
 """Attention of the last positions of each row to its columns: by two products, or in one kernel.
 
-A fused kernel holds blocks of the scores, with their running maximum and sum, and never all
-`[B, H, R, S]`; its backward pass computes them again (Dao et al. 2022, arXiv:2205.14135).
+A fused kernel stores blocks of the scores, with their running maximum and sum, and never all
+`[B, H, R, S]`; its backward pass recomputes them (Dao et al. 2022, arXiv:2205.14135).
 
-Shape suffixes as in `transformer`.
+Shape suffixes are explained in `transformer`.
 """
 
 import functools
@@ -19,24 +19,25 @@ Qkv = tuple[jax.Array, jax.Array, jax.Array]
 """Queries `[B, R, H, C]`, keys and values `[B, K, S, C]`."""
 
 Kernel = Callable[..., jax.Array]
-"""`kernel(qkv, pad_B, window=0, scale=1.0) -> [B, R, H, C]`."""
+"""`kernel(qkv, pad_B, window=0, scale=1.0) -> [B, R, H, C]`, computes attention."""
 
 BLOCKS = (512, 256, 128)
-"""Columns of a block of splash attention, the largest that divides a row; it reads 128 at once."""
+"""Block sizes of splash attention, in columns; the largest that divides the row is used. The kernel
+reads 128 columns at once."""
 
 LARGEST = 128
 """Largest head size that cuDNN supports on every GPU; head sizes are multiples of 8."""
 
 
 class Sight(NamedTuple):
-    """Which of its S columns the last R positions of each row see.
+    """Columns, among the S of a row, that the row's last R positions attend to.
 
     Attributes:
-      mask_BxRxS: bool, what follows from the others.
-      pad_B: int32, columns of padding on the left; no position sees them.
-      window: how many positions each sees, its own included; 0 for all up to its own.
-      windows: what `window` may be, ascending.
-      kernel: a fused one, for which the mask is not computed; None for two products.
+      mask_BxRxS: True for columns attended to, bool; it follows from the other fields.
+      pad_B: columns of padding on the left, int32; no position attends to them.
+      window: number of positions that each attends to, its own included; 0 for all up to its own.
+      windows: possible values of `window`, ascending.
+      kernel: fused kernel, which does not use the mask; None for two products.
     """
 
     mask_BxRxS: jax.Array
@@ -47,30 +48,30 @@ class Sight(NamedTuple):
 
 
 def attend(qkv: Qkv, sight: Sight, scale: float) -> jax.Array:
-    """`softmax(scale · q kᵀ) v` over what each position sees, `[B, R, H, C]`.
+    """Computes `softmax(scale · q kᵀ) v` over the columns of `sight`, `[B, R, H, C]`.
 
-    Padding gets finite numbers, which depend on how they are computed.
+    Padding positions get finite numbers, which depend on the implementation.
     """
     if sight.kernel is None:
         return by_products(qkv, sight.mask_BxRxS, scale)
     each = [functools.partial(sight.kernel, window=window, scale=scale) for window in sight.windows]
-    # The window of a scanned block is traced, and a kernel is compiled for one.
+    # The window of a scanned block is traced, but a kernel is compiled for a fixed window.
     number = jnp.searchsorted(jnp.asarray(sight.windows), sight.window)
     return jax.lax.switch(number, each, qkv, sight.pad_B)
 
 
 def by_products(qkv: Qkv, mask_BxRxS: jax.Array, scale: float) -> jax.Array:
-    """The reference of `attend`: all scores are held, in float32 at least."""
+    """Computes `attend` by two products, the reference: stores all scores, at least in float32."""
     q_BxRxHxC, k_BxKxSxC, v_BxKxSxC = qkv
     (batch, read, heads, size), kv_heads = q_BxRxHxC.shape, k_BxKxSxC.shape[1]
     q_BxRxKxGxC = q_BxRxHxC.reshape(batch, read, kv_heads, heads // kv_heads, size)
     scores_BxKxGxRxS = jnp.einsum("brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC)
     dtype = scores_BxKxGxRxS.dtype
     scores_BxKxGxRxS = scale * scores_BxKxGxRxS.astype(jnp.promote_types(dtype, jnp.float32))
-    # Finite: a padding row is masked throughout and would give NaN with −∞.
+    # A finite number: all columns of a padding row are masked, which would give NaN with −∞.
     scores_BxKxGxRxS = jnp.where(mask_BxRxS[:, None, None], scores_BxKxGxRxS, -1e30)
     weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(dtype)
-    # Not straight into the order of the rows: the product would then read V down its columns.
+    # The transpose comes after the product, which would otherwise read V down its columns.
     out_BxKxGxRxC = jnp.einsum("bkgrs,bksc->bkgrc", weights_BxKxGxRxS, v_BxKxSxC)
     return out_BxKxGxRxC.transpose(0, 3, 1, 2, 4).reshape(batch, read, heads, size)
 
@@ -78,8 +79,8 @@ def by_products(qkv: Qkv, mask_BxRxS: jax.Array, scale: float) -> jax.Array:
 def splash(
     qkv: Qkv, pad_B: jax.Array, *, window: int = 0, scale: float = 1.0, interpret: bool = False
 ) -> jax.Array:
-    """`attend` by a TPU's kernel; `interpret` runs it elsewhere, operation by operation."""
-    # Not above: a run without it would start later by a third of a second.
+    """Computes `attend` by a TPU's kernel; `interpret` runs it elsewhere, step by step."""
+    # Imported here: at the top, it would delay the start of every run by a third of a second.
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
     (_, read, heads, _), columns = qkv[0].shape, qkv[1].shape[2]
@@ -100,7 +101,7 @@ def splash(
         block_sizes=kernels.BlockSizes(q, kv, kv, q, kv, kv, q, kv),
         interpret=interpret,
     )
-    # Padding sees padding: a position without any column would be divided by 0.
+    # Padding attends to padding: a position without any column would divide by 0.
     real_BxS = (jnp.arange(whole)[None] >= (pad_B + whole - columns)[:, None]).astype(jnp.int32)
     segments = kernels.SegmentIds(real_BxS[:, behind:], real_BxS)
     out_BxHxRxC = jax.vmap(kernel)(q_BxHxRxC, k_BxKxSxC, v_BxKxSxC, segments)
@@ -110,16 +111,16 @@ def splash(
 def cudnn(
     qkv: Qkv, pad_B: jax.Array, *, window: int = 0, scale: float = 1.0, by: Any = "cudnn"
 ) -> jax.Array:
-    """`attend` by cuDNN; `by="xla"` computes what it is asked for elsewhere."""
+    """Computes `attend` by cuDNN; `by="xla"` computes the same on other hardware."""
     read, columns = qkv[0].shape[1], qkv[1].shape[2]
     shift = jax.vmap(functools.partial(jnp.roll, axis=0))
-    # Its masks count from the first column: padding goes behind the positions, which never see it.
+    # cuDNN's masks count from the first column: padding moves behind all positions, out of reach.
     q, k, v = (
         shift(_longer(x_BxNxHxC, 1, columns), -pad_B)
         for x_BxNxHxC in (qkv[0], qkv[1].swapaxes(1, 2), qkv[2].swapaxes(1, 2))
     )
     within = (window - 1, 0) if window else None
-    # Without `is_causal`, windows would reach ahead (jax #39576).
+    # Without `is_causal`, windows would include later positions (jax #39576).
     out_BxSxHxC = jax.nn.dot_product_attention(
         q, k, v, scale=scale, is_causal=True, local_window_size=within, implementation=by
     )
@@ -127,13 +128,13 @@ def cudnn(
 
 
 def _longer(x: jax.Array, axis: int, length: int) -> jax.Array:
-    """With zeros in front, up to a length."""
+    """Pads an axis with zeros in front, up to a length."""
     before = (length - x.shape[axis], 0)
     return jnp.pad(x, [before if i == axis else (0, 0) for i in range(x.ndim)])
 
 
 def kernel_for(target: Target, dtype: jnp.dtype, size: int) -> Kernel | str:
-    """The fused kernel of a target for head size C, or why it has none."""
+    """Returns the target's fused kernel for head size C, or the reason why it lacks one."""
     if target.platform == "tpu" and dtype in (jnp.float32, jnp.bfloat16):
         return splash
     if target.platform == "tpu":

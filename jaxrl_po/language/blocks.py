@@ -1,6 +1,6 @@
-"""The blocks of a transformer: attention and MLP, each added to the stream.
+"""Blocks of a transformer: attention and MLP, each added to the residual stream.
 
-Shape suffixes and `dtype` as in `transformer`.
+Shape suffixes and `dtype` are explained in `transformer`.
 """
 
 import functools
@@ -19,14 +19,15 @@ from jaxrl_po.language.rope import rotate
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each added to the stream.
+    """Attention, then an MLP, each added to the residual stream.
 
     Attributes:
-      attention: makes an `Attention`, given its name.
-      mlp: makes an `Mlp`.
-      norm: makes a norm.
-      post_norms: see `Transformer`.
-      constrain: see `Transformer`.
+      attention: `(name=…) -> Attention`, builds the attention module.
+      mlp: `(name=…) -> Mlp`, builds the MLP.
+      norm: `(name=…) -> RMSNorm`, builds a norm.
+      post_norms: whether attention and MLP also pass a norm before they are added, see
+        `Transformer`.
+      constrain: sharding constraint on the activations `[M, D]`, see `Transformer`.
     """
 
     attention: Callable[..., "Attention"]
@@ -39,7 +40,10 @@ class Block(nn.Module):
     def __call__(
         self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], sight: Sight, *cached: Any
     ) -> tuple[jax.Array, Any]:
-        """The last R new positions, `[B·R, D]`, and the extended cache; `cached` as `Attention`."""
+        """Returns the last R new positions, `[B·R, D]`, and the extended cache.
+
+        `cached` are the arguments of `Attention` from `cache` on.
+        """
         h_MxD, cache = self.attention(name="attention")(
             self.norm(name="attention_norm")(x_MxD), turns_Nxh, sight, *cached
         )
@@ -55,12 +59,12 @@ class Block(nn.Module):
 
 
 class Apart(nn.Module):
-    """The modules of all blocks by names of their own, which their initial parameters follow.
+    """Separately named modules of all blocks; the names determine their initial parameters.
 
     Attributes:
-      attention: see `Block`.
-      mlp: see `Block`.
-      layers: L.
+      attention: `(name=…) -> Attention`, builds an attention module.
+      mlp: `(name=…) -> Mlp`, builds an MLP.
+      layers: number L of blocks.
     """
 
     attention: Callable[..., "Attention"]
@@ -69,7 +73,7 @@ class Apart(nn.Module):
 
     @nn.compact
     def __call__(self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], sight: Sight) -> None:
-        """Calls each once."""
+        """Calls each module once, which draws its parameters."""
         for number in range(self.layers):
             self.attention(name=f"attention_{number}")(x_MxD, turns_Nxh, sight)
             self.mlp(name=f"mlp_{number}")(x_MxD)
@@ -79,14 +83,14 @@ class Attention(nn.Module):
     """Causal self-attention with rotary positions and grouped queries.
 
     Attributes:
-      heads: H.
-      kv_heads: K.
-      size: C.
-      dtype: of the matrix products.
-      bias: on queries, keys and values.
-      norm_epsilon: of RMSNorm over each head's queries and keys; None for no such norm.
-      scale: of the scores.
-      lora: see `Transformer`.
+      heads: number H of query heads.
+      kv_heads: number K of key/value heads.
+      size: size C of a head.
+      dtype: type of the matrix products.
+      bias: whether queries, keys and values have biases.
+      norm_epsilon: epsilon of the RMSNorm over each head's queries and keys; None to disable it.
+      scale: scale of the attention scores.
+      lora: low-rank adapters, see `Transformer`; None to disable.
     """
 
     heads: int
@@ -109,12 +113,12 @@ class Attention(nn.Module):
         number: jax.Array | None = None,
         shared: int = 0,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """Attends from the last R new tokens to cached and new ones; caches all new ones.
+        """Attends from the last R new tokens to cached and new tokens; caches all new ones.
 
-        If a cache holds all blocks, `number` is the index of this one.
+        If the cache contains all blocks, `number` is the index of this block.
 
         With `shared` > 0 the rows of a group have their first `shared` columns in common. The
-        positions then are each group's shared columns, followed by each row's other columns.
+        positions are then each group's shared columns, followed by each row's other columns.
         """
         (batch, read, _), width = sight.mask_BxRxS.shape, x_MxD.shape[-1]
         asking_MxD = x_MxD if shared else last_of(x_MxD, batch, read)
@@ -160,7 +164,7 @@ class Attention(nn.Module):
         sight: Sight,
         join: "Join",
     ) -> tuple[jax.Array, Any]:
-        """Attends from the last R of N positions of each row to what `join` makes of theirs."""
+        """Attends from each row's last R of N positions to the keys and values from `join`."""
         (batch, read, _), new = sight.mask_BxRxS.shape, turns_Nxh[0].shape[0]
         heads, kv_heads, size = self.heads, self.kv_heads, self.size
         q_BxRxHxC = q_MxHxC.reshape(batch, read, heads, size)
@@ -177,7 +181,7 @@ class Attention(nn.Module):
         return Linear(heads * self.size, self.dtype, self.lora, self.bias, name=name)
 
     def _normed(self, x_MxHC: jax.Array, name: str) -> jax.Array:
-        """By heads, `[M, H, C]`."""
+        """Splits the last axis into heads, `[M, H, C]`, and normalises each head if enabled."""
         x_MxHxC = x_MxHC.reshape(x_MxHC.shape[0], -1, self.size)
         if self.norm_epsilon is None:
             return x_MxHxC
@@ -186,7 +190,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A hidden layer of width `hidden`, gated or not."""
+    """MLP with one hidden layer of width `hidden`, gated or not."""
 
     hidden: int
     gated: bool
@@ -210,7 +214,7 @@ class Mlp(nn.Module):
 
 
 class Linear(nn.Module):
-    """A dense layer with an optional bias and low-rank adapter."""
+    """Dense layer with an optional bias and an optional low-rank adapter."""
 
     outputs: int
     dtype: jnp.dtype
@@ -244,13 +248,13 @@ class Linear(nn.Module):
 
 Pair = tuple[jax.Array, jax.Array]
 Join = Callable[[Pair], tuple[Pair, Any]]
-"""Keys and values of new columns, `[B, K, N, C]`, to those attended to and to what is kept."""
+"""`(keys and values of new columns [B, K, N, C]) -> (keys and values to attend to, cache)`."""
 
 
 def _cached(
     cache: Pair | None, start: jax.Array | int, number: jax.Array | None, new: Pair
 ) -> tuple[Pair, Pair | None]:
-    """A `Join` with earlier columns, of which the extended cache is kept."""
+    """Joins new columns to earlier ones and returns the extended cache; see `Join`."""
     if cache is None:
         return new, None
     (keys, k_BxKxSxC), (values, v_BxKxSxC) = (
@@ -260,7 +264,7 @@ def _cached(
 
 
 def _behind(shared: Pair, new: Pair) -> Pair:
-    """The shared columns, repeated for the members of each group, then each member's own."""
+    """Joins the shared columns, repeated for the members of a group, to each member's own."""
     keys, values = (
         jnp.concatenate([jnp.repeat(of_group, own.shape[0] // of_group.shape[0], axis=0), own], 2)
         for of_group, own in zip(shared, new, strict=True)
@@ -271,28 +275,28 @@ def _behind(shared: Pair, new: Pair) -> Pair:
 def _extend(
     held: jax.Array, new_BxKxNxC: jax.Array, start: jax.Array | int, number: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """The cache with the new columns from `start` on, and this block's part `[B, K, S, C]`."""
+    """Writes new columns into the cache from `start`; returns it and this block's part of it."""
     if number is None:
         held = jax.lax.dynamic_update_slice_in_dim(held, new_BxKxNxC, start, axis=2)
         return held, held
     new_Bx1xKxNxC = new_BxKxNxC[:, None]
-    # Of one type: in double precision those of Python would be int64.
+    # All indices need one type: in double precision, Python integers would become int64.
     at = [jnp.int32(i) for i in (0, number, 0, start, 0)]
     held = jax.lax.dynamic_update_slice(held, new_Bx1xKxNxC, at)
     return held, jax.lax.dynamic_index_in_dim(held, number, axis=1, keepdims=False)
 
 
 def last_of(x_MxD: jax.Array, batch: int, count: int) -> jax.Array:
-    """The last `count` positions of each row: `[B·N, D]` to `[B·count, D]`."""
+    """Selects the last `count` positions of each row: `[B·N, D]` to `[B·count, D]`."""
     x_BxNxD = x_MxD.reshape(batch, -1, x_MxD.shape[-1])
     return x_BxNxD[:, x_BxNxD.shape[1] - count :].reshape(batch * count, x_MxD.shape[-1])
 
 
 def wide(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype of softmax, final normalisation and outputs: float32 at least."""
+    """Returns the dtype of softmax, final normalisation and outputs: float32 at least."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def scaled(scale: float, fan_in: int) -> nn.initializers.Initializer:
-    """Normal, with the std `scale / √fan_in`."""
+    """Returns a normal initializer with the std `scale / √fan_in`."""
     return nn.initializers.normal(scale / math.sqrt(fan_in))

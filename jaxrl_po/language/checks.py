@@ -1,4 +1,4 @@
-"""Whether a task or dialogue, a model and its parameters fit each other."""
+"""Checks that a task or dialogue, a model and its parameters fit each other."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ from jaxrl_po.types import PyTree
 
 
 def check_budget(task: TaskLike, max_new_tokens: int) -> int:
-    """The token budget; 0 takes the length of the task's longest answer.
+    """Returns the token budget; 0 takes the length of the task's longest answer.
 
     Raises:
-      ConfigError: a budget below that length, or one that is no whole number.
+      ConfigError: the budget is below that length, or is not a whole number.
     """
     budget = check_size("max_new_tokens", max_new_tokens, NON_NEGATIVE) or task.answer_length
     if budget < task.answer_length:
@@ -33,7 +33,7 @@ def check_budget(task: TaskLike, max_new_tokens: int) -> int:
 
 
 def check_decoding(task: TaskLike, model: Transformer, decoding: Decoding) -> Decoding:
-    """The decoding with its budget; raises ConfigError unless it fits the task and the model."""
+    """Returns the decoding with its budget; raises ConfigError unless it fits task and model."""
     settings = Sampling(**decoding._asdict())
     check(settings)
     check_vocabulary(task, model)
@@ -72,7 +72,7 @@ def check_parameters(model: Transformer, params: PyTree, name: str = "initial") 
 
 
 def check_adapters(model: Transformer) -> None:
-    """Raises ConfigError if the adapters of a model are invalid, or have no matrix to adapt."""
+    """Raises ConfigError if a model's adapters are invalid, or the model lacks their matrices."""
     adapters: lora.Lora | None = getattr(model, "lora", None)
     if adapters is None:
         return
@@ -85,7 +85,7 @@ def check_adapters(model: Transformer) -> None:
 
 
 def check_attention(model: Transformer | None, target: Target) -> None:
-    """Raises ConfigError if fused attention is asked for and nothing can compute it."""
+    """Raises ConfigError if fused attention is requested and the target lacks a kernel for it."""
     if model is None or not getattr(model, "fused_attention", False):
         return
     found = model.clone(target=target).fused
@@ -94,7 +94,7 @@ def check_attention(model: Transformer | None, target: Target) -> None:
 
 
 def check_module(task: TaskLike, model: Any, name: str) -> None:
-    """Raises ConfigError if a custom module, called `name`, draws or writes when it is applied."""
+    """Raises ConfigError if a custom module `name` draws numbers or writes variables in `apply`."""
     if isinstance(model, Transformer) or not variables.is_flax(model):
         return
     given = jnp.zeros((1, task.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
@@ -103,7 +103,7 @@ def check_module(task: TaskLike, model: Any, name: str) -> None:
 
 
 def check_top_k(top_k: int, model: Transformer) -> None:
-    """Raises ConfigError if `top_k` exceeds the vocabulary, or what is listed of a large one."""
+    """Raises ConfigError if `top_k` exceeds the vocabulary, or `LISTED` with a large vocabulary."""
     if top_k > model.vocabulary:
         raise ConfigError(
             "top_k", f"must be at most {model.vocabulary}, the vocabulary, got {top_k}"

@@ -1,4 +1,4 @@
-"""Conversations under jit: one decode loop in which every row is at a place of its own."""
+"""Conversations under jit: one decode loop whose rows progress independently of each other."""
 
 import functools
 from typing import Any, NamedTuple
@@ -17,17 +17,17 @@ from jaxrl_po.types import PyTree
 
 
 class Turn(NamedTuple):
-    """Where each row stands, leaves `[B, …]`.
+    """Progress of each row in its dialogue, leaves `[B, …]`.
 
     Attributes:
-      state: of the environment.
-      message: `[B, M]`, what the row has written of its message.
-      written: `[B]`, tokens of it.
-      reply: to the message before.
-      read: `[B]`, tokens of it that the policy has read.
-      turns: `[B]`, messages that are complete.
-      done: `[B]`, bool, as the environment says.
-      matched: of the message, see `Ends.begin`.
+      state: state of the environment.
+      message: tokens of the message that the row is writing, `[B, M]`.
+      written: number of tokens written of that message, `[B]`.
+      reply: reply to the previous message.
+      read: number of tokens of that reply that the policy has read, `[B]`.
+      turns: number of complete messages, `[B]`.
+      done: True if the environment has ended the dialogue, `[B]`, bool.
+      matched: state of the stop strings in the message, see `Ends.begin`.
     """
 
     state: PyTree
@@ -54,26 +54,26 @@ def converse(
     noise: float = 0.0,
     with_kept: bool = False,
 ) -> Conversations:
-    """Holds `group_size` dialogues from each of P starting states.
+    """Samples `group_size` dialogues from each of P starting states.
 
-    Each step of the loop feeds every row one token: the next of its pending reply, or a sampled
-    one. No row waits for another to finish its turn, and a row that reads does not slow one that
-    writes.
+    Each step of the loop feeds every row one token: the next token of its pending reply, or a
+    sampled token. No row waits for another to finish its turn, and a row that reads does not slow
+    down one that writes.
 
     Args:
-      model: the policy.
-      params: its parameters.
-      dialogue: see `Dialogue`.
-      prompt: tokens `[P, L]`, pad `[P]`.
-      state: leaves `[P, …]`, as `reset` gave them.
-      keys: keys `[P]`, typed or raw, consumed; member g draws token t, counted from the end of the
-        prompt with replies, with `fold_in(fold_in(key, g), t)`, and the reply to the message that
-        token t ends with t + N in place of t.
-      group_size: G.
-      decoding: see `Decoding`; its budget, above 0, is that of a message.
-      greedy: write the most likely tokens.
+      model: transformer of the policy.
+      params: parameters of the policy.
+      dialogue: environment that replies to the policy, see `Dialogue`.
+      prompt: prompts, tokens `[P, L]` and pad `[P]`.
+      state: states that `reset` returned with the prompts, leaves `[P, …]`.
+      keys: keys `[P]`, typed or raw, consumed. Token t is counted from the end of the prompt,
+        replies included; member g draws it with `fold_in(fold_in(key, g), t)`, and the reply to the
+        message that token t ends with t + N in place of t.
+      group_size: dialogues per starting state, G.
+      decoding: sampling filters and the token budget of one message, above 0, see `Decoding`.
+      greedy: whether to write the most likely tokens.
       noise: std of the noise on the logits, see `sampling.draw`.
-      with_kept: hold what each token was drawn from.
+      with_kept: whether to record the tokens that each token was drawn from.
 
     Returns:
       The conversations.
@@ -113,7 +113,7 @@ def _over(dialogue: Dialogue, turn: Turn) -> jax.Array:
 
 
 def _begin(dialogue: Dialogue, state: PyTree, rows: int, budget: int) -> Turn:
-    """Before the first token."""
+    """Returns the turns of all rows before their first token."""
     nothing = jnp.zeros(rows, jnp.int32)
     return Turn(
         state=state,
@@ -136,7 +136,7 @@ def _emit(
     logits: jax.Array,
     rows: Rows,
 ) -> Rows:
-    """Token t of every row: of its reply, sampled, or PAD once its dialogue is over."""
+    """Emits token t of every row: of its reply, sampled, or PAD once its dialogue is over."""
     (turn, said), budget = rows.own, decoding.max_new_tokens
     token, log_prob, kept = sampling.draw(
         logits, rows.keys, t, decoding, greedy=greedy, noise=noise
@@ -179,7 +179,7 @@ def _emit(
 def _answer(
     dialogue: Dialogue, turn: Turn, complete: jax.Array, keys: jax.Array
 ) -> tuple[Turn, jax.Array]:
-    """The environment's answer to the messages that are complete."""
+    """Applies the environment's answers to the rows whose messages are complete."""
     state, reply, reward, done = jax.vmap(dialogue.respond)(
         turn.state, turn.message, turn.written, keys
     )
@@ -195,10 +195,10 @@ def _answer(
 
 
 def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
-    """Dialogues of the train split whose messages are demonstrated.
+    """Plays dialogues of the train split with demonstrated messages.
 
     Args:
-      dialogue: with `demonstrate`.
+      dialogue: dialogue with `demonstrate`.
       keys: keys `[B]`, consumed.
 
     Returns:
@@ -212,7 +212,7 @@ def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Arr
     slots = jnp.arange(columns)
 
     def put(tokens: jax.Array, piece: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
-        """`count` tokens of a piece from `start` on; a scatter, which drops what is outside."""
+        """Writes `count` tokens of a piece from `start` on; drops tokens out of bounds."""
         here = jnp.arange(piece.shape[0])
         at = jnp.where(here < count, start + here, columns)
         return tokens.at[at].set(piece.astype(tokens.dtype), mode="drop")

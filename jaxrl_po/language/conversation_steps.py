@@ -1,7 +1,7 @@
-"""The steps of conversations as programs of their own: between writing and reading others reply.
+"""Steps of conversations as separate programs: other code replies between writing and reading.
 
-All share one cache. A row has no gaps: each stands at a column of its own, so that what was said
-is what a batch of dialogues holds.
+All steps share one cache. A row has no gaps: every row is at its own column, so that its tokens are
+laid out as in a batch of dialogues.
 """
 
 import operator
@@ -18,19 +18,19 @@ from jaxrl_po.language.transformer import Transformer
 
 
 class Rows(NamedTuple):
-    """B dialogues between two steps; L columns of the prompt, N after it.
+    """Rows of B dialogues between two steps; L columns of the prompt, N columns after it.
 
     Attributes:
-      tokens: `[B, L + N]`, int32: left-padded prompt, then what was said; PAD after it.
-      pad: `[B]`, int32, padding tokens on the left.
-      length: `[B]`, int32, tokens after the prompt.
-      logits: `[B, V]`, of the token that comes next, after reading.
-      cache: keys and values of all tokens but the last, which may be missing.
-      keys: `[B]`, typed; token t after the prompt is drawn with `fold_in(key, t)`.
-      log_prob: `[B, N]`, nats, of the sampled tokens.
-      sampled: `[B, N]`, bool.
-      message_end: `[B, N]`, bool.
-      kept: `[B, N, …]`, what each sampled token was drawn from, see `sampling.Completions`.
+      tokens: `[B, L + N]`, int32: left-padded prompt, then messages and replies, then PAD.
+      pad: padding tokens on the left, `[B]`, int32.
+      length: tokens after the prompt, `[B]`, int32.
+      logits: logits of the next token, valid after reading, `[B, V]`.
+      cache: keys and values of all tokens; the last token may be missing.
+      keys: typed keys, `[B]`; token t after the prompt is drawn with `fold_in(key, t)`.
+      log_prob: log-probabilities of the sampled tokens, `[B, N]`, nats.
+      sampled: True for tokens that the policy sampled, `[B, N]`, bool.
+      message_end: True for the last token of a message, `[B, N]`, bool.
+      kept: tokens that each sampled token was drawn from, `[B, N, …]`, see `sampling.Completions`.
     """
 
     tokens: jax.Array
@@ -46,11 +46,11 @@ class Rows(NamedTuple):
 
     @property
     def prompt_length(self) -> int:
-        """L."""
+        """Number L of columns of the prompt."""
         return self.tokens.shape[1] - self.sampled.shape[1]
 
 
-# Rows that write `[B]`, the state of `Ends`, and all rows; their logits are of the first token.
+# Mask `[B]` of the rows that write, state of `Ends`, and all rows with logits of the first token.
 Writing = tuple[jax.Array, Any, Rows]
 
 
@@ -65,17 +65,17 @@ def begin(
     pad_token: int,
     decoding: Decoding = PLAIN,
 ) -> Rows:
-    """Reads the prompts.
+    """Reads the prompts and returns the rows before the first message.
 
     Args:
-      model: the policy.
-      params: its parameters.
-      prompt: `[B, L]`, int32, left-padded; the members of a group may have different ones.
-      pad: `[B]`, int32.
-      keys: `[B]`, see `Rows`.
-      columns: N.
-      pad_token: fills the columns to come.
-      decoding: that of `write`.
+      model: transformer of the policy.
+      params: parameters of the policy.
+      prompt: tokens `[B, L]`, int32, left-padded; members of a group may have different prompts.
+      pad: padding tokens on the left, `[B]`, int32.
+      keys: typed keys `[B]` that draw the tokens, see `Rows`.
+      columns: number N of columns after the prompt.
+      pad_token: id that fills these columns.
+      decoding: the same `Decoding` that is passed to `write`.
     """
     rows, prompt_length = prompt.shape
     logits, cache, pad = sampling.prefill(
@@ -106,30 +106,31 @@ def write(
     ends: Ends,
     greedy: bool = False,
 ) -> tuple[Rows, jax.Array, jax.Array]:
-    """A message of each row that writes, until all have ended or spent their budget.
+    """Samples a message for each row that writes, until all have ended or spent their budget.
 
     Args:
-      model: the policy.
-      params: its parameters.
-      rows: after reading.
-      writes: `[B]`, bool.
-      decoding: its budget, above 0, is that of a message.
-      ends: what ends a message.
-      greedy: write the most likely tokens.
+      model: transformer of the policy.
+      params: parameters of the policy.
+      rows: rows that have read their prompt or reply.
+      writes: True for the rows that write, `[B]`, bool.
+      decoding: sampling filters and the token budget of one message, above 0.
+      ends: tokens and strings that end a message.
+      greedy: whether to write the most likely tokens.
 
     Returns:
-      The rows, their messages `[B, T]` and the length of these `[B]`, 0 for rows that do not write.
+      The rows, their messages `[B, T]` and the messages' lengths `[B]`, 0 for rows that do not
+      write.
     """
     budget, begun = decoding.max_new_tokens, rows.length
 
     def feed(params: Any, t: jax.Array, loop: Writing) -> tuple[jax.Array, Writing]:
-        del t  # a row that waits is fed its last token again, which leaves it as it is
+        del t  # a waiting row is fed its last token again, which does not change the row
         *others, rows = loop
         logits, cache = _feed(model, params, rows, 1)
         return logits, (*others, rows._replace(cache=cache))
 
     def emit(t: jax.Array, logits: jax.Array, loop: Writing) -> Writing:
-        """The next token of every row that writes."""
+        """Draws the next token of every row that writes."""
         writing, matched, rows = loop
         token, log_prob, kept = sampling.draw(
             logits, rows.keys, rows.length, decoding, greedy=greedy
@@ -159,14 +160,15 @@ def write(
 
 
 def read(model: Transformer, params: Any, rows: Rows, reply: jax.Array, length: jax.Array) -> Rows:
-    """The rows after each has read its reply.
+    """Returns the rows after each has read its reply.
 
     Args:
-      model: the policy.
-      params: its parameters.
-      rows: after a message.
-      reply: `[B, R]`, int32, read up to `length`; R below L.
-      length: `[B]`, int32; 0 where a row is to read nothing, and will not write again.
+      model: transformer of the policy.
+      params: parameters of the policy.
+      rows: rows that have written a message.
+      reply: tokens of the replies, `[B, R]`, int32, read up to `length`; R is below L.
+      length: lengths of the replies, `[B]`, int32; 0 for a row that reads nothing and will not
+        write again.
     """
     width = reply.shape[1]
     column = jnp.arange(width)[None]
@@ -182,14 +184,14 @@ def read(model: Transformer, params: Any, rows: Rows, reply: jax.Array, length: 
 def finish(
     rows: Rows, reward: jax.Array, ended: jax.Array, turns: jax.Array, *, most: int
 ) -> Conversations:
-    """What was said, with a reward `[B]` at the last sampled token of each row.
+    """Returns the conversations, with a reward at the last sampled token of each row.
 
     Args:
-      rows: after the last message.
-      reward: `[B]`, reward units.
-      ended: see `Conversations`.
-      turns: see `Conversations`.
-      most: S, tokens that may have been sampled.
+      rows: rows that have written their last message.
+      reward: reward of each row, `[B]`, reward units.
+      ended: True for dialogues that were done within their turns, `[B]`, bool.
+      turns: number of messages, `[B]`, int32.
+      most: largest number S of tokens that a row may have sampled.
     """
     last = rows.sampled & (jnp.cumsum(rows.sampled[:, ::-1], axis=1)[:, ::-1] == 1)
     written = Written(
@@ -204,9 +206,9 @@ def finish(
 
 
 def _feed(model: Transformer, params: Any, rows: Rows, count: int) -> tuple[jax.Array, Any]:
-    """Logits after the last token `[B, V]` and the cache, once the last `count` tokens were fed.
+    """Feeds the last `count` tokens; returns the logits after the last one `[B, V]` and the cache.
 
-    Tokens that were fed before give what they gave, so that all rows can be fed equally many.
+    Feeding a token again gives the same result, so that all rows can be fed the same number.
     """
 
     def row(tokens: jax.Array, pad: jax.Array, length: jax.Array, cache: Any) -> Any:
@@ -221,7 +223,7 @@ def _feed(model: Transformer, params: Any, rows: Rows, count: int) -> tuple[jax.
 
 
 def _put(buffer: jax.Array, value: jax.Array, at: jax.Array, here: jax.Array) -> jax.Array:
-    """The buffer `[B, …]` with a value at one column of each row that is `here`."""
+    """Writes a value into column `at` of each row of a buffer `[B, …]` where `here` is True."""
     column = jnp.where(here, at, buffer.shape[1])
     return jax.vmap(lambda row, value, at: row.at[at].set(value, mode="drop"))(
         buffer, value, column

@@ -1,6 +1,6 @@
 """Training by cross-entropy: demonstrations and the loss of their tokens.
 
-The warm start and `algorithms.sft` take the steps of `updates.gradient_update` on this loss.
+The warm start and `algorithms.sft` minimise this loss with `updates.gradient_update`.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ def draw(task: TaskLike, keys: jax.Array) -> Batch:
     """Draws demonstrations of the train split.
 
     Args:
-      task: task, of which answers are demonstrated, or dialogue, of which messages are.
-      keys: `[B]`, consumed.
+      task: task, which demonstrates answers, or dialogue, which demonstrates messages.
+      keys: random keys, `[B]`, consumed.
 
     Returns:
       The batch; actions are answers `[B, A]` with EOS, or messages and replies.
@@ -37,7 +37,7 @@ def draw(task: TaskLike, keys: jax.Array) -> Batch:
 def answer(task: Task, prompts: Prompt) -> Batch:
     """Demonstrates the answers to prompts, leaves `[B, …]`; see `draw`."""
     answers = jax.vmap(task.demonstrate)(prompts.problem)
-    # EOS is a target, the padding after it is not.
+    # EOS is a target of the loss, the padding after it is not.
     length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
     return _join(prompts, answers, jnp.arange(task.answer_length)[None, :] < length[:, None])
 
@@ -61,15 +61,15 @@ def token_log_prob(model: Transformer, params: PyTree, samples: Samples) -> jax.
 
 
 def make_loss(log_prob: Callable[[PyTree, Samples], jax.Array]) -> Loss:
-    """Makes `loss(params, samples)`, the cross entropy `−log π(a | s)` of demonstrated actions.
+    """Builds `loss(params, samples)`, the cross entropy `−log π(a | s)` of demonstrated actions.
 
-    It is the policy gradient of REINFORCE with demonstrations in place of samples.
+    It equals the loss of REINFORCE with demonstrations in place of samples.
 
     Args:
       log_prob: `(params, samples) -> [B, T]`, `log π(a | s)` of the samples' actions.
 
     Returns:
-      The function, as `updates.gradient_update` takes it; its mean is over the mask, in nats.
+      The function in the form of `updates.gradient_update`; its mean is over the mask, in nats.
     """
 
     def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:

@@ -1,4 +1,4 @@
-"""Demonstrations as a `Problem`: prompts of the train split with a correct answer each."""
+"""Demonstrations as a `Problem`: prompts of the train split, each with a correct answer."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, Samples
 
-AT_A_TIME = 16  # rows of an evaluation, to bound memory
+AT_A_TIME = 16  # rows of an evaluation that are computed together, to bound memory
 
 
 @record
 class Settings:
-    """Sizes of supervised training."""
+    """Sizes of supervised training on demonstrations."""
 
     num_prompts: int = common.static(
         64, "demonstrations per iteration, over all devices", within=COUNT
@@ -33,11 +33,11 @@ class Settings:
         "token budget of completions that are shown or asked for later; 0 takes the longest answer",
         unit="tokens",
     )
-    group_size = 1  # demonstrations of a prompt
+    group_size = 1  # demonstrations per prompt
 
     @property
     def decoding(self) -> sampling.Decoding:
-        """How completions are sampled."""
+        """Token budget of sampling, as a `Decoding`."""
         return sampling.Decoding(self.max_new_tokens)
 
 
@@ -49,22 +49,23 @@ def make_problem(
     initial: PyTree | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """A problem whose `collect` draws demonstrations; their actions are the tokens of answers.
+    """Builds a problem whose `collect` draws demonstrations; actions are the answers' tokens.
 
-    It is for `algorithms.sft`: nothing is sampled, so that `log_prob`, `reward` and `score` are 0.
+    It is for `algorithms.sft`: the policy is not sampled, so that `log_prob`, `reward` and `score`
+    are 0.
 
     Args:
-      task: see `Task`.
-      model: the policy.
-      num_prompts: B, over all devices.
-      initial: see `language.make_problem`.
-      target: see `language.make_problem`.
+      task: task that gives prompts and demonstrations.
+      model: transformer of the policy.
+      num_prompts: number B of demonstrations per iteration, over all devices.
+      initial: initial parameters of the policy, see `language.make_problem`; None draws them.
+      target: hardware that the program is compiled for; None for `backend.here()`.
 
     Returns:
       The `Problem`.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
 
     Example:
       >>> from jaxrl_po.language.tasks import addition
@@ -99,12 +100,12 @@ def make_problem(
 def make_evaluate(
     task: Task, model: Transformer, *, num_prompts: int | None = None
 ) -> Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]:
-    """Makes `evaluate(params, collector, key) -> {name: [P]}` over held-out demonstrations.
+    """Builds `evaluate(params, collector, key) -> {name: [P]}` over held-out demonstrations.
 
     Args:
-      task: its held-out split is demonstrated.
-      model: the policy.
-      num_prompts: P; see `tasks.types.num_asked`.
+      task: task whose held-out split is demonstrated.
+      model: transformer of the policy.
+      num_prompts: number of prompts P; None for the default of `tasks.types.num_asked`.
 
     Returns:
       The function; `held_out_loss` is the cross entropy of each answer, nats per token, and

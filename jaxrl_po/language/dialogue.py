@@ -1,4 +1,4 @@
-"""What a dialogue is, and the check of its shapes."""
+"""The interface of a dialogue, and the check of its shapes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ from jaxrl_po.types import PyTree
 
 
 class Reply(NamedTuple):
-    """What the environment answers to a message.
+    """Answer of the environment to a message.
 
     Attributes:
-      tokens: `[R]`, int32; read up to `length`.
-      length: `[]`, int32, in [0, R].
+      tokens: tokens of the reply, `[R]`, int32; read up to `length`.
+      length: number of tokens, `[]`, int32, in [0, R].
     """
 
     tokens: jax.Array
@@ -25,29 +25,30 @@ class Reply(NamedTuple):
 
 
 class Dialogue(NamedTuple):
-    """An episode of several turns, as pure functions of one row and static shapes.
+    """An episode of several turns, as pure functions of one row with static shapes.
 
     In a turn the policy writes a message, which ends with one of the tokenizer's `ends` or at the
-    token budget; the environment replies. Replies are read by the policy and not trained on.
+    token budget; the environment replies. The policy reads replies, and is not trained on them.
 
     Attributes:
-      name: for logs and plots.
-      tokenizer: of prompts, messages and replies.
-      prompt_length: L, tokens of a prompt, padding included.
-      message_length: M, tokens of the longest message needed, its end included.
-      reply_length: R, tokens of the longest reply; 0 for none.
-      max_turns: K; a dialogue that is not done after K messages is cut, which is a truncation.
+      name: name for logs and plots.
+      tokenizer: tokenizer of prompts, messages and replies.
+      prompt_length: tokens L of a prompt, padding included.
+      message_length: tokens M of the longest message needed, its end included.
+      reply_length: tokens R of the longest reply; 0 if the environment never replies.
+      max_turns: largest number K of messages; a dialogue that is not done after K messages is cut,
+        which is a truncation.
       reset: `reset(key, held_out) -> (Prompt, state)`; consumes `key`. The prompt's `problem` is
         not read.
       respond: `respond(state, message [T], length [], key) -> (state, Reply, reward [], done [])`:
-        T ≥ M is the token budget of a message, PAD stands after `length` tokens. Consumes `key`.
-      accuracy: `accuracy(state) -> []` float32 in [0, 1]: whether the dialogue was won, from its
-        last state.
+        T ≥ M is the token budget of a message, PAD follows its `length` tokens. Consumes `key`.
+      accuracy: `accuracy(state) -> []` float32 in [0, 1]: success of the dialogue, from its last
+        state.
       demonstrate: `demonstrate(state, key) -> tokens [M]`: a good message for a warm start, with
-        its end, then PAD. None where there is none.
+        its end, then PAD. None if the dialogue cannot be demonstrated.
       score: `score(state) -> []` float32: the raw outcome that decides whether a group is
-        informative. None where that is the accuracy.
-      measures: name to `measure(state) -> []`, further metrics of the last state.
+        informative. None to use the accuracy.
+      measures: further metrics by name, each `measure(state) -> []` of the last state.
     """
 
     name: str
@@ -67,11 +68,11 @@ class Dialogue(NamedTuple):
 
     @property
     def answer_length(self) -> int:
-        """M, as for a task: the least budget of a message."""
+        """Least token budget M of a message; `Task` has the same attribute."""
         return self.message_length
 
     def longest(self, budget: int) -> int:
-        """N, see the function `longest`."""
+        """Returns N, the tokens of the longest dialogue after its prompt, for a message budget."""
         return longest(self.max_turns, budget, self.reply_length)
 
 
@@ -79,17 +80,17 @@ TaskLike = Task | Dialogue
 
 
 def longest(max_turns: int, budget: int, reply_length: int) -> int:
-    """N, tokens of the longest dialogue after its prompt: the last reply is not read."""
+    """Returns N, the tokens of the longest dialogue after its prompt, without the last reply."""
     return max_turns * budget + (max_turns - 1) * reply_length
 
 
 def like(new: PyTree, old: PyTree) -> PyTree:
-    """The leaves in the dtypes of `old`: sums of integers are wider where JAX has 64 bits on."""
+    """Casts leaves to the dtypes of `old`: sums of integers widen if JAX has 64 bits enabled."""
     return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), new, old)
 
 
 def check_contract(dialogue: Dialogue) -> None:
-    """Raises ConfigError where a function of a dialogue does not give what it must."""
+    """Raises ConfigError if a function of a dialogue returns a wrong shape or dtype."""
     for name, within in (
         ("prompt_length", COUNT),
         ("message_length", COUNT),

@@ -1,4 +1,4 @@
-"""Held-out evaluation: greedy accuracy, avg@n, pass@k, and completions to read."""
+"""Held-out evaluation: greedy accuracy, avg@n, pass@k, and completions for a reader."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -28,14 +28,14 @@ class Answers(NamedTuple):
     """Completions of P held-out prompts, n of each.
 
     Attributes:
-      prompt: `[P, L]`, int32, left-padded.
-      pad: `[P]`, int32, padding tokens on the left.
-      problem: `[P, …]`, see `Prompt`.
-      tokens: `[P, n, T]`, int32; PAD after EOS.
-      length: `[P, n]`, int32, tokens, EOS included.
-      ended: `[P, n]`, bool, whether EOS came within the budget.
-      score: `[P, n]`, float32 in [0, 1], the verifier's.
-      expected: `[P, answer_length]`, int32, a right answer, EOS included, then PAD.
+      prompt: tokens of the prompts, `[P, L]`, int32, left-padded.
+      pad: padding tokens on the left of each prompt, `[P]`, int32.
+      problem: problems of the prompts, leaves `[P, …]`, see `Prompt`.
+      tokens: tokens of the completions, `[P, n, T]`, int32; PAD after EOS.
+      length: number of tokens of each completion, EOS included, `[P, n]`, int32.
+      ended: True if EOS came within the budget, `[P, n]`, bool.
+      score: the verifier's score, `[P, n]`, float32 in [0, 1].
+      expected: a right answer, EOS included, then PAD, `[P, answer_length]`, int32.
     """
 
     prompt: jax.Array
@@ -54,18 +54,18 @@ def make_answer(
     """Builds `answer(params, key, n) -> Answers`: n samples per held-out prompt; n = 0 is greedy.
 
     Args:
-      task: see `Task`.
-      model: the policy.
-      num_prompts: P, at most the test rows of a finite set, of which it takes the first; None for
-        all of them, or else `DRAWN`.
-      decoding: see `sampling.Decoding`.
+      task: task to evaluate on.
+      model: transformer of the policy.
+      num_prompts: number of prompts P. A finite set gives its first P test rows, or all if it has
+        fewer. None for all test rows of a finite set, and `DRAWN` prompts of other tasks.
+      decoding: budget, temperature and filters of sampling.
 
     Returns:
-      The function; `key` is consumed. A key gives the same prompts whatever n is, and the first of
-      them for a smaller `num_prompts`.
+      The function, which consumes `key`. The same key gives the same prompts for every n, and the
+      first of them for a smaller `num_prompts`.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     count, budgeted = num_asked(task, num_prompts), check_decoding(task, model, decoding)
 
@@ -98,11 +98,12 @@ def make_answer(
 
 
 def in_parts(function: Callable[..., PyTree], *rows: PyTree) -> PyTree:
-    """A function of the prompts of an evaluation, `DRAWN` at most at a time.
+    """Applies a function to the prompts of an evaluation, at most `DRAWN` at a time.
 
     Args:
-      function: of some prompts `[p, …]` to n results of each, `[p·n, …]`.
-      rows: `[P, …]`; the last part is filled up with the last of them, and cut.
+      function: `(*rows [p, …]) -> results [p·n, …]`, n results for each of p prompts.
+      rows: prompts and keys, leaves `[P, …]`; the last part is filled up with the last row, and its
+        results are cut.
 
     Returns:
       The results, `[P, n, …]`.
@@ -129,20 +130,21 @@ def make_evaluate(
     """Builds `evaluate(params, collector, key) -> {name: [P]}` on P prompts of the held-out split.
 
     Args:
-      task: see `Task`.
-      model: the policy.
+      task: task to evaluate on.
+      model: transformer of the policy.
       num_prompts: number of held-out prompts, see `make_answer`.
-      num_samples: n, samples per prompt; 0 for the greedy answers only.
-      decoding: see `sampling.Decoding`.
+      num_samples: samples per prompt, n; 0 for the greedy answers only.
+      decoding: budget, temperature and filters of sampling.
 
     Returns:
-      The function; the same key gives the same prompts and random numbers, and of a finite set any
-      key gives each row once. Its metrics are
+      The function; the same key gives the same prompts and random numbers, and with a finite set
+      any key gives each row once. Its metrics are
       `greedy_accuracy`, `greedy_length` (tokens, EOS included) and, with samples, `avg@n`, the mean
-      score of the n, and `pass@k` for k = 1, 2, 4, … up to n, where a sample of score 1 is correct.
+      score of the n samples, and `pass@k` for k = 1, 2, 4, … up to n, where a sample of score 1 is
+      correct.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     write = make_describe(
         task, model, num_prompts=num_prompts, num_samples=num_samples, decoding=decoding
@@ -160,7 +162,7 @@ def samples_metrics(score: jax.Array) -> dict[str, jax.Array]:
 
 
 def measure(answers: Mapping[str, Answers]) -> dict[str, jax.Array]:
-    """The metrics of `make_evaluate`, `[…, P]` each, from answers with leading axes `[…, P]`."""
+    """Computes the metrics of `make_evaluate`, `[…, P]` each, from answers with leading axes."""
     greedy = answers[GREEDY]
     values = {"greedy_accuracy": greedy.score[..., 0], "greedy_length": greedy.length[..., 0]}
     if SAMPLED in answers:
@@ -169,21 +171,22 @@ def measure(answers: Mapping[str, Answers]) -> dict[str, jax.Array]:
 
 
 def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
-    """Unbiased estimate of the probability that at least one of k samples is correct.
+    """Estimates, without bias, the probability that at least one of k samples is correct.
 
     1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1), as the product ∏ (1 − k /
-    i) over i = n − c + 1 … n, in which no binomial can overflow.
+    i) over i = n − c + 1 … n, where no binomial can overflow.
 
     Args:
-      correct: `E*`, whole numbers c in [0, n], the correct ones among n samples.
+      correct: number c of correct samples among n, `E*`, whole numbers in [0, n].
       n: number of samples.
-      k: in [1, n].
+      k: number of samples of the estimated event, in [1, n].
 
     Returns:
-      `E*`, in [0, 1]. Its expectation is 1 − (1 − p)^k, which 1 − (1 − c / n)^k underestimates.
+      Estimates, `E*`, in [0, 1]. The expectation is 1 − (1 − p)^k, which 1 − (1 − c / n)^k
+      underestimates.
 
     Raises:
-      ConfigError: k outside its range.
+      ConfigError: k is outside its range.
 
     Example:
       >>> print(round(float(pass_at_k(jnp.array(2), 8, 4)), 4))  # 1 − C(6, 4) / C(8, 4)
@@ -191,8 +194,8 @@ def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
     """
     check_size("k", k, Interval(1, n))
     i = jnp.arange(1, n + 1).reshape(*[1] * correct.ndim, n)
-    # Factors with i < k are negative, but then the factor of i = k, which is 0, is in the product
-    # too: clamped, they cannot overflow before it.
+    # Factors with i < k are negative, but the product then also has the factor for i = k, which is
+    # 0. Clamped to 0, they cannot overflow before that factor.
     factor = jnp.maximum(1.0 - k / i, 0.0)
     return 1.0 - jnp.prod(jnp.where(i > n - correct[..., None], factor, 1.0), axis=-1)
 
@@ -207,27 +210,27 @@ def make_describe(
 ) -> Describe:
     """Builds `describe(params, collector, key) -> {"greedy": Answers, "sampled": Answers}`.
 
-    For `render` or `measure`.
+    The output is meant for `render` or `measure`.
 
     Args:
-      task: see `Task`.
-      model: the policy.
-      num_prompts: number of held-out prompts: for the same key, the first ones of an evaluation.
+      task: task to evaluate on.
+      model: transformer of the policy.
+      num_prompts: number of held-out prompts; the same key gives an evaluation's first prompts.
       num_samples: samples per prompt; 0 for the greedy answers only.
-      decoding: see `sampling.Decoding`.
+      decoding: budget, temperature and filters of sampling.
 
     Returns:
       The function.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     answer = make_answer(task, model, num_prompts=num_prompts, decoding=decoding)
     return by_decoding(answer, num_samples)
 
 
 def by_decoding(answer: Callable[[ActorCritic, jax.Array, int], Any], num_samples: int) -> Describe:
-    """What `answer(params, key, n)` gives greedily, n = 0, and with samples, unless there are 0.
+    """Builds `describe`, which calls `answer` with n = 0 (greedy) and, if > 0, `num_samples`.
 
     Raises:
       ConfigError: `num_samples` is not a whole number of at least 0.
@@ -248,13 +251,13 @@ def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
     A sampled PAD is shown as `PAD`, so that a text has one character per token before EOS.
 
     Args:
-      task: whose tokenizer is used.
-      answers: name of the decoding to the answers.
+      task: task whose tokenizer decodes the tokens.
+      answers: answers by decoding, "greedy" or "sampled".
     """
     decode = task.tokenizer.decode
     first = next(iter(answers.values()))
     tokens, pad = np.asarray(first.prompt), np.asarray(first.pad)
-    # Not up to its first end: a chat has one after each message.
+    # The whole prompt, not only up to its first end: a chat has an end after each message.
     prompts = task.tokenizer.decode_rows(tokens, np.arange(tokens.shape[1]) >= pad[:, None])
     return [
         {

@@ -1,4 +1,4 @@
-"""Low-rank adapters of a transformer's matrices (Hu et al. 2021, arXiv:2106.09685)."""
+"""Low-rank adapters for a transformer's matrices (Hu et al. 2021, arXiv:2106.09685)."""
 
 from typing import Any, NamedTuple
 
@@ -13,20 +13,21 @@ MLP = ("gate", "up", "down")
 EVERY = (*ATTENTION, *MLP)
 
 ADAPTERS = "lora"
-"""Name of the collection of parameters."""
+"""Name of the collection with the adapters' parameters."""
 BASE = "params"
-"""Name of the collection that they are over."""
+"""Name of the collection with the base parameters that the adapters modify."""
 
 
 class Lora(NamedTuple):
     """W + (α / r)·A·B in place of W; A `[inputs, r]` is drawn, B `[r, outputs]` is 0 at the start.
 
-    The learning rate is about ten times that of full training; for RL a rank of 1 – 8 suffices.
+    The learning rate is about ten times as large as in full training; for RL a rank of 1 – 8
+    suffices.
 
     Attributes:
-      rank: r.
-      alpha: α.
-      targets: names of the matrices of a block that have adapters, of `EVERY`.
+      rank: rank r of the adapters.
+      alpha: numerator α of the scale α / r.
+      targets: names of the matrices of a block that have adapters, a subset of `EVERY`.
     """
 
     rank: int = 8
@@ -35,11 +36,11 @@ class Lora(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """α / r."""
+        """Scale α / r of the adapters' product."""
         return self.alpha / self.rank
 
     def validate(self) -> None:
-        """Raises ConfigError for a rank or alpha out of range, or a target that is no matrix."""
+        """Raises ConfigError for a rank or alpha out of range, or for an unknown target."""
         check_size("rank", self.rank)
         check_number("alpha", static_value("alpha", self.alpha), POSITIVE)
         unknown = [name for name in self.targets if name not in EVERY]
@@ -51,27 +52,27 @@ class Lora(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """A model over variables that nothing trains: the base of its adapters, or constants.
+    """A model with bound, untrained variables: the base of its adapters, or constants.
 
     Attributes:
       model: a `Transformer` with `lora`, or a custom module with constants.
-      base: `{"params": …}`, or the constants.
+      base: base parameters `{"params": …}`, or the constants.
     """
 
     model: Any
     base: PyTree
 
     def apply(self, adapters: PyTree, *arguments: Any, **options: Any) -> Any:
-        """As `Transformer.apply`, of the adapters `{"lora": …}`."""
+        """Applies the model to the base and the adapters `{"lora": …}`, see `Transformer`."""
         return self.model.apply({**self.base, **adapters}, *arguments, **options)
 
     @property
     def rows_over_devices(self) -> bool:
-        """As `Transformer.rows_over_devices`."""
+        """True if the compiler places rows on devices, see `Transformer.rows_over_devices`."""
         return bool(getattr(self.model, "rows_over_devices", False))
 
     def for_decoding(self, adapters: PyTree, rows: int) -> PyTree:
-        """As `Transformer.for_decoding`: the adapters, with other forms of the base."""
+        """Adds faster forms of the base to the adapters, see `Transformer.for_decoding`."""
         prepare = getattr(self.model, "for_decoding", None)
         if prepare is None:
             return adapters
@@ -79,28 +80,28 @@ class Adapted(NamedTuple):
         return {name: x for name, x in held.items() if name not in self.base}
 
     def empty_cache(self, batch: int, length: int) -> Any:
-        """As `Transformer.empty_cache`."""
+        """Returns an empty cache for `batch` rows of `length` columns."""
         return self.model.empty_cache(batch, length)
 
 
 def over(model: Any, frozen: PyTree, constants: PyTree = None) -> Any:
-    """Returns the model as a function of what is trained, over a frozen base and constants."""
+    """Binds a frozen base and constants to the model, which then takes only trained variables."""
     base = {BASE: frozen[BASE]} if frozen and BASE in frozen else {}
     base = {**base, **(constants or {})}
     return Adapted(model, base) if base else model
 
 
 def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
-    """Parameters of the model without adapters that computes the same: W + (α / r)·A·B.
+    """Merges adapters into the base, W + (α / r)·A·B, for the same model without adapters.
 
     Args:
       model: a `Transformer` with `lora`.
-      base: `{"params": …}`.
-      adapters: `{"lora": …}` of one seed.
+      base: base parameters `{"params": …}`.
+      adapters: adapters `{"lora": …}` of a single seed.
 
     Returns:
-      `{"params": …}`; what adapters change is float32 at least: rounded to bfloat16, most of a
-      change would be lost.
+      `{"params": …}`; adapted matrices are float32 at least: rounding to bfloat16 would lose most
+      of a change.
     """
     blocks = dict(base["params"]["blocks"])
     for name, module in adapters[ADAPTERS]["blocks"].items():

@@ -1,4 +1,4 @@
-"""A sampler that differs from the learner by a known amount, as an inference engine's does."""
+"""A sampler that differs from the learner by a known amount, as inference engines do."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
 
 @record
 class Sampler:
-    """How the policy that samples differs from the one that is trained; by default not at all."""
+    """Differences between the policy that samples and the one that is trained; default: none."""
 
     dtype: str = static(
         SAME,
@@ -34,12 +34,12 @@ class Sampler:
     )
 
     def differs(self, model: Any) -> bool:
-        """Whether its log-probabilities are not those of `model`."""
+        """Returns True if the sampler's log-probabilities differ from the `model`'s."""
         return bool(self.noise or self.staleness or self.of(model) is not model)
 
     def of(self, model: Any) -> Any:
-        """The model that samples: the same parameters, computed in its dtype."""
-        # A custom module need not have a dtype.
+        """Returns the model that samples: the same parameters, computed in the sampler's dtype."""
+        # A custom module may lack a dtype.
         if self.dtype == SAME or getattr(model, "dtype", None) == DTYPES[self.dtype]:
             return model
         return model.clone(dtype=DTYPES[self.dtype])

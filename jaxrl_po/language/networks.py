@@ -1,4 +1,4 @@
-"""What tasks and dialogues share of a problem: their parameters, the policy and the critic."""
+"""Parts of a problem common to tasks and dialogues: parameters, policy and critic."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.lengths import Shorten
 from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples, undonated
 
-# Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
+# Entry of the collector's sharded state: each prompt's index over all devices, `[P]`, int32.
 PROMPT_NUMBER = "prompt_number"
 
 
@@ -37,11 +37,11 @@ class Grouped(NamedTuple):
     """Inputs of `apply` for B = P·G rows, group by group, with each prompt stored once.
 
     Attributes:
-      prompt: `[P, L]`, int32, left-padded.
-      pad: `[P]`, int32, padding tokens on the left.
-      tokens: `[B, N]`, int32, what follows it.
-      position: see `Sequences`.
-      kept: likewise.
+      prompt: tokens of the prompts, `[P, L]`, int32, left-padded.
+      pad: padding tokens on the left of each prompt, `[P]`, int32.
+      tokens: tokens after the prompt, `[B, N]`, int32.
+      position: positions of the sampled tokens, `[B, S]`; None if all are sampled, see `Sequences`.
+      kept: tokens that each token was drawn from, `[B, S, …]`; None for all, see `Sequences`.
     """
 
     prompt: jax.Array
@@ -51,7 +51,7 @@ class Grouped(NamedTuple):
     kept: jax.Array | None
 
     def whole(self) -> Sequences:
-        """The rows, each with its prompt."""
+        """Returns the rows as `Sequences`, each with its prompt."""
         group = self.tokens.shape[0] // self.prompt.shape[0]
         prompt, pad = (jnp.repeat(x, group, axis=0) for x in (self.prompt, self.pad))
         tokens = jnp.concatenate([prompt, self.tokens], axis=1)
@@ -66,15 +66,18 @@ class Networks(NamedTuple):
     """Policy and critic on sequences.
 
     Attributes:
-      model: the policy, compiled for the target.
-      target: what the program is compiled for.
-      init: see `Problem`.
-      apply: see `Problem`.
-      value: `value(params, inputs) -> [B, S]`; zeros without a critic.
-      log_prob_matches_sampler: see `Problem`.
-      linearizable: see `Problem`.
-      hidden_matrices: see `Problem`.
-      grouped: see `FastPaths`.
+      model: transformer of the policy, compiled for the target.
+      target: hardware that the program is compiled for.
+      init: `(key) -> (params, collector)`, see `Problem`.
+      apply: `(params, inputs) -> (distribution, values)`, see `Problem`.
+      value: `(params, inputs) -> values [B, S]`; zeros without a critic.
+      log_prob_matches_sampler: True if `apply` gives the sampler's log-probabilities, see
+        `Problem`.
+      linearizable: True if `apply` has a forward derivative, see `Problem`.
+      hidden_matrices: `(params) -> tree of bool`, marks the hidden matrices; None if unknown, see
+        `Problem`.
+      grouped: `(inputs) -> inputs` that stores each prompt once per group; None to leave inputs as
+        they are, see `FastPaths`.
     """
 
     model: Transformer
@@ -100,21 +103,21 @@ def make_networks(
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
     target: Target | None = None,
 ) -> Networks:
-    """Checks the models against the task or dialogue, and makes the functions of a problem.
+    """Checks the models against the task or dialogue, and builds the functions of a problem.
 
     Args:
-      source: where prompts come from.
-      model: see `problem.make_problem`, as for all but the next two.
-      critic: likewise.
-      settings: sizes of the problem, and how it is sampled.
-      columns: N, tokens of a completion at most.
-      sampler: likewise.
-      initial: likewise.
-      warm: likewise.
-      target: likewise.
+      source: task or dialogue that gives the prompts.
+      model: transformer of the policy.
+      critic: transformer with one output, or None for no critic.
+      settings: sizes of the problem and settings of its sampling.
+      columns: largest number N of tokens after the prompt.
+      sampler: differences between the sampling policy and the learner's, see `mismatch.Sampler`.
+      initial: initial parameters of the policy, see `problem.make_problem`.
+      warm: supervised warm start, or a function in its place, see `problem.make_problem`.
+      target: hardware that the program is compiled for; None for `backend.here()`.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     model, critic = (compiled_for(target, each) for each in (model, critic))
     target, group_size = target or backend.here(), settings.group_size
@@ -128,13 +131,13 @@ def make_networks(
     init = make_init(source, model, critic, initial, warm, num_prompts=settings.num_prompts)
 
     def after_prompt(inputs: Inputs) -> int:
-        """Tokens after the prompt: N, or fewer where rows were cut."""
+        """Returns the number of tokens after the prompt: N, or fewer if rows were shortened."""
         if isinstance(inputs, Grouped):
             return inputs.tokens.shape[1]
         return min(columns, inputs.tokens.shape[1] - source.prompt_length)
 
     def apply(params: ActorCritic, inputs: Inputs) -> tuple[TokenPolicy, jax.Array]:
-        # Where prompts are read once a group, there is an output after each prompt and token.
+        # If prompts are read once per group, the model has an output after each prompt and token.
         reading: dict[str, Any] = {"last": after_prompt(inputs)}
         if isinstance(inputs, Grouped):
             reading = {"prompt": inputs.prompt}
@@ -171,7 +174,7 @@ def make_networks(
             return values
         return jnp.take_along_axis(values, inputs.position, axis=1)
 
-    # In models of few blocks it gains little, and sums would have another order.
+    # Grouping gains little in models of few blocks, and would change the order of sums.
     deep = isinstance(model, Transformer) and model.scanned
     alike = settings.old_log_prob == AUTO and rounds_alike(model, sampler, target)
     exact = alike or settings.old_log_prob == SAMPLER
@@ -183,7 +186,7 @@ def make_networks(
 
 
 def hidden_in_both(params: ActorCritic) -> ActorCritic:
-    """`Problem.hidden_matrices` of a transformer as policy and, if there is one, as critic."""
+    """Marks hidden matrices of policy and critic transformers, for `Problem.hidden_matrices`."""
     value = None if params.value is None else hidden_matrices(params.value)
     return ActorCritic(hidden_matrices(params.policy), value)
 
@@ -197,8 +200,8 @@ def make_init(
     *,
     num_prompts: int,
 ) -> Callable[[jax.Array], tuple[ActorCritic, CollectorState]]:
-    """`Problem.init`; arguments as for `make_networks`."""
-    # A custom module need not know of adapters.
+    """Builds `Problem.init`; the arguments are the same as in `make_networks`."""
+    # A custom module may lack the field for adapters.
     adapters: lora.Lora | None = getattr(model, "lora", None)
     if isinstance(warm, WarmStart):
         check(warm)
@@ -235,7 +238,7 @@ def make_init(
 def check_models(
     source: TaskLike, model: Transformer, critic: Transformer | None, initial: PyTree | None
 ) -> None:
-    """Raises ConfigError for models that do not suit the task, or parameters not the model's."""
+    """Raises ConfigError if the models do not fit the task, or the parameters not the model."""
     check_vocabulary(source, model)
     check_adapters(model)
     if initial is not None:
@@ -250,18 +253,19 @@ def check_models(
 
 
 def rounds_alike(model: Transformer, sampler: Sampler, target: Target) -> bool:
-    """Whether a pass over whole sequences gives the sampler's log-probabilities.
+    """Returns True if a pass over whole sequences gives the sampler's log-probabilities.
 
-    Below float32, or through another kernel, the cached and the whole pass round differently.
+    Below float32, or with a fused kernel, the pass with a cache and the pass over whole sequences
+    round differently.
     """
-    dtype = getattr(model, "dtype", jnp.float32)  # a custom module need not have one
+    dtype = getattr(model, "dtype", jnp.float32)  # a custom module may lack the field
     whole = jnp.promote_types(dtype, jnp.float32) == dtype and exact_products(target)
     fused = getattr(model, "kernel", None)
     return whole and fused is None and not sampler.differs(model)
 
 
 def shorten_after(prompt_length: int) -> Shorten:
-    """`lengths.Shorten` of rows of `Sequences` whose prompts have L tokens, padding included."""
+    """Builds a `lengths.Shorten` for `Sequences` with prompts of L tokens, padding included."""
 
     def shorten(samples: Samples, steps: int) -> Samples:
         tokens = samples.inputs.tokens[:, : prompt_length + steps]
@@ -274,16 +278,16 @@ def shorten_after(prompt_length: int) -> Shorten:
 
 
 def prompt_keys(collector: CollectorState, key: jax.Array) -> jax.Array:
-    """Two keys of each prompt, `[P, 2]`, from its index over all devices, not from its device."""
+    """Returns two keys per prompt, `[P, 2]`, from its index over all devices, not its device."""
     keys: Any = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))
     pairs: jax.Array = keys(collector.sharded[PROMPT_NUMBER])
     return pairs
 
 
 def exact_products(target: Target) -> bool:
-    """Whether float32 matrix products have full precision: accelerators use TF32 or bfloat16.
+    """Returns True if float32 matrix products have full precision, not TF32 or bfloat16.
 
-    `jax_default_matmul_precision` decides, and on a CPU they always have.
+    On accelerators `jax_default_matmul_precision` decides; on a CPU the precision is always full.
     """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return target.on_cpu or precision in ("highest", "float32")

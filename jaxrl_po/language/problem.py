@@ -1,4 +1,4 @@
-"""Language as a `Problem`: an episode is one completion, a step is one token."""
+"""Language tasks as a `Problem`: an episode is one completion, a step is one token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -66,47 +66,51 @@ def make_problem(
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """A language problem: per iteration `num_prompts` prompts with `group_size` completions each.
+    """Builds a language problem with `num_prompts` prompts of `group_size` completions each.
+
+    Each iteration draws its prompts and completions anew.
 
     The reward is the verifier's score, at the last generated token, or its credit for each token.
-    The last token terminates the episode. Without EOS within the budget it is marked as truncated
-    too, for overlong filtering, but nothing is bootstrapped.
+    The last token terminates the episode. Without EOS within the budget it is also marked as
+    truncated, for overlong filtering, but nothing is bootstrapped.
 
     Args:
-      task: see `Task`.
-      model: the policy.
-      num_prompts: P, over all devices.
-      group_size: G.
-      max_new_tokens: T, budget of a completion, EOS included; 0 takes the task's longest answer.
-      temperature: above 0; it divides the logits in sampling and in `apply`.
-      top_k: filters what is sampled, see `sampling.truncate`; 0 is off. The policy that `apply`
-        gives is restricted to the tokens that were kept, which the batch's inputs hold.
-      top_p: likewise; 1 is off.
-      min_p: likewise; 0 is off.
-      process_reward: reward each token with the verifier's credit for it, in place of the score at
-        the end.
-      verify: run the task's verifier. If False, the reward is None and the score 0 until both are
-        set between `Learner.sample` and `Learner.update`, see `give_reward`.
-      prompt_set: size of a fixed set of training prompts, see `tasks.finite`; 0 draws fresh ones. A
-        warm start still sees the whole train split.
-      old_log_prob: see `Settings`; groups that dynamic sampling carries over always keep the
-        sampler's.
-      sampler: how the policy that samples differs from the learner's; see `Sampler`.
+      task: prompts and their verifier, see `Task`.
+      model: transformer of the policy.
+      num_prompts: number of prompts P per iteration, over all devices.
+      group_size: completions per prompt, G.
+      max_new_tokens: token budget T of a completion, EOS included; 0 takes the length of the task's
+        longest answer.
+      temperature: divisor of the logits, above 0, in sampling and in `apply`.
+      top_k: number of most likely tokens to sample from, see `sampling.truncate`; 0 is off. The
+        policy that `apply` returns is restricted to the tokens that the filters kept, which the
+        batch's inputs contain.
+      top_p: probability that the most likely tokens to sample from must reach together; 1 is off.
+      min_p: least share of the largest probability for a token to be sampled; 0 is off.
+      process_reward: whether to reward each token with the verifier's credit for it, in place of
+        the score at the end.
+      verify: whether to run the task's verifier. If False, the reward is None and the score 0 until
+        both are set between `Learner.sample` and `Learner.update`, see `give_reward`.
+      prompt_set: size of a fixed set of training prompts, see `tasks.finite`; 0 draws fresh
+        prompts. A warm start still sees the whole train split.
+      old_log_prob: source of the old policy's log-probabilities, see `Settings`; groups that
+        dynamic sampling carries over always keep the sampler's.
+      sampler: differences between the sampling policy and the learner's, see `mismatch.Sampler`.
       critic: transformer with one output, or None for no critic (values are then zeros).
-      initial: initial parameters of the policy, the same for every key; None draws them. Where the
+      initial: initial parameters of the policy, the same for every key; None draws them. If the
         model has adapters (`lora`), they are the base, which is frozen, and the adapters are drawn.
-      warm: supervised warm start from the initial parameters, part of `init`, or a function in its
-        place, from these and a key to other parameters; None for none.
-      target: what the program is compiled for; None for `backend.here()`.
+      warm: supervised warm start from the initial parameters, part of `init`, or a function
+        `(params, key) -> params` in its place; None to disable.
+      target: hardware that the program is compiled for; None for `backend.here()`.
 
     Returns:
       The `Problem`. Metrics: with `verify`, `accuracy` (raw score), `wrong_length` (tokens of the
-      completions with score 0) and, in groups, `dead_groups` (share of groups whose scores are all
+      completions with score 0) and, if G > 1, `dead_groups` (share of groups whose scores are all
       equal); `response_length` (tokens, EOS included); `truncated` (share of completions without
-      EOS); where the task has `parses`, `malformed` (share of completions that do not parse).
+      EOS); if the task has `parses`, `malformed` (share of completions that do not parse).
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
 
     Example:
       >>> from jaxrl_po.language.tasks import addition
@@ -149,7 +153,7 @@ def make_problem(
 
 
 def problem_of(networks: Networks, collect: Collect, shorten: Shorten | None = None) -> Problem:
-    """Builds the problem of networks and `Problem.collect`, of fresh samples."""
+    """Builds a problem that collects fresh samples, from its networks and `Problem.collect`."""
     return Problem(
         networks.init,
         collect,
@@ -170,7 +174,7 @@ def _drawn_from(task: Task, prompt_set: int) -> Task:
 def _make_collect(
     task: Task, networks: Networks, settings: Settings, sampler: Sampler, *, verify: bool
 ) -> Collect:
-    """`Problem.collect`: prompts, completions and what the task says of them."""
+    """Builds `Problem.collect`, which samples prompts and completions and scores them."""
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -203,7 +207,7 @@ def _make_collect(
         if not networks.log_prob_matches_sampler:
             columns["sampler_log_prob"] = completions.log_prob
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
-        # The problem as the task knows it, without its number in the set.
+        # The problem alone, without the number in the prompt set that `finite` adds to it.
         problem = members.problem[1] if settings.prompt_set else members.problem
         unscored = None if verify else problem
         inputs = Sequences(tokens, members.pad, unscored, kept=completions.kept)
@@ -234,9 +238,10 @@ def _judged(
     settings: Settings,
     verify: bool,
 ) -> tuple[jax.Array, jax.Array | None, Metrics, Columns]:
-    """Scores `[B]` and rewards `[B, T]` by the verifier, 0 and None without it; metrics; columns.
+    """Returns scores `[B]` and rewards `[B, T]` of the verifier, metrics and columns.
 
-    Columns are the strata of the prompts, and where a reward is due.
+    Without the verifier, scores are 0 and rewards None. Columns are the strata of the prompts and
+    `step_end`, which marks the tokens at which a reward is due.
     """
     metrics: Metrics = {}
     columns: Columns = {} if settings.process_reward else {"step_end": is_last}
@@ -263,13 +268,15 @@ def _judged(
 
 
 def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
-    """The batch with a score and a reward computed on the host; the reward is at the last token.
+    """Sets a batch's score and reward, computed on the host; the reward goes to the last token.
 
     Args:
-      batch: see `make_problem`; leaves may have further leading axes, `[…, B, T]`.
-      score: `[…, B]`, raw outcome of each completion, which decides whether a group is informative.
-      reward: `[…, B]`, reward units. NaN, here and in `score`, for a completion that takes no part:
-        it is masked, and in the statistics of its group it is the mean of the others.
+      batch: batch of a problem from `make_problem`; leaves may have further leading axes,
+        `[…, B, T]`.
+      score: raw outcome of each completion, `[…, B]`, which decides whether a group is informative.
+      reward: reward of each completion, `[…, B]`, reward units. NaN, here and in `score`, excludes
+        a completion: it is masked, and in the statistics of its group it counts as the mean of the
+        others.
     """
     absent = np.isnan(np.asarray(reward, np.float32))
     score, reward = (_of_groups(x, batch.score.shape) for x in (score, reward))
@@ -283,12 +290,12 @@ def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
 
 
 def _of_groups(x: Any, shape: tuple[int, ...]) -> Any:
-    """Values by group `[…, P, G]`, where NaN the mean of the others in the group, or 0 without."""
+    """Returns values by group `[…, P, G]`; NaN becomes the mean of the group's others, or 0."""
     x = np.asarray(x, np.float32).reshape(shape)
     absent = np.isnan(x)
     if not absent.any():
         return x
-    # From the lowest one on, so that the mean of equal values is exactly theirs.
+    # Offsets from the lowest value, so that the mean of equal values is exactly that value.
     low = np.min(np.where(absent, np.inf, x), axis=-1, keepdims=True)
     low = np.where(np.isinf(low), np.float32(0.0), low)
     count = np.maximum(np.sum(~absent, axis=-1, keepdims=True, dtype=np.float32), 1.0)
@@ -296,5 +303,5 @@ def _of_groups(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def rows(samples: Samples) -> Samples:
-    """The identity: attention mixes the tokens of a sequence, so a row is a whole sequence."""
+    """Returns samples as they are: attention mixes a sequence's tokens, so a row is a sequence."""
     return samples

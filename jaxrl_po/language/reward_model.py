@@ -1,7 +1,7 @@
 """A learned reward: a Bradley–Terry model fitted to noisy comparisons, and a problem that uses it.
 
-Of two completions of a prompt, the verifier prefers the one with the higher score; a comparison is
-flipped with a known probability. The model sees comparisons only, never a score.
+Between two completions of a prompt, the verifier prefers the higher score; a comparison is flipped
+with a known probability. The model sees only comparisons, never a score.
 """
 
 from collections.abc import Callable
@@ -32,12 +32,12 @@ from jaxrl_po.language.tasks.types import Sequences, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
-FRESH = 512  # comparisons for measuring the accuracy, rounded up to whole batches
+FRESH = 512  # comparisons that measure the accuracy, rounded up to a multiple of the batch size
 
 
 @record
 class Preferences:
-    """Settings of the comparisons and of the fit to them."""
+    """Settings of the comparisons and of the reward model's fit to them."""
 
     comparisons: int = static(8192, "number of pairs of completions", within=COUNT)
     flip: float = static(
@@ -68,9 +68,9 @@ class Comparisons(NamedTuple):
     """N pairs of completions of the same prompt, the preferred one first.
 
     Attributes:
-      inputs: tokens `[N, 2, L + T]` and pad `[N, 2]`.
-      mask: `[N, 2, T]`, bool, the tokens of a completion, EOS included.
-      differ: `[N]`, bool, whether the two scores differ; in a tie neither is preferred.
+      inputs: prompts and completions, tokens `[N, 2, L + T]` and pad `[N, 2]`.
+      mask: True for the tokens of a completion, EOS included, `[N, 2, T]`, bool.
+      differ: True if the two scores differ, `[N]`, bool; in a tie neither is preferred.
     """
 
     inputs: Sequences
@@ -79,13 +79,13 @@ class Comparisons(NamedTuple):
 
 
 class RewardModel(NamedTuple):
-    """A fitted model; its reward is `(output − mean) / std`.
+    """A fitted reward model; its reward is `(output − mean) / std`.
 
     Attributes:
-      params: of the transformer.
-      mean: `[]`, of its output over the completions of the training comparisons.
-      std: `[]`, ddof 0, likewise.
-      accuracy: `[]`, share of fresh comparisons, not flipped, on which it agrees with the verifier.
+      params: parameters of the transformer.
+      mean: mean of its output over the completions of the training comparisons, `[]`.
+      std: standard deviation (ddof 0) of its output over the same completions, `[]`.
+      accuracy: share of fresh, unflipped comparisons that it orders like the verifier, `[]`.
     """
 
     params: PyTree
@@ -94,7 +94,7 @@ class RewardModel(NamedTuple):
     accuracy: jax.Array
 
 
-# Replicated entry of the collector's state: the frozen `RewardModel`.
+# Name of the frozen `RewardModel` in the collector's replicated state.
 REWARD_MODEL = "reward_model"
 
 
@@ -113,15 +113,15 @@ def compare(
     """Compares pairs by the verifier: two samples of the policy, or a demonstration and a sample.
 
     Args:
-      task: see `Task`.
-      policy: the model that is sampled from.
-      params: its parameters.
-      key: consumed.
-      num_pairs: N; the prompts are of the train split.
+      task: task whose verifier compares.
+      policy: transformer to sample from.
+      params: parameters of `policy`.
+      key: random key, consumed.
+      num_pairs: number of pairs N; the prompts are from the train split.
       flip: probability that the preference is inverted.
       demonstrations: share of the pairs with a demonstration.
-      max_new_tokens: T; 0 takes the task's longest answer.
-      temperature: of the samples.
+      max_new_tokens: token budget T of a completion; 0 takes the task's longest answer.
+      temperature: temperature of the samples.
 
     Returns:
       The comparisons.
@@ -153,7 +153,7 @@ def compare(
     swap = (score[:, 1] > score[:, 0]) ^ jax.random.bernoulli(flip_key, flip, (num_pairs,))
     pairs = jnp.where(swap[:, None, None], pairs[:, ::-1], pairs)
     prompt, pad = (jnp.repeat(x[:, None], 2, axis=1) for x in (prompts.tokens, prompts.pad))
-    # True up to and including the first end.
+    # The mask is True up to and including the first end.
     is_end = ends.mark(pairs.reshape(-1, budget)).reshape(pairs.shape)
     mask = jnp.cumsum(is_end, axis=-1) - is_end == 0
     return Comparisons(
@@ -162,25 +162,26 @@ def compare(
 
 
 def rate(model: Transformer, params: PyTree, inputs: Sequences, mask: jax.Array) -> jax.Array:
-    """The output at the last token of each completion: EOS, or the last of the budget.
+    """Computes the output at the last token of each completion: EOS, or the end of the budget.
 
     Args:
-      model: with one output.
-      params: its parameters.
+      model: transformer with one output.
+      params: parameters of the transformer.
       inputs: B prompts with completions of T tokens.
-      mask: `[B, T]`, bool; attention is causal, so masked tokens after it have no effect.
+      mask: True for the tokens of a completion, `[B, T]`, bool; attention is causal, so masked
+        tokens after them have no effect.
 
     Returns:
-      `[B]`.
+      Outputs, `[B]`.
     """
     outputs, _ = model.apply(params, inputs.tokens, inputs.pad, last=mask.shape[1])
-    # Index 0 for a row without a valid token.
+    # A row without a valid token uses index 0.
     last = jnp.maximum(mask.sum(axis=1, keepdims=True) - 1, 0)
     return jnp.take_along_axis(outputs[..., 0], last, axis=1)[:, 0]
 
 
 def rate_pairs(model: Transformer, params: PyTree, pairs: Comparisons) -> jax.Array:
-    """`[N, 2]`, the outputs for both completions of each pair."""
+    """Computes the outputs for both completions of each pair, `[N, 2]`."""
     inputs, mask = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (pairs.inputs, pairs.mask))
     return rate(model, params, inputs, mask).reshape(-1, 2)
 
@@ -196,19 +197,19 @@ def fit(
     max_new_tokens: int = 0,
     temperature: float = 1.0,
 ) -> RewardModel:
-    """Fits a reward model to comparisons of the policy's samples with Adam; pure and jittable.
+    """Fits a reward model to comparisons of the policy's samples with Adam; is pure and jittable.
 
     The loss is the mean of `−log σ(r_w − r_l)` over pairs whose scores differ.
 
     Args:
-      model: with one output.
-      task: see `Task`.
-      policy: the model that is sampled from.
-      params: its parameters are `params.policy`.
-      key: consumed.
-      settings: see `Preferences`.
-      max_new_tokens: budget of a completion; 0 takes the task's longest answer.
-      temperature: of the samples.
+      model: transformer with one output, to be fitted.
+      task: task whose verifier compares.
+      policy: transformer to sample from.
+      params: parameters of the problem; `params.policy` are the parameters of `policy`.
+      key: random key, consumed.
+      settings: numbers of comparisons and settings of Adam, see `Preferences`.
+      max_new_tokens: token budget of a completion; 0 takes the task's longest answer.
+      temperature: temperature of the samples.
 
     Returns:
       The reward model. Source: Christiano et al. 2017 (arXiv:1706.03741), eq. 1; Ouyang et al. 2022
@@ -245,10 +246,10 @@ def fit(
         pairs = jax.tree.map(lambda x: x[i % steps], batches)
         gradient = jax.grad(loss)(reward_params, pairs)
         updates, opt_state = optimizer.update(gradient, opt_state, reward_params)
-        rest = 1.0 - i / (settings.epochs * steps)  # of the step size
+        rest = 1.0 - i / (settings.epochs * steps)  # factor of the decaying step size
         updates = jax.tree.map(lambda update: rest * update, updates)
         after = optax.apply_updates(reward_params, updates), opt_state
-        # Without a preference, Adam's momentum alone would move the parameters.
+        # In a batch without any preference, only Adam's momentum would move the parameters.
         some = pairs.differ.any()
         return jax.tree.map(lambda new, old: jnp.where(some, new, old), after, carry), None
 
@@ -276,16 +277,16 @@ def learned_reward(
     model: Transformer,
     fit: Callable[[ActorCritic, jax.Array], RewardModel],
 ) -> Problem:
-    """The same problem with the reward of a frozen model, at the last token.
+    """Replaces a problem's reward by the reward of a frozen model, at the last token.
 
-    `score` remains the verifier's.
+    `score` remains the verifier's score.
 
     Args:
-      problem: a language problem.
-      task: of that problem.
-      model: the reward model, with one output and the task's vocabulary.
+      problem: language problem.
+      task: task of that problem.
+      model: transformer of the reward model, with one output and the task's vocabulary.
       fit: `fit(params, key) -> RewardModel`, called in `init`: `reward_model.fit` on the initial
-        policy, or a function that returns a model fitted before.
+        policy, or a function that returns a model fitted earlier.
 
     Returns:
       The `Problem`, for any method. It adds the metrics `reward_model` (the reward, mean over
@@ -293,7 +294,8 @@ def learned_reward(
       `reward_model_accuracy` (see `RewardModel`).
 
     Raises:
-      ConfigError: the model's vocabulary or outputs do not fit, or the parameters are not its own.
+      ConfigError: the model's vocabulary or outputs do not fit, or the parameters belong to another
+        model.
     """
     check_model(task, model)
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError, Number
 
-OVERLONG_SHARE = 5  # the default cache is the budget divided by this
+OVERLONG_SHARE = 5  # divisor of the budget that gives the default cache
 
 
 def overlong_cache(budget: int) -> int:
-    """Default tokens over which the punishment grows: a fifth of the budget, at least 1.
+    """Returns the default length, in tokens, of the punishment's ramp: a fifth of the budget, ≥ 1.
 
     Example:
       >>> overlong_cache(20), overlong_cache(4)
@@ -19,13 +19,13 @@ def overlong_cache(budget: int) -> int:
 
 
 def budget_with_room(answer_length: int) -> int:
-    """The budget whose last fifth is beyond the longest correct answer, so that none is punished.
+    """Returns a budget whose last fifth is beyond the longest answer, so that none is punished.
 
     Args:
-      answer_length: tokens of that answer, EOS included.
+      answer_length: tokens of the longest correct answer, EOS included.
 
     Returns:
-      Tokens; `budget − overlong_cache(budget)` is at least `answer_length`.
+      The budget in tokens; `budget − overlong_cache(budget)` is at least `answer_length`.
 
     Example:
       >>> budget_with_room(16), budget_with_room(4)
@@ -37,22 +37,22 @@ def budget_with_room(answer_length: int) -> int:
 def soft_overlong(
     length: jax.Array, *, max_length: int, cache: int, factor: Number = 1.0
 ) -> jax.Array:
-    """DAPO's soft overlong punishment: 0 up to `max_length − cache`, `−factor` from `max_length`.
+    """Computes DAPO's overlong punishment: 0 to `max_length − cache`, `−factor` from `max_length`.
 
     `factor · clip((max_length − cache − length) / cache, −1, 0)`.
 
     Args:
-      length: `E*`, tokens generated, EOS included.
-      max_length: tokens from which the punishment is full.
-      cache: tokens over which it grows linearly, in [1, max_length].
+      length: number of tokens generated, EOS included, `E*`.
+      max_length: smallest length, in tokens, that is punished in full.
+      cache: length of the linear ramp below `max_length`, in tokens, in [1, max_length].
       factor: the full punishment, reward units.
 
     Returns:
-      `E*`, float32, in [−factor, 0], to be added to the reward. Source: Yu et al. 2025
+      Punishments, `E*`, float32, in [−factor, 0], to be added to the reward. Source: Yu et al. 2025
       (arXiv:2503.14476), eq. 13.
 
     Raises:
-      ConfigError: `cache` outside [1, max_length].
+      ConfigError: `cache` is outside [1, max_length].
 
     Example:
       >>> soft_overlong(jnp.array([10, 14, 16, 18, 30]), max_length=18, cache=4).tolist()

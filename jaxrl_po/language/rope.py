@@ -1,4 +1,4 @@
-"""Rotary position embeddings, plain and stretched to longer contexts."""
+"""Rotary position embeddings, plain or stretched to longer contexts."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,20 +9,20 @@ import numpy as np
 
 
 class Rope(NamedTuple):
-    """Which angles turn queries and keys: pair i at position n by n·f_i, f_i = θ^(−2i/C).
+    """Angles that rotate queries and keys: n·f_i for pair i at position n, f_i = θ^(−2i/C).
 
     With a factor, frequencies are divided by it: all of them (position interpolation), or, with
-    `context`, only the slow ones (Llama 3). There f of wavelength λ = 2π/f stays where
-    λ < context / high, becomes f / factor where λ > context / low, and between them is
+    `context`, only the slow ones (Llama 3). In the latter case a frequency f of wavelength λ = 2π/f
+    is unchanged if λ < context / high, becomes f / factor if λ > context / low, and otherwise
     (1 − s)·f / factor + s·f with s = (context / λ − low) / (high − low).
 
     Attributes:
-      theta: θ, above 1.
-      factor: 1 for none.
+      theta: base θ of the frequencies, above 1.
+      factor: divisor of the frequencies; 1 leaves them unchanged.
       context: length of the context before it was stretched, in tokens; 0 stretches every
         frequency.
-      low: see above.
-      high: see above, greater than `low`.
+      low: ratio context / λ below which frequencies are divided by the whole factor.
+      high: ratio context / λ above which frequencies are unchanged, greater than `low`.
     """
 
     theta: float = 10_000.0
@@ -36,7 +36,7 @@ PLAIN = Rope()
 
 
 def frequencies(size: int, rope: Rope = PLAIN) -> np.ndarray[Any, Any]:
-    """The f_i after they are stretched, `[C/2]`, float64, for head size C."""
+    """Returns the stretched frequencies f_i, `[C/2]`, float64, for head size C."""
     half = size // 2
     frequency_h = rope.theta ** (-np.arange(half) / half)
     stretched_h = frequency_h / rope.factor
@@ -48,13 +48,13 @@ def frequencies(size: int, rope: Rope = PLAIN) -> np.ndarray[Any, Any]:
 
 
 def turns(positions: int, size: int, rope: Rope = PLAIN) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of every angle, `[positions, C/2]` each, for head size C."""
+    """Computes cosine and sine of every angle, `[positions, C/2]` each, for head size C."""
     angle_Nxh = np.arange(positions)[:, None] * frequencies(size, rope)
     return jnp.asarray(np.cos(angle_Nxh)), jnp.asarray(np.sin(angle_Nxh))
 
 
 def rotate(x_BxNxHxC: jax.Array, cos_Nxh: jax.Array, sin_Nxh: jax.Array) -> jax.Array:
-    """Rotary position embedding, with the angles of `turns`.
+    """Applies the rotary position embedding, with the angles of `turns`.
 
     Su et al. 2021 (arXiv:2104.09864), eq. 34, but pairing component i with i + C/2, not with its
     neighbour.

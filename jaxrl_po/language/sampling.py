@@ -14,30 +14,31 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import restricted
 from jaxrl_po.types import PyTree
 
-ROUNDING = 1e-6  # of a sum of probabilities, and relative of one
+ROUNDING = 1e-6  # rounding error of a sum of probabilities, and relative error of a probability
 
-# A narrower decode loop costs compile time: it does not pay for fewer tokens or rows than these.
+# Least numbers of tokens and rows for which a narrower decode loop is worth its compile time.
 NARROWING_STEPS, NARROWING_ROWS = 32, 64
 
 
 def truncate(
     logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> jax.Array:
-    """Min-p, top-k, then top-p: the fewest likely tokens, at most `top_k`, that reach `top_p`.
+    """Applies min-p, top-k and top-p: keeps the fewest likely tokens, ≤ `top_k`, reaching `top_p`.
 
-    Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751, eq. 2–3) over the distribution left by
-    the others, renormalised. The most likely token always stays. Ties are broken by the lower
-    index, so that no token more than necessary is kept.
+    Top-p is nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751, eq. 2–3) over the
+    distribution left by the other filters, renormalised. The most likely token always stays. Ties
+    are broken by the lower index, so that no more tokens than necessary are kept.
 
     Args:
-      logits: `[…, V]`, divided by the temperature already.
-      top_k: in [0, V]; 0 is off.
-      top_p: in (0, 1]; 1 is off. With this one and top-k off nothing is sorted.
-      min_p: in [0, 1); a token stays with at least this part of the largest probability (Nguyen et
-        al. 2024, arXiv:2407.01082, eq. 1–2); 0 is off.
+      logits: logits already divided by the temperature, `[…, V]`.
+      top_k: number of most likely tokens to keep, in [0, V]; 0 is off.
+      top_p: probability that the kept tokens must reach, in (0, 1]; 1 is off. If both top-p and
+        top-k are off, nothing is sorted.
+      min_p: share of the largest probability that a token needs to stay, in [0, 1) (Nguyen et al.
+        2024, arXiv:2407.01082, eq. 1–2); 0 is off.
 
     Returns:
-      `[…, V]`, `-inf` where a token is excluded and unchanged elsewhere; softmax renormalises.
+      Logits, `[…, V]`, `-inf` for excluded tokens and unchanged for others; softmax renormalises.
 
     Example:
       >>> print(truncate(jnp.array([-2.0, 1.0, -1.0, 0.0]), top_p=0.7))
@@ -51,8 +52,8 @@ def truncate(
         return logits
     descending, index = largest(logits, top_k or vocabulary)
     probability = jax.nn.softmax(descending.astype(jnp.float32))
-    # The token with which the sum reaches top_p, up to its rounding, still belongs to the nucleus.
-    # At 1 the test is left out: rounding could let the sum reach 1 early.
+    # The token that makes the sum reach top_p, up to rounding, still belongs to the nucleus. At
+    # top_p = 1 the test is left out: rounding could let the sum reach 1 early.
     reached_before = jnp.cumsum(probability, axis=-1) - probability
     enough = top_p - ROUNDING if top_p < 1.0 else jnp.inf
     last = jnp.maximum(jnp.sum(reached_before < enough, axis=-1, keepdims=True) - 1, 0)
@@ -65,11 +66,11 @@ def truncate(
 def largest(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Returns the largest values in descending order, and their indices; the lower index first.
 
-    `lax.top_k` alone orders by bits: −0 below +0, and numbers that the comparison flushes to 0.
+    `lax.top_k` alone orders by bits: −0 below +0, and also numbers that comparisons flush to 0.
 
     Args:
-      logits: `[…, V]`.
-      count: number of values, at most V.
+      logits: values to sort, `[…, V]`.
+      count: number of values to return, at most V.
 
     Returns:
       Values and int32 indices, both `[…, count]`.
@@ -83,14 +84,14 @@ def largest(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 class Decoding(NamedTuple):
-    """How completions are sampled, stated once for training, evaluation and a reward model.
+    """Settings of sampling completions, shared by training, evaluation and a reward model.
 
     Attributes:
-      max_new_tokens: T, the token budget, EOS included; 0 takes the task's longest answer.
-      temperature: above 0; logits are divided by it.
-      top_k: see `truncate`; 0 is off.
-      top_p: see `truncate`; 1 is off.
-      min_p: see `truncate`; 0 is off.
+      max_new_tokens: token budget T, EOS included; 0 takes the task's longest answer.
+      temperature: divisor of the logits, above 0.
+      top_k: number of most likely tokens to sample from, see `truncate`; 0 is off.
+      top_p: probability that the tokens to sample from must reach, see `truncate`; 1 is off.
+      min_p: share of the largest probability that a token needs, see `truncate`; 0 is off.
     """
 
     max_new_tokens: int = 0
@@ -101,7 +102,7 @@ class Decoding(NamedTuple):
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens are never drawn."""
+        """True if some tokens are never drawn."""
         return bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
 
@@ -109,15 +110,15 @@ PLAIN = Decoding()
 
 
 def kept_tokens(logits: jax.Array, decoding: Decoding) -> jax.Array | None:
-    """The tokens that are drawn from, which `truncate` keeps; None for all.
+    """Returns the tokens that `truncate` keeps to sample from; None if it keeps all.
 
     Args:
-      logits: `[…, V]`, divided by the temperature already.
-      decoding: of a vocabulary above `unembedding.HELD`, top-p and min-p keep
-        `unembedding.LISTED` tokens at most where there is no top-k.
+      logits: logits already divided by the temperature, `[…, V]`.
+      decoding: filters to apply. For a vocabulary above `unembedding.HELD`, top-p and min-p without
+        top-k keep at most `unembedding.LISTED` tokens.
 
     Returns:
-      Bool `[…, V]`, or, above `unembedding.HELD`, int32 `[…, K]` with -1 for none.
+      Bool `[…, V]`, or, above `unembedding.HELD`, int32 ids `[…, K]`, with -1 in unused slots.
     """
     if not decoding.filters:
         return None
@@ -129,7 +130,7 @@ def kept_tokens(logits: jax.Array, decoding: Decoding) -> jax.Array | None:
 
 
 def no_tokens(logits: jax.Array, decoding: Decoding, columns: int) -> jax.Array | None:
-    """Room for what is kept at each of N columns, `[…, N, …]`, zeros; None for all tokens."""
+    """Allocates zeros for the kept tokens of N columns, `[…, N, …]`; None without filters."""
     kept = jax.eval_shape(lambda logits: kept_tokens(logits, decoding), logits)
     if kept is None:
         return None
@@ -140,13 +141,14 @@ class Completions(NamedTuple):
     """Generated completions, B = P·G rows, group-major.
 
     Attributes:
-      tokens: `[B, T]`, int32; PAD after EOS, or after the token that completes a stop string.
-      log_prob: `[B, T]`, nats, under the distribution that the token was drawn from; 0 after the
-        end.
-      length: `[B]`, int32, tokens generated, the last one included.
-      ended: `[B]`, bool, whether the end came within the budget.
-      kept: `[B, T, …]`, the tokens that each was drawn from, see `kept_tokens`, zeros after the
-        end; None for all, or if not asked for.
+      tokens: tokens with PAD after EOS, or after the token that completes a stop string, `[B, T]`,
+        int32.
+      log_prob: log-probability of each token under the distribution that it was drawn from, 0 after
+        the end, `[B, T]`, nats.
+      length: number of tokens generated, the last one included, `[B]`, int32.
+      ended: True if the end came within the budget, `[B]`, bool.
+      kept: tokens that each token was drawn from, see `kept_tokens`, zeros after the end,
+        `[B, T, …]`; None if drawn from all tokens, or if not requested.
     """
 
     tokens: jax.Array
@@ -157,9 +159,9 @@ class Completions(NamedTuple):
 
 
 def member_keys(keys: jax.Array, group_size: int) -> jax.Array:
-    """Returns keys `[P·G]`, group-major, from those of P prompts: `fold_in(key, g)` for member g.
+    """Returns keys `[P·G]`, group-major, from P prompts' keys: `fold_in(key, g)` for member g.
 
-    Raw keys, as `jax.random.PRNGKey` makes them, have another axis, and stay raw.
+    Raw keys, which `jax.random.PRNGKey` returns, have one more axis, and stay raw.
     """
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
     return fold(keys, jnp.arange(group_size)).reshape(-1, *keys.shape[1:])
@@ -167,11 +169,11 @@ def member_keys(keys: jax.Array, group_size: int) -> jax.Array:
 
 @jax.custom_batching.custom_vmap
 def anywhere(condition: jax.Array) -> jax.Array:
-    """Whether it holds in any row, of any seed where seeds are mapped: `[]`, bool.
+    """Returns True, `[]`, if a condition holds in any row, or in any seed under `vmap` over seeds.
 
-    A loop whose condition is mapped selects between its old and new carry, the cache too, in each
-    step, and its counter, mapped likewise, turns slices into scatters. With this one the seeds run
-    until the last has ended, in which the others write padding.
+    Under `vmap`, a loop with a mapped condition selects between its old and new carry, including
+    the cache, in each step, and its mapped counter turns slices into scatters. With this function
+    all seeds run until the last one has ended; until then the others write padding.
     """
     return condition.any()
 
@@ -194,15 +196,15 @@ def prefill(
     """Reads each prompt once and repeats the result for the members of its group.
 
     Args:
-      model: the policy.
-      params: its parameters.
-      prompt: `[P, L]`, int32, left-padded.
-      pad: `[P]`, int32.
-      columns: of the cache.
-      group_size: G.
+      model: transformer of the policy.
+      params: parameters of the policy.
+      prompt: tokens of the prompts, `[P, L]`, int32, left-padded.
+      pad: padding tokens on the left, `[P]`, int32.
+      columns: number of columns of the cache.
+      group_size: members of each group, G.
 
     Returns:
-      Logits of the first token `[P·G, V]`, the cache, and `pad` `[P·G]`.
+      Logits of the first token `[P·G, V]`, the cache, and the members' `pad` `[P·G]`.
     """
     chex.assert_rank([prompt, pad], [2, 1])
     cache = model.empty_cache(prompt.shape[0], columns)
@@ -214,9 +216,12 @@ def prefill(
 
 
 def for_decoding(model: Any, params: Any, rows: int) -> Any:
-    """The parameters as `model` decodes `rows` rows fastest; unchanged for a custom module."""
+    """Returns the parameters in the form that decodes `rows` rows fastest.
+
+    The parameters of a custom module are unchanged.
+    """
     prepare = getattr(model, "for_decoding", None)
-    # For a narrower loop they are prepared already.
+    # A narrower loop receives parameters that are already prepared.
     return params if prepare is None or kernels.FORMS & set(params) else prepare(params, rows)
 
 
@@ -229,10 +234,11 @@ def draw(
     greedy: bool,
     noise: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Token t of each row and its log-probability, both `[B]`, and what it is drawn from `[B, …]`.
+    """Draws token t of each row; returns it, its log-probability `[B]` and the kept tokens.
 
-    `keys` `[B]` are folded with t, `[]` or `[B]`, and consumed. Without greedy the logits have
-    Gaussian noise of std `noise`, before the temperature. Greedy draws nothing and filters nothing.
+    `keys` `[B]` are folded with t, `[]` or `[B]`, and consumed. Unless `greedy`, Gaussian noise of
+    std `noise` is added to the logits, before the temperature. Greedy decoding takes the most
+    likely token without random numbers or filters. Kept tokens are `[B, …]`, see `kept_tokens`.
     """
     step_keys = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(t, keys.shape[:1]))
     if noise and not greedy:
@@ -255,11 +261,11 @@ class Rows(NamedTuple):
     """B rows between two steps of a decode loop.
 
     Attributes:
-      token: `[B]`, int32, the last one, which is fed next.
-      pad: `[B]`, int32, padding tokens on the left of the prompt.
+      token: last token of each row, which is fed next, `[B]`, int32.
+      pad: padding tokens on the left of the prompt, `[B]`, int32.
       keys: keys `[B]`, typed or raw; token t is drawn with `fold_in(key, t)`.
-      cache: keys and values of the tokens before.
-      own: of whoever decodes, leaves `[B, …]`; what `decode` returns.
+      cache: keys and values of the earlier tokens.
+      own: state of the caller of `decode`, which returns it; leaves `[B, …]`.
     """
 
     token: jax.Array
@@ -270,7 +276,7 @@ class Rows(NamedTuple):
 
 
 def in_columns(model: Transformer, first: int) -> Callable[..., tuple[jax.Array, Rows]]:
-    """A `feed` for `decode`: token t of every row is in column `first + t` of the cache."""
+    """Builds a `feed` for `decode` that puts token t of every row in column `first + t`."""
 
     def feed(params: Any, t: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
         column = first + t - 1
@@ -281,21 +287,21 @@ def in_columns(model: Transformer, first: int) -> Callable[..., tuple[jax.Array,
 
 
 def write(buffer: jax.Array, column: jax.Array, t: jax.Array) -> jax.Array:
-    """The buffer `[B, T, …]` with column t."""
+    """Writes column t of a buffer `[B, T, …]`."""
     return jax.lax.dynamic_update_slice_in_dim(buffer, column[:, None], t, axis=1)
 
 
 def hold(
     buffer: jax.Array | None, kept: jax.Array | None, drawn: jax.Array, t: jax.Array
 ) -> jax.Array | None:
-    """The buffer `[B, T, …]` with what is kept at t `[B, …]`, 0 where no token was drawn `[B]`."""
+    """Writes the kept tokens `[B, …]` into column t of a buffer; 0 in rows that drew no token."""
     if buffer is None or kept is None:
         return buffer
     return write(buffer, jnp.where(drawn[:, None], kept, jnp.zeros_like(kept)), t)
 
 
 def widths_of(rows: int, steps: int) -> list[int]:
-    """Widths of the decode loops that so many rows go through, see `decode`."""
+    """Returns the widths of the decode loops for a number of rows and steps, see `decode`."""
     widths = [rows]
     while steps >= NARROWING_STEPS and widths[-1] >= NARROWING_ROWS:
         widths.append(widths[-1] // 4)
@@ -313,23 +319,24 @@ def decode(
     *,
     steps: int,
 ) -> Any:
-    """The decode loop: emits tokens until no row is alive, of any seed where seeds are mapped.
+    """Runs the decode loop: emits tokens until no row is alive, in any seed under `vmap`.
 
-    Once a quarter of the rows are alive, they go on in a loop of a quarter of the width, and so on:
-    a step costs by its width.
+    Once only a quarter of the rows are alive, they continue in a loop of a quarter of the width,
+    and so on: the cost of a step grows with its width.
 
     Args:
-      model: the policy.
-      params: its parameters.
-      feed: `feed(params, t, rows) -> (logits [B, V], rows)`: reads token t − 1 of every row.
-      emit: `emit(t, logits, rows) -> rows`: token t of every row that is alive; the others stay.
-      live: `live(rows) -> [B]`, bool.
-      logits: `[B, V]`, of token 0.
-      rows: a tuple, leaves `[B, …]`, as `Rows`.
-      steps: tokens at most.
+      model: transformer of the policy.
+      params: parameters of the policy.
+      feed: `feed(params, t, rows) -> (logits [B, V], rows)`, reads token t − 1 of every row.
+      emit: `emit(t, logits, rows) -> rows`, appends token t to every row that is alive; the others
+        do not change.
+      live: `live(rows) -> [B]`, bool, True for rows that have not ended.
+      logits: logits of token 0, `[B, V]`.
+      rows: tuple with leaves `[B, …]`, such as `Rows`.
+      steps: largest number of tokens of a row.
 
     Returns:
-      The last of the tuple.
+      The last element of the tuple `rows`.
     """
 
     def run(params: Any, t: jax.Array, rows: Any, widths: Sequence[int]) -> Any:
@@ -377,25 +384,25 @@ def generate(
 
     The prefill of a prompt is computed once per group, and its cache repeated for the members.
 
-    With a filter a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), S the tokens that `truncate`
-    keeps, and `log_prob` is log μ(a). With S held, the learner's policy is restricted to the same
-    S whatever its parameters (`restricted`): the ratio is 1 at the first update and stays finite,
-    and no bias −E_μ[A] ∇ log π(S) enters the gradient, as it does under log π(a).
+    With a filter, a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), where S are the tokens that
+    `truncate` keeps, and `log_prob` is log μ(a). If S is recorded, the learner's policy is
+    restricted to the same S whatever its parameters (`restricted`): the ratio is 1 at the first
+    update and stays finite, and the gradient has no bias −E_μ[A] ∇ log π(S), unlike with log π(a).
 
     Args:
-      model: the policy.
-      params: its parameters.
-      prompt: `[P, L]`, int32, left-padded.
-      pad: `[P]`, int32, padding tokens on the left.
+      model: transformer of the policy.
+      params: parameters of the policy.
+      prompt: tokens of the prompts, `[P, L]`, int32, left-padded.
+      pad: padding tokens on the left, `[P]`, int32.
       keys: keys `[P]`, typed or raw, consumed; member g of a group samples token t with
         `fold_in(fold_in(key, g), t)`.
-      group_size: G.
-      decoding: see `Decoding`; its budget is above 0.
-      eos: id that ends a completion, several of which each does, or `Ends`, with stop strings.
+      group_size: completions per prompt, G.
+      decoding: budget, above 0, temperature and filters of sampling.
+      eos: id that ends a completion, several such ids, or `Ends` with stop strings.
       pad_token: id that fills the rest.
-      greedy: take the most likely token; `log_prob` is still at the temperature.
+      greedy: whether to take the most likely token; `log_prob` still uses the temperature.
       noise: std of the noise on the logits, see `draw`.
-      with_kept: hold what each token was drawn from.
+      with_kept: whether to record the tokens that each token was drawn from.
 
     Returns:
       The completions.

@@ -1,4 +1,4 @@
-"""Sizes and switches of problems and models of language, as records for command lines and logs."""
+"""Sizes and switches of language problems and models, as records for command lines and logs."""
 
 from jaxrl_po.config import (
     COUNT,
@@ -22,7 +22,7 @@ NUCLEUS, PART = Interval(0.0, 1.0, open_low=True), Interval(0.0, 1.0, open_high=
 
 @record
 class Sampling:
-    """Sizes of a language problem and how it is sampled: fields of tasks and dialogues."""
+    """Sizes of a language problem and settings of its sampling, for tasks and dialogues."""
 
     num_prompts: int = common.static(64, "prompts per iteration, over all devices", within=COUNT)
     group_size: int = common.static(8, "completions per prompt", within=COUNT)
@@ -61,7 +61,7 @@ class Sampling:
 
     @property
     def decoding(self) -> sampling.Decoding:
-        """How completions are sampled."""
+        """Budget, temperature and filters of sampling, as a `Decoding`."""
         filters = self.top_k, self.top_p, self.min_p
         return sampling.Decoding(self.max_new_tokens, self.temperature, *filters)
 
@@ -83,7 +83,7 @@ class Settings(Sampling):
 
 @record
 class Computation:
-    """How a transformer is computed, whatever its sizes."""
+    """Settings of a transformer's computation that do not depend on its sizes."""
 
     dtype: str = static("float32", "dtype of the matrix products", choices=tuple(DTYPES))
     remat: bool = static(
@@ -115,7 +115,7 @@ class ModelSettings(Computation):
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or sizes that do not divide."""
+        """Raises ConfigError for a field out of its range, or sizes that do not divide evenly."""
         check(self)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ConfigError(
@@ -125,7 +125,7 @@ class ModelSettings(Computation):
             raise ConfigError("kv_heads", f"must divide heads = {self.heads}, got {self.kv_heads}")
 
     def build(self, vocabulary: int, *, outputs: int = 0) -> Transformer:
-        """The model: a policy with `outputs = 0`, a critic with 1."""
+        """Builds the model: a policy with `outputs = 0`, a critic with `outputs = 1`."""
         self.validate()
         if self.shape != "none":
             model = architectures.read(

@@ -1,4 +1,4 @@
-"""Where a completion ends: after one of some tokens, or with text that completes a stop string."""
+"""Ends of completions: one of some tokens, or a token whose text completes a stop string."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from jaxrl_po.config import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stops:
-    """Strings of which each ends a text, as an automaton over tokens (Aho and Corasick 1975).
+    """Stop strings, each of which ends a text, as an automaton (Aho and Corasick 1975).
 
-    Its state is the longest beginning of a string with which the text ends, 0 for none. Tokens that
-    lead from each state to the same one are of one kind.
+    A state is the longest proper prefix of a stop string that is also a suffix of the text so far;
+    0 is the empty prefix. Tokens that lead from every state to the same next state are of one kind.
 
     Attributes:
-      strings: not empty.
-      kind: `[V]`, of each token.
-      after: `[kinds, states]`, the next state.
-      found: `[kinds, states]`, bool, whether a string is completed on the way there.
+      strings: stop strings, none of them empty.
+      kind: kind of each token, `[V]`.
+      after: next state, `[kinds, states]`.
+      found: True if a stop string is completed on the way to that state, `[kinds, states]`, bool.
     """
 
     strings: tuple[str, ...]
@@ -33,14 +33,14 @@ class Stops:
 
 
 def make_stops(strings: Sequence[str], texts: Sequence[bytes]) -> Stops:
-    """Builds the automaton.
+    """Builds the automaton of stop strings.
 
     Args:
-      strings: of which each ends a text.
-      texts: of each token, `V` of them.
+      strings: stop strings, each of which ends a text.
+      texts: text of each token, `V` of them.
 
     Raises:
-      ConfigError: an empty string.
+      ConfigError: a stop string is empty.
 
     Example:
       >>> stops = make_stops(["ab"], [b"a", b"b", b"xa", b"c"])
@@ -91,22 +91,22 @@ def make_stops(strings: Sequence[str], texts: Sequence[bytes]) -> Stops:
 
 
 class Ends(NamedTuple):
-    """What ends a completion.
+    """Tokens and strings that end a completion.
 
     Attributes:
-      tokens: ids of which each does.
-      stops: see `Stops`; None for no strings, which then cost nothing.
+      tokens: ids that each end a completion.
+      stops: automaton of the stop strings; None if only tokens end completions, which is faster.
     """
 
     tokens: tuple[int, ...]
     stops: Stops | None = None
 
     def begin(self, rows: int) -> jax.Array | None:
-        """The state before the first token, `[B]`; None without stop strings."""
+        """Returns the state before the first token, `[B]`; None without stop strings."""
         return None if self.stops is None else jnp.zeros(rows, jnp.int32)
 
     def after(self, state: jax.Array | None, token: jax.Array) -> tuple[Any, jax.Array]:
-        """The next state, and whether the text ends with the token, both `[B]`."""
+        """Returns the next state, and True where the text ends with the token, both `[B]`."""
         ended = jnp.isin(token, jnp.asarray(self.tokens, jnp.int32))
         if self.stops is None:
             return state, ended
@@ -117,11 +117,11 @@ class Ends(NamedTuple):
         )
 
     def mark(self, tokens: jax.Array) -> jax.Array:
-        """Where texts `[B, T]` end, bool; what follows a first end counts as the same text."""
+        """Marks the ends in texts `[B, T]`, bool; tokens after a first end continue its text."""
         _, ended = jax.lax.scan(self.after, self.begin(tokens.shape[0]), tokens.T)
         return ended.T
 
 
 def ends_of(tokenizer: Any) -> Ends:
-    """What ends a completion in the tokens of a tokenizer, which may have no stop strings."""
+    """Returns the ends of a completion for a tokenizer, which may lack stop strings."""
     return Ends(tuple(tokenizer.ends), getattr(tokenizer, "stops", None))

@@ -1,4 +1,4 @@
-"""What a tokenizer is, and one with a token per character, besides PAD and EOS."""
+"""The interface of a tokenizer, and a tokenizer with one token per character, PAD and EOS."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ PAD = "□"
 
 
 class AnyTokenizer(Protocol):
-    """What a task needs of its tokenizer: this module's, or that of a pretrained model."""
+    """Interface of a task's tokenizer: this module's `Tokenizer`, or a pretrained model's."""
 
     @property
     def size(self) -> int:
@@ -19,7 +19,7 @@ class AnyTokenizer(Protocol):
 
     @property
     def pad(self) -> int:
-        """Id that fills rows, not `eos`; it may be another of `ends`."""
+        """Id that fills rows; never `eos`, but possibly another id of `ends`."""
 
     @property
     def eos(self) -> int:
@@ -27,23 +27,23 @@ class AnyTokenizer(Protocol):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Ids of which each ends a completion."""
+        """Ids that each end a completion."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without EOS."""
+        """Returns the ids of a text, without EOS."""
 
     def decode(self, tokens: list[int], *, pad: str = "") -> str:
-        """Text up to the first end, with `pad` in place of each PAD before it."""
+        """Returns the text before the first end, with `pad` in place of each PAD."""
 
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
-        """Texts of all rows, `[B, T]`: the unmasked tokens without ends."""
+        """Returns the texts of all rows, `[B, T]`: their unmasked tokens without ends."""
 
 
 class Tokenizer(NamedTuple):
-    """Characters to ids and back; PAD is 0, EOS is 1, and the alphabet follows in its order.
+    """Tokenizer of single characters: PAD is 0, EOS is 1, and the alphabet follows in its order.
 
     Attributes:
-      characters: the alphabet.
+      characters: characters of the alphabet, each once.
     """
 
     characters: str
@@ -65,7 +65,7 @@ class Tokenizer(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Ids that end a completion: that of EOS."""
+        """Ids that end a completion: only EOS."""
         return (self.eos,)
 
     @property
@@ -74,10 +74,10 @@ class Tokenizer(NamedTuple):
         return {character: i for i, character in enumerate(self.characters, start=2)}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, without EOS.
+        """Returns the ids of `text`, without EOS.
 
         Raises:
-          ConfigError: names the first character that is not in the alphabet.
+          ConfigError: a character is not in the alphabet; the message names the first one.
         """
         ids = self.ids
         for character in text:
@@ -88,7 +88,7 @@ class Tokenizer(NamedTuple):
         return [ids[character] for character in text]
 
     def decode(self, tokens: list[int], *, pad: str = "") -> str:
-        """Text up to the first EOS, with `pad` in place of each PAD before it."""
+        """Returns the text before the first EOS, with `pad` in place of each PAD."""
         characters = {i: character for character, i in self.ids.items()}
         end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
         return "".join(
@@ -96,11 +96,11 @@ class Tokenizer(NamedTuple):
         )
 
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
-        """Texts of all rows at once: the unmasked tokens without EOS, with `□` for each PAD.
+        """Decodes all rows at once: their unmasked tokens without EOS, with `□` for each PAD.
 
         Args:
-          tokens: `[B, T]`.
-          mask: `[B, T]`, True where a token counts.
+          tokens: ids of the rows, `[B, T]`.
+          mask: True for the tokens to decode, `[B, T]`.
 
         Example:
           >>> tokens = np.array([[2, 0, 3, 1], [0, 0, 3, 2]])
@@ -116,10 +116,10 @@ class Tokenizer(NamedTuple):
 
 
 def make_tokenizer(characters: str) -> Tokenizer:
-    """Checks and builds a tokenizer.
+    """Checks an alphabet and builds its tokenizer.
 
     Args:
-      characters: the alphabet, each character once.
+      characters: characters of the alphabet, each once.
 
     Raises:
       ConfigError: a character occurs twice.

@@ -1,4 +1,4 @@
-"""What was said in a batch of dialogues."""
+"""Records of the messages and replies in a batch of dialogues."""
 
 from typing import NamedTuple
 
@@ -9,20 +9,21 @@ from jaxrl_po.types import PyTree
 
 
 class Conversations(NamedTuple):
-    """B = P·G dialogues, group-major; N tokens after the prompt, S of them sampled at most.
+    """B = P·G dialogues, group-major; N tokens after the prompt, at most S of them sampled.
 
     Attributes:
-      tokens: `[B, N]`, int32: messages and replies in turn, without gaps; PAD after the end.
-      position: `[B, S]`, int32 below N: where each sampled token stands among them.
-      action: `[B, S]`, int32, the sampled tokens.
-      log_prob: `[B, S]`, nats, under the distribution that each was drawn from.
-      mask: `[B, S]`, bool, False after the last sampled token.
-      message_end: `[B, S]`, bool, the last token of each message.
-      reward: `[B, S]`, reward units, at the ends of messages.
+      tokens: messages and replies in turn, without gaps, then PAD, `[B, N]`, int32.
+      position: index of each sampled token in `tokens`, `[B, S]`, int32 below N.
+      action: sampled tokens, `[B, S]`, int32.
+      log_prob: log-probability of each sampled token under the distribution that it was drawn from,
+        `[B, S]`, nats.
+      mask: False after the last sampled token, `[B, S]`, bool.
+      message_end: True for the last token of each message, `[B, S]`, bool.
+      reward: rewards at the ends of messages, `[B, S]`, reward units.
       state: the environment's last state, leaves `[B, …]`.
-      ended: `[B]`, bool, whether the dialogue was done within its turns.
-      turns: `[B]`, int32, messages.
-      kept: `[B, S, …]`, what each was drawn from, see `sampling.Completions`.
+      ended: True if the dialogue was done within its turns, `[B]`, bool.
+      turns: number of messages, `[B]`, int32.
+      kept: tokens that each sampled token was drawn from, `[B, S, …]`, see `sampling.Completions`.
     """
 
     tokens: jax.Array
@@ -42,12 +43,12 @@ class Written(NamedTuple):
     """Dialogues column by column, leaves `[B, N]`.
 
     Attributes:
-      tokens: see `Conversations`.
-      log_prob: of the sampled ones.
-      sampled: bool, whether the policy wrote the token.
-      message_end: bool, whether it is the last one of a message.
-      reward: at the ends of messages.
-      kept: `[B, N, …]`, see `Conversations`.
+      tokens: messages and replies in turn, without gaps, then PAD, int32.
+      log_prob: log-probabilities of the sampled tokens, nats.
+      sampled: True if the policy wrote the token, bool.
+      message_end: True for the last token of a message, bool.
+      reward: rewards at the ends of messages, reward units.
+      kept: tokens that each sampled token was drawn from, `[B, N, …]`, see `Conversations`.
     """
 
     tokens: jax.Array
@@ -61,14 +62,14 @@ class Written(NamedTuple):
 def gather(
     written: Written, most: int, *, state: PyTree, ended: jax.Array, turns: jax.Array
 ) -> Conversations:
-    """Sampled tokens to the front, in order, so that nothing that follows sees the gaps.
+    """Moves sampled tokens to the front, in order, so that later code sees no gaps between them.
 
     Args:
-      written: column by column.
-      most: S, tokens that may have been sampled.
-      state: see `Conversations`, as for the others.
-      ended: likewise.
-      turns: likewise.
+      written: dialogues column by column.
+      most: largest number S of tokens that a row may have sampled.
+      state: last state of the environment, leaves `[B, …]`, or None.
+      ended: True for dialogues that were done within their turns, `[B]`, bool.
+      turns: number of messages, `[B]`, int32.
     """
     position = jnp.argsort(~written.sampled, axis=1, stable=True)[:, :most].astype(jnp.int32)
     sampled: Written = jax.tree.map(

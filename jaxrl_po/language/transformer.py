@@ -4,10 +4,10 @@ The defaults suit small models; `architectures` has the settings of pretrained f
 
 Shape suffixes: B rows, N new positions, R ≤ N of them with outputs, M = B·N or B·R, S positions in
 all, D width, H query heads, K key/value heads, G = H / K, C head size, F MLP width, V vocabulary,
-L blocks, of which all parameters are stacked.
-`dtype` is that of the matrix products; parameters are float32, softmax and outputs float32 at
-least. Outside attention, rows and positions are one axis: the weight gradient of a product with two
-leading axes is several times slower on a CPU.
+L blocks, whose parameters are stacked.
+`dtype` is the type of the matrix products; parameters are float32, softmax and outputs float32 at
+least. Outside attention, rows and positions form one axis: the weight gradient of a product with
+two leading axes is several times slower on a CPU.
 """
 
 import functools
@@ -30,18 +30,18 @@ from jaxrl_po.language.rope import PLAIN, Rope, turns
 from jaxrl_po.types import PyTree
 
 ONE_HOT = 1024
-"""Vocabularies up to this are embedded by a product: the gradient of a lookup is a scatter, which
-is slow on a CPU."""
+"""Largest vocabulary that is embedded by a product with one-hot rows: the gradient of a lookup is a
+scatter, which is slow on a CPU."""
 
 UNROLLED = 4
-"""Models up to this many blocks are compiled block by block: their decoding is up to twice as fast
-on a CPU. The blocks of deeper ones are scanned: compile time does not depend on their number."""
+"""Largest number of blocks that are compiled one by one, which makes decoding up to twice as fast
+on a CPU. Deeper models scan their blocks, so that compile time does not depend on the number."""
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...] | tuple[jax.Array, jax.Array]
 """Keys and values: `[B, K, S, C]` of each block, or of all blocks `[B, L, K, S, C]` if scanned.
 
-The order of axes is that of the products, so that a decoding step needs no transpose; it updates
-either in place, but has to copy what it reads of the second.
+The axes are in the order of the products, so that a decoding step needs no transpose. A step
+updates both forms in place, but with the second form it copies the block that it reads.
 """
 
 LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -62,48 +62,51 @@ LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
 
 
 Layer = Callable[..., tuple[jax.Array, Any]]
-"""`layer(variables, window, x_MxD, cache, number, read) -> (x_MxD, cache)`."""
+"""`layer(variables, window, x_MxD, cache, number, read) -> (x_MxD, cache)`, applies a block."""
 
 
 class Transformer(nn.Module):
     """Decoder-only transformer; `outputs` is the vocabulary for a policy and 1 for a critic.
 
     Attributes:
-      vocabulary: size of the input embedding, V.
+      vocabulary: size V of the input embedding.
       outputs: size of the output; 0 takes the vocabulary.
-      width: D.
+      width: width D of the residual stream.
       layers: number of blocks.
-      heads: H query heads.
-      kv_heads: K key/value heads, a divisor of H; 0 takes H.
-      head_size: C, an even number; 0 takes width / heads.
-      mlp_width: F; 0 takes 4·D.
-      gated: a gated MLP, W₃(f(W₁x) ∘ W₂x), in place of W₃f(W₂x).
-      activation: f; None takes SiLU where the MLP is gated and else GELU, by its tanh formula.
-      tied: the output reuses the embedding.
-      tied_scale: of the logits where it does; 0 takes 1/√D.
-      embedding_scale: of the embedded tokens.
-      qkv_bias: biases on queries, keys and values.
-      qk_norm: RMSNorm of each head's queries and keys, before they are rotated.
-      query_scale: of the scores; 0 takes 1/√C.
-      post_norms: RMSNorm after attention and MLP too, before they are added to the stream.
-      epsilon: of every RMSNorm.
-      rope: the rotary positions.
-      windows: for each layer, how many positions it sees, its own included; 0 for all of them.
-        Empty for all in every layer.
-      window_rope: the rotary positions of layers with a window; None for `rope`.
-      lora: adapters, in a collection of their own beside `params`; None for none.
-      dtype: of the matrix products: float32, bfloat16, or float64 where JAX has it on.
-      remat: recompute the activations inside blocks in the backward pass: less memory, a third more
-        time. Microbatches bound the same memory at no such price; it pays where the activations of
-        one row, or one group, are still too many. On a CPU XLA's default schedule undoes most of
-        the saving where blocks are not scanned; without `concurrency_optimized_scheduler` it does
-        not.
-      fused_attention: without a cache, attend in one kernel where the target has one: scores are
-        not held. It has no forward derivative.
-      constrain: sharding constraint on the activations `[M, D]` between blocks; the default has
-        none.
-      over_rows: `over_rows(f)(params, rows)` is `f(params, rows)` where the rows are; by default f.
-      target: what it is compiled for; None for `backend.here()`.
+      heads: number H of query heads.
+      kv_heads: number K of key/value heads, a divisor of H; 0 takes H.
+      head_size: size C of a head, an even number; 0 takes width / heads.
+      mlp_width: width F of the MLP's hidden layer; 0 takes 4·D.
+      gated: whether the MLP is gated, W₃(f(W₁x) ∘ W₂x), in place of W₃f(W₂x).
+      activation: activation f of the MLP; None takes SiLU if the MLP is gated, otherwise GELU, by
+        its tanh formula.
+      tied: whether the output reuses the embedding matrix.
+      tied_scale: scale of the logits if `tied`; 0 takes 1/√D.
+      embedding_scale: scale of the embedded tokens.
+      qkv_bias: whether queries, keys and values have biases.
+      qk_norm: whether each head's queries and keys pass an RMSNorm before they are rotated.
+      query_scale: scale of the attention scores; 0 takes 1/√C.
+      post_norms: whether attention and MLP also pass an RMSNorm before they are added to the
+        residual stream.
+      epsilon: epsilon of every RMSNorm.
+      rope: rotary position embedding.
+      windows: for each layer, the number of positions it attends to, its own included; 0 for all.
+        Empty if every layer attends to all positions.
+      window_rope: rotary position embedding of layers with a window; None for `rope`.
+      lora: low-rank adapters, in a separate collection beside `params`; None to disable.
+      dtype: type of the matrix products: float32, bfloat16, or float64 if JAX enables it.
+      remat: whether to recompute the activations inside blocks in the backward pass: less memory, a
+        third more time. Microbatches bound the same memory without this cost; remat pays if the
+        activations of one row, or one group, are still too large. On a CPU, XLA's default schedule
+        undoes most of the saving if blocks are not scanned; without
+        `concurrency_optimized_scheduler` it does not.
+      fused_attention: whether to attend, without a cache, in one fused kernel if the target has
+        one: it never stores all scores. The kernel has no forward derivative.
+      constrain: sharding constraint on the activations `[M, D]` between blocks; the default leaves
+        them unconstrained.
+      over_rows: `over_rows(f)(params, rows)`, computes `f(params, rows)` on the devices of the
+        rows; the default calls f.
+      target: hardware that the model is compiled for; None for `backend.here()`.
     """
 
     vocabulary: int
@@ -147,22 +150,22 @@ class Transformer(nn.Module):
         unembed: bool = True,
         prompt: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache | None]:
-        """Logits after each new token.
+        """Computes the logits after each new token.
 
         Args:
-          tokens: `[B, N]`, int32, left-padded. Positions are relative, so that padding does not
-            change the outputs.
-          pad: `[B]`, int32, padding tokens on the left.
+          tokens: new tokens, `[B, N]`, int32, left-padded. Positions are relative, so that padding
+            does not change the outputs.
+          pad: padding tokens on the left, `[B]`, int32.
           cache: keys and values of earlier columns, to be extended; None attends to the new tokens
             only.
           start: column of the first new token, 0 without a cache.
           last: number of last tokens to compute outputs for; 0 for all. For the others the last
             block computes keys and values only.
-          unembed: compute the outputs; otherwise the vectors `[…, D]` are returned of which they
-            are the product with `unembedding`.
-          prompt: `[P, L]`, int32, left-padded by `pad` `[P]`: the prompt of each group of B / P
-            consecutive rows, computed once per group. Needs scanned blocks and no cache. Outputs
-            then begin with one after the prompt.
+          unembed: whether to compute the outputs; if False, returns the vectors `[…, D]` whose
+            product with `unembedding` gives the outputs.
+          prompt: prompt of each group of B / P consecutive rows, `[P, L]`, int32, left-padded by
+            `pad` `[P]`; computed once per group. Needs scanned blocks and no cache. The first
+            output of a row is then the output after its prompt.
 
         Returns:
           Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without
@@ -189,8 +192,8 @@ class Transformer(nn.Module):
         columns_N, keys_S = start + jnp.arange(new), jnp.arange(total)
         behind_NxS = columns_N[:, None] - keys_S[None, :]
         mask_BxNxS = (behind_NxS >= 0)[None] & (keys_S[None, None, :] >= pad[:, None, None])
-        # A constant of the program: fused into it, sines would be recomputed for every element that
-        # they rotate.
+        # The tables are constants of the program: computed inside it, sines would be fused and
+        # recomputed for every element that they rotate.
         turns_Nxh, window_turns_Nxh = (
             [
                 jax.lax.dynamic_slice_in_dim(table, start, new)
@@ -211,7 +214,7 @@ class Transformer(nn.Module):
                     jnp.where(window == 0, *pair)
                     for pair in zip(turns_Nxh, window_turns_Nxh, strict=True)
                 ]
-            # Unrolled, each block has a window of its own.
+            # In unrolled models, each block is compiled with its own window.
             windows = tuple(sorted({*self.windows} or {0})) if self.scanned else (window,)
             sight = Sight(seen_BxNxS[:, new - read :], pad, window, windows, kernel)
             out: tuple[jax.Array, Any] = block.apply(
@@ -268,7 +271,7 @@ class Transformer(nn.Module):
         )
 
     def _blocks(self, block: Block) -> PyTree:
-        """The variables of all blocks, leaves `[L, …]`; drawn where the model is initialised."""
+        """Returns the variables of all blocks, leaves `[L, …]`; draws them in `init`."""
 
         def draw(key: jax.Array, collection: str) -> PyTree:
             x_1xD, turned_1xh = jnp.zeros((1, self.width)), [jnp.zeros((1, self.size // 2))] * 2
@@ -278,7 +281,7 @@ class Transformer(nn.Module):
             )(jax.random.split(key, self.layers))
             if self.scanned:
                 return stacked
-            # Drawn block by block, so that a seed gives the same parameters as named blocks would.
+            # Draw block by block, so that a seed gives the same parameters as separate modules.
             assert self.scope is not None
             apart = Apart(block.attention, block.mlp, self.layers, parent=None)
             drawn = apart.init(self.scope.rngs["params"].rng, *inputs).get(collection, {})
@@ -295,9 +298,9 @@ class Transformer(nn.Module):
         if self.is_initializing():
             self.param("blocks", draw, "params")
             if self.lora is not None:
-                # A collection of their own: the base can be held apart and left untrained.
+                # Adapters are a separate collection, so that the frozen base can live elsewhere.
                 self.variable(ADAPTERS, "blocks", lambda: draw(self.make_rng("params"), ADAPTERS))
-        # Not what `param` returns: to compare shapes it draws all of them again in every trace.
+        # Read with `get_variable`: `param` draws them again in every trace, to compare shapes.
         held = ("params", ADAPTERS, kernels.BY_OUTPUTS)
         blocks: PyTree = {name: self.get_variable(name, "blocks", {}) for name in held}
         chex.assert_tree_shape_prefix(blocks, (self.layers,))
@@ -306,7 +309,7 @@ class Transformer(nn.Module):
     def _scanned(
         self, layer: Layer, blocks: PyTree, x_MxD: jax.Array, cache: Any, new: int, last: int
     ) -> tuple[jax.Array, Any]:
-        """All blocks, compiled once; every position goes through all of them."""
+        """Applies all blocks, compiled once; every position passes through all of them."""
         del last
 
         def body(carry: Any, xs: Any) -> tuple[Any, None]:
@@ -322,7 +325,7 @@ class Transformer(nn.Module):
     def _unrolled(
         self, layer: Layer, blocks: PyTree, x_MxD: jax.Array, cache: Any, new: int, last: int
     ) -> tuple[jax.Array, Any]:
-        """Block by block; of the last one only what is read."""
+        """Applies the blocks one by one; the last one computes only the outputs that are read."""
         layer = jax.checkpoint(layer, static_argnums=(1, 4, 5)) if self.remat else layer
         apart: Any = self.get_variable(kernels.APART, "blocks")
         caches = []
@@ -339,41 +342,41 @@ class Transformer(nn.Module):
 
     @property
     def scanned(self) -> bool:
-        """Whether blocks are scanned, see `UNROLLED`."""
+        """True if blocks are scanned, see `UNROLLED`."""
         return self.layers > UNROLLED
 
     @property
     def rows_over_devices(self) -> bool:
-        """Whether the compiler places rows on devices, see `constrain`."""
+        """True if the compiler places rows on devices, see `constrain`."""
         return self.constrain is not type(self).constrain
 
     @property
     def fused(self) -> Kernel | str:
-        """The kernel for `fused_attention` on the target, or why there is none."""
+        """Kernel for `fused_attention` on the target, or the reason why the target lacks one."""
         if self.rows_over_devices:
             return "shard_params and a model axis would divide what a kernel computes"
         return kernel_for(self.target or backend.here(), jnp.dtype(self.dtype), self.size)
 
     @property
     def kernel(self) -> Kernel | None:
-        """The fused kernel that passes without a cache attend with; None without one."""
+        """Fused attention kernel of passes without a cache; None if disabled or unavailable."""
         found = self.fused if self.fused_attention else ""
         return None if isinstance(found, str) else found
 
     @property
     def ties_output(self) -> bool:
-        """Whether the outputs are read off the embedding."""
+        """True if the output layer reuses the embedding matrix."""
         return self.tied and self.outputs in (0, self.vocabulary)
 
     def unembedding(self, params: PyTree) -> jax.Array:
-        """The matrix `[D, V]` of the outputs, from `{"params": …}`."""
+        """Returns the matrix `[D, V]` of the outputs, from `{"params": …}`."""
         own = params["params"]
         matrix: jax.Array = own["embedding"].T if self.ties_output else own["output"]["kernel"]
         return matrix
 
     @property
     def size(self) -> int:
-        """The head size C."""
+        """Head size C."""
         return self.head_size or self.width // self.heads
 
     @property
@@ -381,11 +384,11 @@ class Transformer(nn.Module):
         return functools.partial(nn.RMSNorm, epsilon=self.epsilon, dtype=self.dtype)
 
     def parameter_shapes(self) -> PyTree:
-        """Shape and type of each parameter; nothing is computed."""
+        """Returns the shape and type of each parameter, without computing any values."""
         return _parameter_shapes(self, jnp.result_type(float))
 
     def for_decoding(self, params: PyTree, rows: int) -> PyTree:
-        """The parameters, and those of blocks in a form that decodes faster; see `kernels`."""
+        """Adds the blocks' parameters in a form that decodes faster, see `kernels`."""
         blocks = params["params"]["blocks"]
         if not self.scanned and (self.target or backend.here()).on_cpu:
             return {**params, kernels.APART: {"blocks": kernels.apart(blocks, self.layers)}}
@@ -394,7 +397,7 @@ class Transformer(nn.Module):
         return {**params, kernels.BY_OUTPUTS: {"blocks": kernels.by_outputs(blocks, self.dtype)}}
 
     def empty_cache(self, batch: int, length: int) -> Cache:
-        """A cache for `batch` rows of `length` columns."""
+        """Returns an empty cache for `batch` rows of `length` columns."""
         blocks = (self.layers,) if self.scanned else ()
         shape = (batch, *blocks, self.kv_heads or self.heads, length, self.size)
         pair = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
@@ -404,7 +407,8 @@ class Transformer(nn.Module):
 def hidden_matrices(params: PyTree) -> PyTree:
     """Marks the matrices of all blocks, and both factors of their adapters, `[L, inputs, outputs]`.
 
-    Embedding and output are not hidden; biases and scales of the blocks are vectors, `[L, …]`.
+    Embedding and output are not marked, nor the blocks' biases and scales, which are vectors,
+    `[L, …]`.
     """
     return {
         collection: {
@@ -416,20 +420,20 @@ def hidden_matrices(params: PyTree) -> PyTree:
 
 
 def compiled_for(target: Target | None, model: Any) -> Any:
-    """The model for a target, or as it is without one; a custom module need not know of targets."""
+    """Returns the model compiled for a target; unchanged without a target or if custom."""
     return model.clone(target=target) if target and isinstance(model, Transformer) else model
 
 
-@functools.lru_cache(maxsize=16)  # a run asks several times, and tracing takes half a second
+@functools.lru_cache(maxsize=16)  # a run calls it several times, and tracing takes half a second
 def _parameter_shapes(model: Transformer, default: jnp.dtype) -> PyTree:
-    del default  # part of the cache's key: the default type depends on `jax_enable_x64`
+    del default  # a part of the cache's key: the default type depends on `jax_enable_x64`
     return jax.eval_shape(
         model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
     )
 
 
 def _after_prompts(x_MxD: jax.Array, batch: int, prompts: int, columns: int) -> jax.Array:
-    """Of each row the prompt's last position and its own: `[P·L + B·N, D]` to `[B·(1 + N), D]`."""
+    """Joins each row to its prompt's last position: `[P·L + B·N, D]` to `[B·(1 + N), D]`."""
     of_prompts_PxLxD, of_rows_BxNxD = (
         part.reshape(rows, -1, x_MxD.shape[-1])
         for part, rows in zip(jnp.split(x_MxD, [prompts * columns]), (prompts, batch), strict=True)
@@ -439,7 +443,7 @@ def _after_prompts(x_MxD: jax.Array, batch: int, prompts: int, columns: int) -> 
 
 
 def _embed(embedding_VxD: jax.Array, tokens_M: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The row of each token, `[M, D]`."""
+    """Looks up the embedding of each token, `[M, D]`."""
     vocabulary = embedding_VxD.shape[0]
     if vocabulary > ONE_HOT:
         return embedding_VxD[tokens_M].astype(dtype)

@@ -1,4 +1,4 @@
-"""The distribution over a large vocabulary, whose logits are never held for all tokens at once."""
+"""Distribution over a large vocabulary that never stores the logits of all tokens at once."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 
 HELD = 4096
-"""Largest vocabulary whose logits are kept for a whole batch, which is faster."""
+"""Largest vocabulary whose logits are stored for a whole batch, which is faster."""
 AT_ONCE = 2**24
-"""Logits kept at a time for larger vocabularies: 64 MiB in float32."""
+"""Number of logits stored at a time for larger vocabularies: 64 MiB in float32."""
 LISTED = 512
-"""Tokens of a larger vocabulary that a filter of the sampler keeps at most."""
+"""Largest number of tokens that a filter of the sampler keeps of a larger vocabulary."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """Categorical over a list of K actions per element; every other has probability 0.
+    """Categorical over a list of K actions per element; all other actions have probability 0.
 
     Attributes:
-      logits: `[E*, K]`, unnormalised log-probabilities of the actions of the list.
-      action: `[E*, K]`, int32: the list, and -1 in slots that hold none.
+      logits: unnormalised log-probabilities of the listed actions, `[E*, K]`.
+      action: the listed actions, -1 in unused slots, `[E*, K]`, int32.
 
     Example:
       >>> pair = Listed(jnp.zeros(3), jnp.array([7, 4, -1]))
@@ -40,29 +40,29 @@ class Listed:
     action: jax.Array
 
     def slots(self) -> Categorical:
-        """The distribution over the K slots."""
+        """Returns the distribution over the K slots."""
         return Categorical(jnp.where(self.action >= 0, self.logits, -jnp.inf))
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One int32 action per batch element, `E*`; consumes `key`."""
+        """Draws one int32 action per batch element, `E*`; consumes `key`."""
         return self._in(self.slots().sample(key))
 
     def mode(self) -> jax.Array:
-        """The most likely action, `E*`; the first of the list wins a tie."""
+        """Returns the most likely action, `E*`; the first of the list wins a tie."""
         return self._in(self.slots().mode())
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability of `action` `E*`, in nats; -inf of an action that is not listed."""
+        """Computes the log-probability of `action` `E*`, in nats; -inf if it is not listed."""
         chex.assert_shape(action, self.logits.shape[:-1])
         chosen = self.action == action[..., None]
         return jnp.max(jnp.where(chosen, self.slots().log_probs(), -jnp.inf), axis=-1)
 
     def entropy(self) -> jax.Array:
-        """`−Σ_a p log p`, `E*`, in nats; 0 with one action."""
+        """Computes the entropy `−Σ_a p log p`, `E*`, in nats; 0 with one action."""
         return self.slots().entropy()
 
     def kl(self, other: "Listed") -> jax.Array:
-        """Exact KL(self ‖ other), `E*`, in nats, where both have the same list."""
+        """Computes the exact KL(self ‖ other), `E*`, in nats; both must have the same list."""
         return self.slots().kl(other.slots())
 
     def _in(self, slot: jax.Array) -> jax.Array:
@@ -74,17 +74,18 @@ class Listed:
 class Unembedded:
     """Categorical over V tokens with logits `hidden @ matrix`, computed a few rows at a time.
 
-    Values and gradients equal those of `restricted(hidden @ matrix, kept)`. Above `AT_ONCE` logits
-    the backward pass computes them again: one more product with the matrix in exchange for several
-    arrays of `[E*, V]`.
+    Values and gradients equal the ones from `restricted(hidden @ matrix, kept)`. Above `AT_ONCE`
+    logits the backward pass recomputes them: one more product with the matrix saves several arrays
+    of `[E*, V]`.
 
     Attributes:
-      hidden: `[E*, D]`, float32 at least.
-      matrix: `[D, V]`.
-      at_once: logits that are held at a time, on each device.
-      over_rows: see `Transformer`.
-      kept: `[E*, K]`, int32, the tokens that the policy is restricted to, see `restricted`; None
-        for all.
+      hidden: hidden vectors, `[E*, D]`, float32 at least.
+      matrix: output matrix, `[D, V]`.
+      at_once: number of logits that are stored at a time, on each device.
+      over_rows: `over_rows(f)(params, rows)`, computes `f(params, rows)` on the devices of the
+        rows, see `Transformer`.
+      kept: tokens that the policy is restricted to, see `restricted`, `[E*, K]`, int32; None for
+        all.
     """
 
     hidden: jax.Array
@@ -97,11 +98,11 @@ class Unembedded:
 
     @property
     def logits(self) -> jax.Array:
-        """Those of all tokens, kept or not, `[E*, V]`, float32 at least."""
+        """Logits of all tokens, kept or not, `[E*, V]`, float32 at least."""
         return _logits(self.hidden, self.matrix)
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One int32 token per batch element, `E*`; consumes `key`."""
+        """Draws one int32 token per batch element, `E*`; consumes `key`."""
         keys = jax.random.split(key, self.hidden.shape[:-1])
         drawn: jax.Array = self._by_rows(
             lambda rows, keys: jax.vmap(lambda row, key: row.sample(key))(rows, keys), keys
@@ -109,11 +110,11 @@ class Unembedded:
         return drawn
 
     def mode(self) -> jax.Array:
-        """The most likely token, `E*`; the lowest id wins a tie, or the first one of a list."""
+        """Returns the most likely token, `E*`; the lowest id, or first of a list, wins a tie."""
         return self._by_rows(lambda rows: rows.mode())
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability of `action` `E*`, in nats."""
+        """Computes the log-probability of `action` `E*`, in nats."""
         chex.assert_shape(action, self.hidden.shape[:-1])
 
         def of_rows(rows: Categorical | Listed, action: jax.Array) -> jax.Array:
@@ -125,19 +126,19 @@ class Unembedded:
         return self._by_rows(of_rows, action)
 
     def entropy(self) -> jax.Array:
-        """`−Σ_a p log p`, `E*`, in nats."""
+        """Computes the entropy `−Σ_a p log p`, `E*`, in nats."""
         return self._by_rows(lambda rows: rows.entropy())
 
     def log_prob_and_entropy(self, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Both of the same logits, which are computed once for the two."""
+        """Returns log-probability and entropy; computes their logits only once."""
         chex.assert_shape(action, self.hidden.shape[:-1])
 
         def of_rows(rows: Categorical | Listed, action: jax.Array) -> tuple[jax.Array, jax.Array]:
             if isinstance(rows, Listed):
                 return rows.log_prob(action), rows.entropy()
             logits = rows.logits
-            # Not `log_softmax`, which alone would read the logits: XLA for a CPU then makes it a
-            # part of their product, which takes up to 3.5 times as long.
+            # `log_softmax` would be the only reader of the logits: XLA for a CPU then fuses it into
+            # their product, which takes up to 3.5 times as long.
             largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
             below = logits - largest[:, None]
             power = jnp.exp(below)
@@ -152,16 +153,17 @@ class Unembedded:
         return both
 
     def kl(self, other: "Unembedded") -> jax.Array:
-        """Exact KL(self ‖ other), `E*`, in nats, where both keep the same tokens."""
+        """Computes the exact KL(self ‖ other), `E*`, in nats; both must keep the same tokens."""
         chex.assert_equal_shape([self.hidden, other.hidden])
         return self._by_rows(lambda mine, its: mine.kl(its), other=other)
 
     def _by_rows(
         self, function: Callable[..., Any], *arrays: jax.Array, other: "Unembedded | None" = None
     ) -> Any:
-        """`function(rows, *arrays [C, …]) -> [C]` over C rows at a time, `E*`.
+        """Applies `function(rows, *arrays [C, …]) -> [C]` to C rows at a time, `E*`.
 
-        The function may return several arrays. With another distribution, its rows follow ours.
+        The function may return several arrays. With another distribution, the function receives
+        the other's rows after the rows of `self`.
         """
         shape = self.hidden.shape[:-1]
         each = [self] if other is None else [self, other]
@@ -182,7 +184,7 @@ class Unembedded:
             return function(*distributions, *arrays)
 
         def of_all(matrices: list[jax.Array], rows: Any) -> Any:
-            # Computed again, what is held would take as much memory.
+            # Rows that fit at once are not recomputed: that would need as much memory.
             held = jax.tree.leaves(rows)[0].shape[0] <= at_once
             of_rows = of_some if held else jax.checkpoint(of_some)
             return _map_rows(lambda part: of_rows(matrices, *part), rows, at_once)
@@ -192,12 +194,13 @@ class Unembedded:
 
 
 def restricted(logits: jax.Array, kept: jax.Array | None) -> Categorical | Listed:
-    """The policy over the tokens that the sampler kept: `π(a) 1[a ∈ S] / π(S)`.
+    """Restricts the policy to the tokens that the sampler kept: `π(a) 1[a ∈ S] / π(S)`.
 
     Args:
-      logits: `[E*, V]`, divided by the temperature.
-      kept: S: bool `[E*, V]`, or int32 `[E*, K]`, ids of which -1 are none; None for all tokens. In
-        a slot without a sample nothing needs to be kept: its distribution is some finite one.
+      logits: logits divided by the temperature, `[E*, V]`.
+      kept: tokens S, bool `[E*, V]` or int32 ids `[E*, K]` with -1 in unused slots; None for all
+        tokens. An element without a sample may keep no token: its distribution is an arbitrary
+        finite one.
     """
     if kept is None:
         return Categorical(logits)
@@ -219,17 +222,20 @@ def next_tokens(
     kept: jax.Array | None = None,
     **reading: Any,
 ) -> Categorical | Listed | Unembedded:
-    """The distribution of the token after each of the last ones, `[B, last]`, or after some.
+    """Computes the distribution of the token after each of the last tokens, or after some of them.
+
+    The batch shape is `[B, last]`, or `[B, S]` with `position`.
 
     Args:
-      model: a `Transformer`, one over a base (`lora.over`), or a custom module.
-      params: what it is applied to.
-      tokens: `[B, N]`, int32, left-padded.
-      pad: `[B]`, int32.
-      last: how many; 0 for all.
-      temperature: divides the logits.
-      position: `[B, S]`, int32 below `last`: after which of them; None for all.
-      kept: `[B, S, …]`, the tokens that the policy is restricted to, see `restricted`.
+      model: a `Transformer`, a transformer over a base (`lora.over`), or a custom module.
+      params: parameters that the model is applied to.
+      tokens: tokens to read, `[B, N]`, int32, left-padded.
+      pad: padding tokens on the left, `[B]`, int32.
+      last: number of last tokens; 0 for all.
+      temperature: divisor of the logits.
+      position: indices of the tokens among the last ones, `[B, S]`, int32 below `last`; None for
+        all.
+      kept: tokens that the policy is restricted to, see `restricted`, `[B, S, …]`.
       **reading: further arguments of the model, such as `prompt`.
     """
 
@@ -250,13 +256,13 @@ def next_tokens(
 
 
 def _logits(hidden: jax.Array, matrix: jax.Array) -> jax.Array:
-    """`[C, V]`, in float32 at least."""
+    """Computes logits `[C, V]`, in float32 at least."""
     logits = hidden @ matrix
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
 def _map_rows(function: Callable[[Any], Any], rows: Any, at_once: int) -> Any:
-    """A function of parts of `at_once` rows, and of the shorter last one; leaves `[N, …]`."""
+    """Applies a function to parts of `at_once` rows and to the shorter rest; leaves `[N, …]`."""
     count = jax.tree.leaves(rows)[0].shape[0]
     whole = count // at_once
     found = []

@@ -40,10 +40,10 @@ class WarmStart:
 
 
 def greedy_accuracy(model: Transformer, params: Any, task: TaskLike, key: jax.Array) -> jax.Array:
-    """Mean score of the greedy answers to `MEASURED` fresh prompts of the train split.
+    """Computes the mean score of greedy answers to `MEASURED` fresh prompts of the train split.
 
-    Scored by the verifier, since a correct answer need not be the demonstrated one. In a dialogue
-    it is the accuracy of its last state. Consumes `key`.
+    The verifier scores them, since a correct answer need not be the demonstrated one. For a
+    dialogue, the score is the accuracy of its last state. Consumes `key`.
     """
     keys = jax.random.split(key, MEASURED)
     decoding = sampling.Decoding(task.answer_length)
@@ -57,7 +57,7 @@ def greedy_accuracy(model: Transformer, params: Any, task: TaskLike, key: jax.Ar
             greedy=True,
         )
         return jax.vmap(task.accuracy)(held.state).mean()
-    # Greedy decoding draws nothing, so that the keys of the prompts can be passed on.
+    # Greedy decoding uses no random numbers, so that it can receive the keys of the prompts.
     prompts = jax.vmap(lambda key: task.sample(key, False))(keys)
     completions = sampling.generate(
         model,
@@ -75,13 +75,13 @@ def greedy_accuracy(model: Transformer, params: Any, task: TaskLike, key: jax.Ar
 
 
 class Fit(NamedTuple):
-    """A warm start after some of its steps.
+    """State of a warm start after some of its steps.
 
     Attributes:
-      params: of the policy.
-      opt_state: of Adam.
-      key: all random numbers follow from it and the number of the step.
-      accuracy: `[]`, float32, as last measured; −1 before that.
+      params: parameters of the policy.
+      opt_state: state of Adam.
+      key: random key; it and the number of the step determine all random numbers.
+      accuracy: accuracy as last measured, −1 before the first measurement, `[]`, float32.
     """
 
     params: Any
@@ -91,33 +91,33 @@ class Fit(NamedTuple):
 
 
 def begin(settings: WarmStart, params: Any, key: jax.Array) -> Fit:
-    """The warm start before its first step; consumes `key`."""
+    """Returns the warm start before its first step; consumes `key`."""
     return Fit(params, make_optimizer(settings).init(params), key, jnp.float32(-1.0))
 
 
 def make_optimizer(settings: WarmStart) -> optax.GradientTransformation:
-    """Returns Adam on clipped gradients, leaf by leaf: a flat norm would round differently."""
+    """Returns Adam with clipped gradients, leaf by leaf, since a flat norm rounds differently."""
     rate = settings.learning_rate
     return optimizers.adam(rate, max_grad_norm=1.0, epsilon=1e-8, flat_up_to=0)
 
 
 def unfinished(settings: WarmStart, done: Any, accuracy: Any) -> Any:
-    """Whether steps remain after `done` of them and the accuracy is below the wanted one."""
+    """Returns True if steps remain after `done` steps and the accuracy is below the wanted one."""
     return (done < settings.steps) & (accuracy < settings.accuracy)
 
 
 def advance(model: Transformer, task: TaskLike, settings: WarmStart, fit: Fit, done: Any) -> Fit:
-    """Takes the `BETWEEN` steps after `done`, or as many as are left, and measures the accuracy.
+    """Takes `BETWEEN` more steps, or as many as are left, and measures the accuracy.
 
-    The accuracy is not measured if all steps are wanted. A fit that is accurate enough does not
+    The accuracy is not measured if `settings.accuracy` is 1. A fit that is accurate enough does not
     change. Pure and jittable.
 
     Args:
-      model: the policy.
-      task: where demonstrations come from.
-      settings: see `WarmStart`.
-      fit: after `done` steps.
-      done: `[]`, int32, below `settings.steps`.
+      model: transformer of the policy.
+      task: task or dialogue that gives the demonstrations.
+      settings: number of steps, target accuracy and settings of Adam.
+      fit: state after `done` steps.
+      done: number of steps taken so far, `[]`, int32, below `settings.steps`.
     """
     optimizer = make_optimizer(settings)
     train_key, measure_key = jax.random.split(fit.key)
@@ -129,7 +129,7 @@ def advance(model: Transformer, task: TaskLike, settings: WarmStart, fit: Fit, d
         batch = cross_entropy.draw(task, jax.random.split(key, settings.batch_size))
 
         def update(gradient: Any, state: Any, params: Any) -> Any:
-            # All seeds share Adam's count, so that its powers round as in a single loop.
+            # All seeds share Adam's step count, so that powers of its decays round as in one loop.
             return optimizer.update(gradient, optax.tree_utils.tree_set(state, count=i), params)
 
         take = updates.gradient_update(loss, optax.GradientTransformation(optimizer.init, update))
@@ -152,17 +152,17 @@ def advance(model: Transformer, task: TaskLike, settings: WarmStart, fit: Fit, d
 def warm_start(
     model: Transformer, params: Any, task: TaskLike, settings: WarmStart, key: jax.Array
 ) -> Any:
-    """Trains `params` on demonstrations with Adam until accurate enough; pure and jittable.
+    """Trains `params` on demonstrations with Adam until accurate enough; is pure and jittable.
 
     Consumes `key`.
 
     Returns:
-      Parameters after at most `settings.steps` steps (unchanged for 0).
+      Parameters after at most `settings.steps` steps (unchanged for 0 steps).
     """
     if settings.steps == 0:
         return params
 
-    # XLA's CPU compiler drops `while done < 1: done += BETWEEN`, so that the loop counts by one.
+    # The loop counts by one, since XLA's CPU compiler drops `while done < 1: done += BETWEEN`.
     def body(loop: tuple[jax.Array, Fit]) -> tuple[jax.Array, Fit]:
         rounds, fit = loop
         return rounds + 1, advance(model, task, settings, fit, rounds * BETWEEN)

@@ -1,1 +1,1 @@
-"""Empty stand-in for what gymnax imports to draw games: its import takes long, with scipy.stats."""
+"""Empty stand-in for seaborn, which gymnax imports to draw games and which loads slowly."""

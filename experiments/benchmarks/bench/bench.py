@@ -1,16 +1,16 @@
-"""Ours beside rejax, PureJaxRL's loop, brax's PPO and TRL, in turns on the same machine.
+"""Times jaxrl_po, rejax, PureJaxRL's loop, brax's PPO and TRL alternately on the same machine.
 
-`make bench` measures every row but the optional ones and writes the table and the picture of
+`make bench` measures every row except the optional ones and writes the table and the picture of
 `docs/benchmarks.md`; `python experiments/benchmarks/bench/bench.py --only=rejax` leaves them in
 `--out`.
 
-A turn is one process, which compiles, then times; a round is a turn of ours and one of the peer's,
-and the next round runs in reverse. Rounds begin after one that does not count, in which a peer with
-several ways to run is timed in each, and keeps the fastest.
+Each measurement is one process, which compiles, then times. A round has one measurement of
+jaxrl_po and one of the peer, and the next round reverses their order. A first round does not count;
+in it a peer with several ways to run is timed in each, and keeps the fastest.
 
-Each peer has an environment of its own in `.venv/peers`, made on first use from `peers/*.txt`. A
-peer that cannot be installed or fails costs its rows only. Started again with the same code on the
-same machine, it keeps the rows that are finished, and measures those again that were noisy.
+Each peer has its own environment in `.venv/peers`, made on first use from `peers/*.txt`. If a peer
+cannot be installed or fails, only its rows are missing. Started again with the same code on the
+same machine, the benchmark keeps finished rows and repeats those that were noisy.
 """
 
 import json
@@ -33,12 +33,12 @@ from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.store import folder, provenance
 
-HOUR = 3600.0  # after which a process has hung
+HOUR = 3600.0  # seconds after which a process counts as hung
 
 
 @config.record
 class Options:
-    """What is measured, and where the results go."""
+    """Rows to measure, and the place of the results."""
 
     only: str = static("", "rows whose name holds one of these words, a,b,…; empty for all")
     rounds: int = static(5, "rounds that count", within=COUNT)
@@ -48,17 +48,17 @@ class Options:
         f"here; environments: {', '.join(libraries.environments())}",
     )
     tiny: bool = static(False, "sizes that only show that everything runs: no figure counts")
-    page: str = static("", "page whose table is written, and beside it the picture; empty for none")
-    out: str = static("runs/bench", "folder for the results, where finished rows are kept")
+    page: str = static("", "page whose table and picture are written; empty writes neither")
+    out: str = static("runs/bench", "folder for the results, which also keeps finished rows")
 
 
 class Program:
-    """A program of which each call is a turn, in a process of its own.
+    """A program that is timed once per call, in a new process.
 
     Args:
-      name: for messages.
-      command: how it is run.
-      choices: further arguments, of which the fastest are found in the first turn.
+      name: name for messages.
+      command: command line of the program.
+      choices: further arguments to choose from; the first round finds the fastest.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Program:
         self.others: list[float | None] = []
 
     def __call__(self) -> float:
-        """Runs once; returns the seconds of a unit of work."""
+        """Runs the program once; returns the seconds per unit of work."""
         before = machine.clock()
         rows = [self.run(choice) for choice in self.choices]
         fastest = max(range(len(rows)), key=lambda i: rate(rows[i]))
@@ -82,14 +82,14 @@ class Program:
         return 1.0 / rate(rows[fastest])
 
     def run(self, choice: Sequence[str]) -> dict[str, Any]:
-        """What the program prints last."""
+        """Runs the program; returns the JSON object that it prints last."""
         try:
             return timing.last_line([*self.command, *choice], HOUR)
         except RunError as error:
             raise RunError(f"{self.name} ended: {error}") from None
 
     def results(self) -> dict[str, Any]:
-        """The rounds that count, and how the program was run."""
+        """Returns the rounds that count, and the arguments that the program ran with."""
         rows = self.rows[1:]
         return {
             "rates": [rate(row) for row in rows],
@@ -101,7 +101,7 @@ class Program:
 
 
 def rate(row: Mapping[str, Any]) -> float:
-    """Units of work a second: environment steps, or iterations.
+    """Returns units of work per second: environment steps, or iterations.
 
     Example:
       >>> rate({"seconds_per_iteration": 0.25}), rate({"steps_per_second": 1000})
@@ -115,13 +115,13 @@ def rate(row: Mapping[str, Any]) -> float:
 def measure(
     row: rows.Row, rounds: int, given: Mapping[str, Path], *, tiny: bool = False
 ) -> dict[str, Any]:
-    """Times ours and the peer's in turns; `failed` says in one line what went wrong, if anything.
+    """Times jaxrl_po and the peer alternately; `failed` reports an error in one line, if any.
 
     Args:
-      row: what is measured.
-      rounds: that count.
-      given: see `libraries.interpreters`.
-      tiny: see `Options`.
+      row: comparison to measure.
+      rounds: number of rounds that count.
+      given: interpreters by environment, see `libraries.interpreters`.
+      tiny: True measures tiny sizes, see `Options`.
     """
     peer, sizes = libraries.PEERS[row.peer], [*row.sizes, *(row.small if tiny else ())]
     theirs: list[object] = [
@@ -207,7 +207,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def finished(result: Mapping[str, Any] | None, rounds: int) -> bool:
-    """Whether a row is measured, in as many rounds and on a quiet machine."""
+    """Returns whether a row is measured in as many rounds and on a quiet machine."""
     if result is None or result["failed"]:
         return False
     return len(result[OURS]["rates"]) >= rounds and not page.noise(result)

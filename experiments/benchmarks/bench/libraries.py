@@ -1,4 +1,4 @@
-"""The libraries to compare with, each in an environment of its own, made on first use."""
+"""The libraries to compare with, each in its own environment, made on first use."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ ENVIRONMENTS = BENCHMARKS.parent.parent / ".venv" / "peers"
 
 
 class Repository(NamedTuple):
-    """A peer that is not a package: where it is cloned from, and its commit."""
+    """Git repository and commit of a peer that is not a package."""
 
     url: str
     commit: str
@@ -27,11 +27,11 @@ class Peer(NamedTuple):
     """A library to compare with.
 
     Attributes:
-      title: its name and version.
-      environment: its requirements are `peers/<environment>.txt`.
-      script: of `peers/`, which prints one JSON object last.
-      arguments: of the script, in every row.
-      repository: see above; its clone is the script's `--source`.
+      title: name and version of the library.
+      environment: name of its environment, with requirements in `peers/<environment>.txt`.
+      script: script in `peers/`, which prints one JSON object last.
+      arguments: arguments of the script, in every row.
+      repository: repository whose clone is the script's `--source`, if it needs one.
     """
 
     title: str
@@ -58,12 +58,12 @@ PEERS = {
 
 
 def environments() -> list[str]:
-    """Names of the environments, each of which serves one library or several."""
+    """Returns the names of the environments; each serves one or several libraries."""
     return sorted({peer.environment for peer in PEERS.values()})
 
 
 def interpreters(pythons: str) -> dict[str, Path]:
-    """Environment to interpreter, as `--pythons` gives them."""
+    """Maps environments to interpreters, as `--pythons` lists them."""
     known = dict.fromkeys(environments())
     given = {}
     for each in filter(None, pythons.split(",")):
@@ -76,10 +76,10 @@ def interpreters(pythons: str) -> dict[str, Path]:
 
 
 def install(environment: str) -> Path:
-    """The interpreter of an environment, made anew if its requirements have changed.
+    """Returns the interpreter of an environment, made again if its requirements have changed.
 
     Raises:
-      RunError: it cannot be made.
+      RunError: the environment cannot be made.
     """
     wanted = BENCHMARKS / "peers" / f"{environment}.txt"
     place = ENVIRONMENTS / environment
@@ -96,10 +96,10 @@ def install(environment: str) -> Path:
 
 
 def clone(repository: Repository) -> Path:
-    """The folder of a repository at its commit, cloned if need be.
+    """Returns the folder of a repository at its commit, cloned if necessary.
 
     Raises:
-      RunError: it cannot be cloned.
+      RunError: the repository cannot be cloned.
     """
     place = ENVIRONMENTS / repository.commit
     if not place.exists():

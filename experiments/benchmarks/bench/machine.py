@@ -1,4 +1,4 @@
-"""The processors of this machine, and whether it was quiet while something was timed on it."""
+"""The processors of this machine, and a check that it was quiet during a measurement."""
 
 import os
 import resource
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 STAT = Path("/proc/stat")
-SPREAD = 1.25  # of the rounds of one program, from which they are noisy: fastest over slowest
-OTHERS = 0.05  # share of the processors that others take, from which a measurement is noisy
+SPREAD = 1.25  # fastest over slowest round of a program, above which it is noisy
+OTHERS = 0.05  # share of the processors taken by others, above which a round is noisy
 
 
 class Clock(NamedTuple):
@@ -17,8 +17,8 @@ class Clock(NamedTuple):
 
     Attributes:
       available: seconds of all processors that this process may use.
-      busy: those in which they worked, for any program or another virtual machine.
-      own: those of this process and its children that have ended.
+      busy: seconds in which they worked, for any program or another virtual machine.
+      own: seconds of this process and its children that have ended.
     """
 
     available: float
@@ -27,7 +27,7 @@ class Clock(NamedTuple):
 
 
 def clock(stat: Path = STAT) -> Clock | None:
-    """The processor time until now; None where the system does not report it."""
+    """Reads the processor time until now; None if the system does not report it."""
     try:
         lines = [line.split() for line in stat.read_text(encoding="utf-8").splitlines()]
         allowed = {f"cpu{i}" for i in os.sched_getaffinity(0)}
@@ -42,7 +42,7 @@ def clock(stat: Path = STAT) -> Clock | None:
 
 
 def others(before: Clock | None, after: Clock | None) -> float | None:
-    """The share of the processors that went to others between two clocks; None if not reported.
+    """Returns the share of the processors that others took between two clocks; None if unknown.
 
     Example:
       >>> others(Clock(0.0, 0.0, 0.0), Clock(20.0, 15.0, 10.0))
@@ -55,11 +55,11 @@ def others(before: Clock | None, after: Clock | None) -> float | None:
 
 
 def noise(rates: Mapping[str, Sequence[float]], shares: Sequence[float | None]) -> str:
-    """What makes measurements doubtful, in words; empty if the machine was quiet.
+    """Describes why measurements are doubtful; empty if the machine was quiet.
 
     Args:
-      rates: program to its speed in each round.
-      shares: what others took of the processors in each turn, see `others`.
+      rates: speeds of each program, one per round.
+      shares: shares of the processors that others took in each round, see `others`.
 
     Example:
       >>> noise({"ours": [1.0, 1.1], "theirs": [2.0, 3.0]}, [0.0, 0.5])

@@ -1,4 +1,4 @@
-"""The table and the picture of what was measured, and their place on a page."""
+"""The table and the picture of the measurements, and their place on a page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,20 +22,20 @@ BEGIN, END = "<!-- begin: written by `make bench` -->", "<!-- end: written by `m
 
 
 def noise(result: Mapping[str, Any]) -> str:
-    """See `machine.noise`."""
+    """Describes why a row is doubtful, see `machine.noise`."""
     programs = {name: result[name] for name in (OURS, THEIRS)}
     rates = {name: each["rates"] for name, each in programs.items()}
     return machine.noise(rates, [share for each in programs.values() for share in each["others"]])
 
 
 def ratios(result: Mapping[str, Any]) -> list[float]:
-    """How many times as fast as the peer ours was, in each round."""
+    """Computes the speed of jaxrl_po over the peer's, in each round."""
     pairs = zip(result[OURS]["rates"], result[THEIRS]["rates"], strict=True)
     return [ours / theirs for ours, theirs in pairs]
 
 
 def shown(values: Sequence[float], form: Callable[[float], str] = "{:.2f}".format) -> str:
-    """The median and the range.
+    """Formats the median and the range.
 
     Example:
       >>> shown([1.0, 3.0, 2.0])
@@ -45,7 +45,7 @@ def shown(values: Sequence[float], form: Callable[[float], str] = "{:.2f}".forma
 
 
 def short(number: float) -> str:
-    """Three digits and a unit.
+    """Formats a number with three digits and a unit.
 
     Example:
       >>> short(1_684_000), short(85_816), short(999_900), short(12.0)
@@ -57,14 +57,14 @@ def short(number: float) -> str:
 
 
 def speeds(row: Row, rates: Sequence[float]) -> str:
-    """Speeds in the unit of the row: steps a second, or seconds an iteration."""
+    """Formats speeds in the row's unit: steps per second, or seconds per iteration."""
     if row.script == "language.py":
         return f"{shown([1.0 / each for each in rates], '{:.3g}'.format)} s"
     return f"{shown(rates, short)} steps/s"
 
 
 def line(row: Row, result: Mapping[str, Any] | None) -> str:
-    """One line of the table."""
+    """Formats one line of the table."""
     begin = f"| `{row.name}` | {libraries.PEERS[row.peer].title}: {row.work} |"
     if result is None:
         return f"{begin} not measured | | | | |"
@@ -85,7 +85,7 @@ def line(row: Row, result: Mapping[str, Any] | None) -> str:
 
 
 def table(rows: Sequence[Row], results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table in Markdown, with what it was measured on and which rows are doubtful."""
+    """Returns the table in Markdown, with the machine and a note on doubtful rows."""
     done = [each for each in results.values() if not each["failed"]]
     rounds = min((len(each[OURS]["rates"]) for each in done), default=0)
     days = sorted({each["day"] for each in results.values()})
@@ -107,7 +107,7 @@ def table(rows: Sequence[Row], results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def draw(measured: Sequence[Row], results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Writes the picture of ratios: median and range of each measured row; noisy ones hollow."""
+    """Writes the picture of ratios: median and range of each measured row; noisy rows hollow."""
     with style():
         size = (7.6, 1.4 + 0.36 * len(measured))
         figure = Figure(figsize=size, layout="constrained", dpi=150)
@@ -129,10 +129,10 @@ def draw(measured: Sequence[Row], results: Mapping[str, Mapping[str, Any]], path
 
 
 def put(page: str, text: str) -> str:
-    """The page with the text between its two marks.
+    """Returns the page with the text between its two marks.
 
     Raises:
-      ConfigError: it lacks them.
+      ConfigError: the page lacks the marks.
     """
     before, begun, rest = page.partition(BEGIN)
     _, ended, after = rest.partition(END)

@@ -1,4 +1,4 @@
-"""What is compared: the same work, done by ours and by a library."""
+"""The comparisons: the same work, done by jaxrl_po and by another library."""
 
 from typing import NamedTuple
 
@@ -10,16 +10,16 @@ class Row(NamedTuple):
     """One comparison.
 
     Attributes:
-      name: for `--only`.
-      peer: a key of `libraries.PEERS`.
-      work: what both do, for the table.
-      script: ours, of `experiments/benchmarks/`.
+      name: name for `--only`.
+      peer: key of `libraries.PEERS`.
+      work: work that both do, for the table.
+      script: script of jaxrl_po in `experiments/benchmarks/`.
       sizes: arguments of both scripts.
-      small: further ones with `--tiny`.
-      ours: further ones of our script.
-      theirs: further ones of the peer's.
-      choices: ways to run the peer, each some further arguments, of which the fastest counts.
-      optional: only measured where `--only` names it in full.
+      small: further arguments with `--tiny`.
+      ours: further arguments of jaxrl_po's script.
+      theirs: further arguments of the peer's script.
+      choices: ways to run the peer, each a list of further arguments; the fastest counts.
+      optional: True if the row is only measured when `--only` names it in full.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 def cartpole(
     name: str, envs: int, steps: int, seeds: int, total_steps: int, optional: bool = False
 ) -> Row:
-    """PPO on CartPole-v1."""
+    """Builds the row of PPO on CartPole-v1."""
     sizes = (f"--envs={envs}", f"--steps={steps}", f"--seeds={seeds}")
     count = "one seed" if seeds == 1 else f"{seeds} seeds"
     return Row(
@@ -52,7 +52,7 @@ def cartpole(
 
 
 def threads(*further: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Ways to run PyTorch: on one processor, on half of them and on all, and each `further`."""
+    """Lists ways to run PyTorch: on one, half or all processors, each with each `further`."""
     cores = backend.cores()
     counts = sorted({1, max(1, cores // 2), cores})
     return tuple((f"--threads={n}", *each) for n in counts for each in further or ((),))
@@ -61,9 +61,9 @@ def threads(*further: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 def smollm2(
     name: str, num_prompts: int, tokens: int, *, rank: int = 0, num_microbatches: int = 0
 ) -> Row:
-    """GRPO at SmolLM2-135M's shape, four completions of each prompt, of as many tokens as it.
+    """Builds a GRPO row at SmolLM2-135M's shape: 4 completions per prompt, as long as the prompt.
 
-    `num_microbatches` are those of ours; 0 for one of each prompt.
+    `num_microbatches` applies to jaxrl_po; 0 takes one microbatch per prompt.
     """
     under = f" under adapters of rank {rank}" * bool(rank)
     return Row(
@@ -135,7 +135,7 @@ ROWS = (
 
 
 def chosen(only: str) -> list[Row]:
-    """The rows that `--only` asks for."""
+    """Returns the rows that `--only` selects."""
     words = only.split(",")
     rows = [
         row

@@ -1,13 +1,13 @@
 """PPO on CartPole-v1 by rejax, or by PureJaxRL's loop: steps per second and compile time.
 
-In an environment of its own:
+In its own environment:
 
     python -m venv rejax && rejax/bin/pip install -r experiments/benchmarks/peers/rejax.txt
     rejax/bin/python experiments/benchmarks/peers/cartpole_ppo.py --library=rejax
 
-PureJaxRL is not a package: `--source` is a clone of its repository. Settings and repetitions are
-those of `control.py`: 64 × 64 tanh, 4 epochs × 4 minibatches, the best of three runs. The last line
-is one JSON object. It imports nothing of ours.
+PureJaxRL is not a package: `--source` is a clone of its repository. Settings and repetitions equal
+`control.py`: 64 × 64 tanh, 4 epochs × 4 minibatches, the best of three runs. The last line is one
+JSON object. The script does not import jaxrl_po.
 """
 
 import argparse
@@ -25,7 +25,7 @@ REPETITIONS = 3
 
 
 def rejax(options: argparse.Namespace) -> tuple[Callable[[Any], Any], int]:
-    """One seed's training by rejax, without evaluation, and the steps that it takes."""
+    """Returns one seed's training by rejax, without evaluation, and its number of steps."""
     import gymnax
     from rejax.algos.ppo import PPO
 
@@ -54,8 +54,8 @@ def rejax(options: argparse.Namespace) -> tuple[Callable[[Any], Any], int]:
 
 
 def purejaxrl(options: argparse.Namespace) -> tuple[Callable[[Any], Any], int]:
-    """One seed's training by PureJaxRL's `ppo.py`, and the steps that it takes."""
-    # Its wrappers of other suites import them; CartPole needs none.
+    """Returns one seed's training by PureJaxRL's `ppo.py`, and its number of steps."""
+    # PureJaxRL's wrappers import other suites, which CartPole does not need.
     wrappers = types.ModuleType("brax.envs.wrappers.training")
     wrappers.EpisodeWrapper = wrappers.AutoResetWrapper = object  # type: ignore[attr-defined]
     for name in ("brax", "brax.envs", "brax.envs.wrappers", "navix"):
@@ -85,7 +85,7 @@ def purejaxrl(options: argparse.Namespace) -> tuple[Callable[[Any], Any], int]:
             "ANNEAL_LR": False,
         }
     )
-    # Its metrics would be an array of every step, which ours does not keep either.
+    # Its metrics would be arrays over all steps; jaxrl_po does not store such arrays either.
     return lambda key: train(key)["runner_state"], options.total_steps // rows * rows
 
 

@@ -8,7 +8,7 @@ TURNS = 8
 
 
 class Mastermind:
-    """The code is the column `secret`; the reward is that of the library's own task."""
+    """Environment whose code is the column `secret`; the library's task has the same reward."""
 
     def reset(self, secret: str, **columns: object) -> None:
         """Begins a game."""
@@ -21,7 +21,7 @@ class Mastermind:
             code: three symbols from 0 to 3
 
         Returns:
-            How many symbols are right at their place, and how many elsewhere.
+            How many symbols are right and in place, and how many are right but misplaced.
         """
         if code not in CODES:
             raise ValueError("no code")
@@ -33,5 +33,5 @@ class Mastermind:
         return f"{at_place} {shared - at_place}"
 
     def get_reward(self) -> float:
-        """(9 − guesses) / 8 for a game that was won."""
+        """Returns (9 − guesses) / 8 for a game that was won, else 0."""
         return max(TURNS + 1 - self.guesses, 0) / TURNS if self.won else 0.0

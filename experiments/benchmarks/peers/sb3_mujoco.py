@@ -1,12 +1,12 @@
-"""Stable-Baselines3's PPO, or sb3-contrib's TRPO, in the pools of EnvPool: steps per second.
+"""Measures steps per second of Stable-Baselines3's PPO, or sb3-contrib's TRPO, on EnvPool.
 
-In an environment of its own:
+In its own environment:
 
     python -m venv sb3 && sb3/bin/pip install torch==2.13.0 stable-baselines3 sb3-contrib envpool
     sb3/bin/python experiments/benchmarks/peers/sb3_mujoco.py --algorithm=ppo --env=HalfCheetah-v4
 
-Sizes, epochs, minibatches and normalisation are those of our settings for MuJoCo. It imports
-nothing of ours.
+Sizes, epochs, minibatches and normalisation equal jaxrl_po's settings for MuJoCo. The script does
+not import jaxrl_po.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
 class Pool(VecEnv):
-    """EnvPool as Stable-Baselines3 reads it: who ended is reset in the same step."""
+    """EnvPool for Stable-Baselines3: an environment that ended is reset in the same step."""
 
     def __init__(self, name: str, num_envs: int, seed: int):
         self.pool = envpool.make(
@@ -79,7 +79,7 @@ class Pool(VecEnv):
 
 
 class Clock(BaseCallback):
-    """The time at the end of each rollout."""
+    """Times at the end of each rollout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def main() -> None:
         rows = 16 * 64
     clock = Clock()
     model.learn(options.total_steps, callback=clock)
-    seconds = np.diff(clock.times)[1:]  # without the first iteration
+    seconds = np.diff(clock.times)[1:]  # excludes the first iteration
     print(json.dumps({"steps_per_second": rows / float(np.median(seconds))}))
 
 

@@ -1,11 +1,11 @@
 """TRL's GRPOTrainer with `environment_factory` on the game of `mastermind_game.py`.
 
-In an environment of its own, with the folder that `benchmarks/dialogues.py` writes:
+In its own environment, with the folder that `benchmarks/dialogues.py` writes:
 
     python -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.23.0
 
-It prints the chat template to be used (`--template`), or trains: each line of its input starts an
-iteration, after which it prints one JSON object. It imports nothing of ours.
+It prints the chat template to use (`--template`), or trains: each line of its input starts an
+iteration, after which it prints one JSON object. The script does not import jaxrl_po.
 """
 
 import argparse
@@ -28,7 +28,7 @@ MARK = "row: "
 
 
 class Steps(TrainerCallback):
-    """Waits for a line before each step, and prints what it took."""
+    """Callback that waits for an input line before each step and prints the step's time."""
 
     def on_step_begin(self, *arguments: Any, **further: Any) -> None:
         """See `TrainerCallback`."""

@@ -1,12 +1,13 @@
 """TRL's GRPOTrainer on the row `alone` of `experiments/studies/smollm2.py`: one seed, equal work.
 
-In the environment of `trl_grpo.py`, with the model that the row `before` exports and its files:
+Run it in the environment of `trl_grpo.py`, with the files and exported model of row `before`:
 
     jaxrl-po export --run=runs/smollm2/before --checkpoint=latest --out=runs/smollm2/model
     trl/bin/python experiments/benchmarks/peers/trl_smollm2.py runs/smollm2
 
-Prompts, reward, sizes, step size and adapters are those of the row. It writes
-`docs/studies/smollm2/trl.json` in the row's form, after each iteration. It imports nothing of ours.
+Prompts, reward, sizes, step size and adapters equal the row's. The script writes
+`docs/studies/smollm2/trl.json` in the row's form, after each iteration. It does not import
+jaxrl_po.
 """
 
 import json
@@ -30,7 +31,7 @@ Prompts = list[dict[str, str]]
 
 
 def write(lines: list[dict[str, Any]], held_out: dict[str, list[float]]) -> None:
-    """Writes the row as far as it is known."""
+    """Writes the row with all results so far."""
     row = {"settings": {"seeds": 1, "algorithm": "grpo"}, "held_out": held_out, "lines": lines}
     Path("docs/studies/smollm2/trl.json").write_text(
         json.dumps(row, indent=2) + "\n", encoding="utf-8"
@@ -38,7 +39,7 @@ def write(lines: list[dict[str, Any]], held_out: dict[str, list[float]]) -> None
 
 
 class Lines(TrainerCallback):
-    """The lines of the row: accuracy, time and memory of each iteration."""
+    """Lines of the row: accuracy, time and memory of each iteration."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
@@ -62,7 +63,7 @@ class Lines(TrainerCallback):
 
 
 def prompts(out: Path, name: str) -> Prompts:
-    """The prompts of one of the row's files, as it words them, and their answers."""
+    """Reads the prompts of one of the row's files, in the row's wording, and their answers."""
     template = json.loads((out / "before/config.json").read_text(encoding="utf-8"))["task.template"]
     rows = map(json.loads, (out / "sums" / f"{name}.jsonl").read_bytes().splitlines())
     return [
@@ -72,13 +73,13 @@ def prompts(out: Path, name: str) -> Prompts:
 
 
 def score(text: str, answer: str, ended: bool) -> float:
-    """1 for a completion that ended and whose last number is the answer."""
+    """Returns 1 for a completion that ended and whose last number is the answer."""
     numbers = re.findall(r"(?:(?<![\w.)])-)?\d+", text)
     return float(ended and bool(numbers) and numbers[-1] == answer)
 
 
 def trained(model: Path, rows: Prompts, tokenizer: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """The model at its end, and the lines of the row."""
+    """Trains the model; returns it and the lines of the row."""
 
     def reward(
         completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
@@ -123,7 +124,7 @@ def trained(model: Path, rows: Prompts, tokenizer: Any) -> tuple[Any, list[dict[
 
 
 def accuracy(model: Any, tokenizer: Any, rows: Prompts, **how: Any) -> float:
-    """Share of the prompts, each asked once, that are answered rightly."""
+    """Returns the share of prompts, each asked once, with a right answer."""
     scores = []
     for part in (rows[i : i + 64] for i in range(0, len(rows), 64)):
         asked = tokenizer([row["prompt"] for row in part], return_tensors="pt", padding=True)
@@ -135,7 +136,7 @@ def accuracy(model: Any, tokenizer: Any, rows: Prompts, **how: Any) -> float:
 
 
 def main() -> None:
-    """Trains, asks what is held out, and writes the row."""
+    """Trains, evaluates on held-out prompts, and writes the row."""
     out = Path(sys.argv[1])
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(out / "model", padding_side="left")

@@ -1,4 +1,4 @@
-"""A published claim, tested on many seeds: what it says, what would count, and the verdict."""
+"""A published claim, tested on many seeds: its statement, its criteria, and the verdict."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -10,19 +10,19 @@ import numpy.typing as npt
 from jaxrl_po.run.store import statistics
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told here"
-LEVEL = 0.05  # of significance, of all comparisons of a claim together
-LEAST_SEEDS = 5  # of an arm in a setting, for a verdict
+LEVEL = 0.05  # level of significance for all comparisons of a claim together
+LEAST_SEEDS = 5  # fewest seeds of an arm in a setting for a verdict
 REPLICATES = 10_000
 
 Scores = npt.NDArray[np.float64]
 Curves = Mapping[str, Scores]
-"""Name to `[S, E]`: S runs, E evaluations."""
+"""Map from a name to `[S, E]`: S runs, E evaluations."""
 Score = Callable[[Curves], Scores]
-"""The curves of runs, `[S, E]` each, to a number per run, `[S]`."""
+"""`(curves of runs, [S, E] each) -> [S]`, one number per run."""
 
 
 def last(name: str, of: int = 1) -> Score:
-    """The mean of the last evaluations of a quantity.
+    """Builds a score: the mean of the last evaluations of a quantity.
 
     Example:
       >>> last("greedy_accuracy", of=2)({"greedy_accuracy": np.array([[0.0, 0.5, 1.0]])}).tolist()
@@ -32,12 +32,12 @@ def last(name: str, of: int = 1) -> Score:
 
 
 class Arm(NamedTuple):
-    """One of the things compared.
+    """One arm of the comparison.
 
     Attributes:
-      flags: name to value.
+      flags: name to value, for each flag of the arm.
       tuned: numeric flag that is tuned for this arm.
-      values: its grid, ascending; if the best value lies at its edge, the grid is extended there.
+      values: grid of the tuned flag, ascending; extended if the best value lies at its edge.
     """
 
     flags: Mapping[str, Any]
@@ -46,14 +46,14 @@ class Arm(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """That the score of an arm exceeds that of another, or a level, by more than a margin.
+    """Statement that an arm's score exceeds another's, or a level, by more than a margin.
 
     Attributes:
-      arm: its name.
+      arm: name of the arm.
       than: name of another arm, or None for the level 0.
-      by: the margin; negative for "at least as good, up to".
-      settings: names of the settings in which the two are compared; empty for all.
-      score: another than the claim's, or None.
+      by: margin; negative for "at least as good, up to".
+      settings: names of the settings that the two are compared in; empty for all.
+      score: score to compare in place of the claim's, or None.
     """
 
     arm: str
@@ -63,7 +63,7 @@ class Comparison(NamedTuple):
     score: Score | None = None
 
     def __str__(self) -> str:
-        """In words.
+        """Returns the comparison in words.
 
         Example:
           >>> str(Comparison("G = 2", "G = 16", -0.02))
@@ -74,29 +74,29 @@ class Comparison(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A claim, and what would count for it and against it, stated before anything runs.
+    """A claim with its criteria for and against it, stated before anything runs.
 
-    It holds if every comparison does; it does not if the opposite of one is shown.
+    It holds if every comparison holds; it fails if the opposite of one is shown.
 
     Attributes:
-      statement: one sentence.
-      source: of the claim.
+      statement: claim in one sentence.
+      source: publication of the claim.
       arms: name to arm.
       settings: environments, or tasks and sizes: name to flags.
-      comparisons: which must hold.
-      score: the number of each run that is compared.
-      measure: what that is, in words, with its unit.
-      flags: of every run.
-      warm_start: flags of one initial policy for each setting, with which all its runs begin;
-        empty for none.
-      objective: the number of each run that is tuned for, larger being better.
-      evaluations: of each run.
-      seeds: of each arm in each setting.
-      tuning_seeds: of each value while tuning; none of them is used again.
-      limits: what the verdict does not reach.
-      ranges: setting to what counts as 0 and as 1 there, where settings have scores of their own;
-        empty for scores that are compared as they are.
-      seeds_in: seeds in settings that have fewer.
+      comparisons: comparisons that must hold.
+      score: `(curves) -> [S]`, the number of each run that is compared.
+      measure: meaning of the score in words, with its unit.
+      flags: flags of every run.
+      warm_start: flags of one initial policy for each setting, from which all its runs start;
+        empty to start from random policies.
+      objective: `(curves) -> [S]`, the number of each run to maximise by tuning.
+      evaluations: number of evaluations of each run.
+      seeds: number of seeds of each arm in each setting.
+      tuning_seeds: seeds of each value while tuning; none of them is used again.
+      limits: limits of the verdict's validity.
+      ranges: setting to the scores that count as 0 and as 1 there, if settings have different
+        scales; empty for scores that are compared unchanged.
+      seeds_in: number of seeds in settings that have fewer.
     """
 
     statement: str
@@ -121,19 +121,19 @@ class Claim(NamedTuple):
         return {**self.flags, **self.settings[setting], **arm.flags, arm.tuned: value}
 
     def seeds_of(self, setting: str, num_values: int) -> tuple[int, int]:
-        """Seeds of an arm in a setting, and of each of its values while tuning."""
+        """Returns the seeds of an arm in a setting, and of each of its values while tuning."""
         if setting not in self.seeds_in:
             return self.seeds, self.tuning_seeds
         seeds = self.seeds_in[setting]
         return seeds, max(1, min(self.tuning_seeds, seeds // num_values))
 
     def scores(self, setting: str, tuned: "Tuned", score: Score | None = None) -> Scores:
-        """Scores of an arm in a setting, `[S]`."""
+        """Computes the scores of an arm in a setting, `[S]`."""
         low, high = self.ranges.get(setting, (0.0, 1.0))
         return ((score or self.score)(tuned.curves) - low) / (high - low)
 
     def settings_of(self, arm: str) -> list[str]:
-        """The settings in which an arm is needed."""
+        """Returns the settings that need an arm."""
         wanted: dict[str, None] = {}
         for comparison in self.comparisons:
             if arm in (comparison.arm, comparison.than):
@@ -142,7 +142,7 @@ class Claim(NamedTuple):
 
 
 def crossed(*parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Settings from every combination of one of each part, say of tasks and sizes.
+    """Combines settings: every combination of one from each part, such as tasks and sizes.
 
     Example:
       >>> crossed({"sums": {"task": "addition"}}, {"small": {"model.width": 32}})
@@ -159,9 +159,9 @@ class Tuned(NamedTuple):
     """An arm in a setting, after tuning.
 
     Attributes:
-      value: of the flag that was tuned.
-      inside: whether a value on either side of it was tried.
-      curves: of the runs with that value, on seeds of their own.
+      value: value of the flag that was tuned.
+      inside: True if a value on either side of it was tried.
+      curves: curves of the runs with that value, on new seeds.
     """
 
     value: float
@@ -170,18 +170,18 @@ class Tuned(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a comparison.
+    """Result of a comparison.
 
     Attributes:
-      comparison: which.
-      difference: of the two arms, see `centre`.
-      low: end of its 95 % interval.
-      high: likewise.
+      comparison: comparison that was tested.
+      difference: difference of the two arms, see `centre`.
+      low: lower end of its 95 % interval.
+      high: upper end of its 95 % interval.
       each: `(difference, low, high)` in each setting.
       improvement: probability that a run of the arm exceeds one of the other; the mean over the
         settings.
-      p: of the hypothesis that the difference is the margin, two-sided, without correction.
-      verdict: with Holm's correction over the comparisons of the claim.
+      p: two-sided p-value of the hypothesis that the difference is the margin, uncorrected.
+      verdict: verdict with Holm's correction over the comparisons of the claim.
     """
 
     comparison: Comparison
@@ -195,10 +195,10 @@ class Outcome(NamedTuple):
 
 
 def centre(arm: Sequence[Scores]) -> Scores:
-    """The mean over settings of the interquartile mean over runs, `[S, …]` each to `[…]`.
+    """Computes the mean over settings of the interquartile mean over runs, `[S, …]` each to `[…]`.
 
-    Settings are not pooled before the tails are cut: where their levels differ, that would cut
-    whole settings.
+    Settings are not pooled before the tails are cut: if their levels differ, that would cut
+    entire settings.
 
     Example:
       >>> float(centre([np.array([0.0, 0.1, 0.1, 0.2]), np.array([0.8, 0.9, 0.9, 1.0])]))
@@ -208,7 +208,7 @@ def centre(arm: Sequence[Scores]) -> Scores:
 
 
 def resampled(arm: Sequence[Scores], seed: int) -> Scores:
-    """Centres of resampled runs, `[R]`: resampled within each setting."""
+    """Computes centres of resampled runs, `[R]`, resampled within each setting."""
     draw = np.random.default_rng(seed).integers
     return centre([runs[draw(len(runs), size=(len(runs), REPLICATES))] for runs in arm])
 
@@ -216,12 +216,12 @@ def resampled(arm: Sequence[Scores], seed: int) -> Scores:
 def difference(
     x: Sequence[Scores], y: Sequence[Scores] | None, by: float
 ) -> tuple[float, float, float, float]:
-    """The difference of two arms (see `centre`), and how surely it is not a margin.
+    """Computes the difference of two arms (see `centre`), and its significance against a margin.
 
     Args:
       x: scores of one arm in each setting, `[S]` each.
-      y: of the other, or None for 0.
-      by: the margin.
+      y: scores of the other arm, or None for 0.
+      by: margin of the hypothesis.
 
     Returns:
       Difference, the two ends of its 95 % interval (stratified percentile bootstrap), and the
@@ -240,10 +240,11 @@ def difference(
 
 
 def permuted(x: Sequence[Scores], y: Sequence[Scores] | None) -> float:
-    """Two-sided p of a permutation test that two arms have the same centre; arguments as above.
+    """Computes the two-sided p of a permutation test that two arms have the same centre.
 
-    Runs change arms within a setting; without a second arm they change signs. It holds its level
-    for any number of runs, where a bootstrap of few runs is too narrow, and is at least 1 / 10,001.
+    The arms are arguments as in `difference`. Runs change arms within a setting; without a second
+    arm they change signs. The test holds its level for any number of runs, where a bootstrap of
+    few runs is too narrow, and p is at least 1 / 10,001.
 
     Example:
       >>> permuted([np.array([2.0, 3.0])], [np.array([0.0, 1.0])]) > 0.2  # 2 of 6 ways
@@ -267,9 +268,9 @@ def permuted(x: Sequence[Scores], y: Sequence[Scores] | None) -> float:
 
 
 def holm(p: Sequence[float], level: float = LEVEL) -> list[bool]:
-    """Which hypotheses Holm's procedure rejects: the k-th smallest p at `level / (m − k + 1)`.
+    """Applies Holm's procedure, which rejects the k-th smallest p at `level / (m − k + 1)`.
 
-    Holm 1979.
+    True stands for a rejected hypothesis. Holm 1979.
 
     Example:
       >>> holm([0.04, 0.01, 0.03])
@@ -284,11 +285,11 @@ def holm(p: Sequence[float], level: float = LEVEL) -> list[bool]:
 
 
 def judge(claim: Claim, results: Mapping[str, Mapping[str, Tuned]]) -> list[Outcome]:
-    """The outcome of every comparison.
+    """Computes the outcome of every comparison.
 
     Args:
-      claim: what was asked.
-      results: setting to arm to what became of it.
+      claim: claim that was tested.
+      results: setting to arm to its tuned runs.
     """
     found = [compare(claim, comparison, results) for comparison in claim.comparisons]
     verdicts = []
@@ -306,7 +307,7 @@ def judge(claim: Claim, results: Mapping[str, Mapping[str, Tuned]]) -> list[Outc
 def compare(
     claim: Claim, comparison: Comparison, results: Mapping[str, Mapping[str, Tuned]]
 ) -> Outcome:
-    """The outcome of one comparison, whose verdict is still open; arguments as for `judge`."""
+    """Computes the outcome of one comparison, without a verdict; see `judge` for arguments."""
     settings = comparison.settings or tuple(claim.settings)
 
     def scores(arm: str) -> list[Scores]:
@@ -327,9 +328,9 @@ def compare(
 def with_failures(
     x: Sequence[Scores], y: Sequence[Scores] | None
 ) -> tuple[list[Scores], list[Scores] | None]:
-    """Scores of two arms, in each setting, where a run that is NaN counts as the worst of both.
+    """Replaces a NaN run by the worst of both arms; returns scores of both, in each setting.
 
-    Without a second arm the level 0 is among the scores.
+    Without a second arm the level 0 counts as one of the scores.
 
     Example:
       >>> x, y = with_failures([np.array([0.9, np.nan])], [np.array([0.5, 0.4])])
@@ -348,7 +349,7 @@ def with_failures(
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """The claim's verdict: it holds if all comparisons hold, and fails if one fails."""
+    """Returns the claim's verdict: it holds if all comparisons hold, and fails if one fails."""
     each = [outcome.verdict for outcome in outcomes]
     if FAILS in each:
         return FAILS
@@ -356,7 +357,7 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
 
 
 def interval(centre: float, low: float, high: float) -> str:
-    """A number with its interval.
+    """Formats a number with its interval.
 
     Example:
       >>> interval(0.5, 0.4, 0.61)
@@ -366,7 +367,7 @@ def interval(centre: float, low: float, high: float) -> str:
 
 
 def shown(claim: Claim, setting: str, name: str, tuned: Tuned) -> str:
-    """An arm in a setting: its score, and the value with which it was reached."""
+    """Formats an arm in a setting: its score, and the tuned value that reached it."""
     scores = statistics.worst_if_missing(claim.scores(setting, tuned))
     low, high = (float(end) for end in statistics.bootstrap_interval(scores))
     edge = "" if tuned.inside else ", at the edge of what was tried"
@@ -379,7 +380,7 @@ def shown(claim: Claim, setting: str, name: str, tuned: Tuned) -> str:
 def table(
     claim: Claim, results: Mapping[str, Mapping[str, Tuned]], outcomes: Sequence[Outcome]
 ) -> str:
-    """The claim, its comparisons with their verdicts, and every arm in every setting."""
+    """Formats the claim, its comparisons with verdicts, and every arm in every setting."""
     lines = [f"{claim.statement} ({claim.source})", f"score: {claim.measure}", ""]
     row = "{:<44} {:>24} {:>10} {:>7}  {}".format
     lines.append(row("comparison", "difference", "P(better)", "p", "verdict"))

@@ -2,9 +2,9 @@
 
 `python experiments/studies/claims/critic_in_control.py --out=runs/critic_in_control`. The paper
 groups unrelated episodes of a batch; here the G episodes of a group share their initial state. Both
-methods have the same policy, clip and environment steps; those that are simulated after the end of
-an episode, up to its time limit, count as GRPO's. Each has the epochs that a sweep found for it on
-CartPole.
+methods have the same policy, clip and environment steps; steps that are simulated after the end of
+an episode, up to its time limit, count for GRPO. Each has the number of epochs that a sweep found
+for it on CartPole.
 """
 
 import trial
@@ -37,14 +37,14 @@ GRPO = {
 
 
 def claim() -> Claim:
-    """What is claimed, and what would count for it and against it."""
+    """States the claim, and the criteria for and against it."""
     end = last("greedy_return", of=3)
     return Claim(
         statement="Without a critic GRPO falls behind PPO in control, except on CartPole, also "
         "with groups of episodes from one initial state",
         source="arXiv:2511.03527",
         arms={"PPO": Arm(PPO, *STEP_SIZES), "GRPO": Arm(GRPO, *STEP_SIZES)},
-        # An episode of a group is played to its time limit.
+        # Each episode of a group is simulated up to its time limit.
         settings={
             SHORT: {"env": SHORT, "problem.num_steps": 500, "total_steps": 320_000},
             LONG[0]: {"env": LONG[0], "problem.num_steps": 500, "total_steps": 320_000},

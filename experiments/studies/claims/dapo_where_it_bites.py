@@ -2,10 +2,10 @@
 
 `python experiments/studies/claims/dapo_where_it_bites.py --out=runs/dapo_where_it_bites`. In
 docs/studies/ablation.md few ratios reach a clip, few completions the budget, and most groups are
-informative, so that it cannot tell. Here each ingredient is tested alone, in a setting where it
-acts: several steps a batch for clip-higher, a budget that completions reach for the filtering of
-overlong ones, completions of many lengths for their soft penalty and for the mean over tokens,
-prompts of which two groups in five have one outcome for dynamic sampling.
+informative, so that study cannot tell. Here each ingredient is tested alone, in a setting where it
+acts: several steps per batch for clip-higher, a budget that completions reach for the filtering of
+overlong ones, completions of many lengths for their soft penalty and for the mean over tokens, and,
+for dynamic sampling, prompts where two groups in five have only one outcome.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ REGIMES: dict[str, dict[str, Any]] = {
         "config.num_epochs": 4,
         "config.num_minibatches": 4,
     },
-    # Its budget is that of a right answer, which a quarter of the completions exceed at first.
+    # The budget is as long as a right answer; at first a quarter of the completions exceed it.
     "tight budget": small.TASKS["sorting"],
-    # Right answers have 3 tokens or more; demonstrations 8 to 16, the last 5 of which cost reward.
+    # Right answers have 3 tokens or more, demonstrations 8 to 16; the last 5 tokens cost reward.
     "many lengths": SUMS,
     "one outcome": {"task": "addition", "task.num_digits": 3, "problem.group_size": 4},
 }
@@ -47,7 +47,7 @@ ACTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def claim() -> Claim:
-    """What is claimed, and what would count for it and against it."""
+    """States the claim, and the criteria for and against it."""
     arms = {"none": OFF} | {name: OFF | switches for name, (switches, _) in ACTS.items()}
     return Claim(
         statement="Each of DAPO's five ingredients alone raises the accuracy where it acts",

@@ -1,7 +1,7 @@
 """Is the accuracy a function of the entropy alone, R = −a·exp(H) + b, whatever the method?
 
-`python experiments/studies/claims/entropy_law.py --out=runs/entropy_law`. The paper fits a and b of
-a run, and predicts the rest of it from its first part.
+`python experiments/studies/claims/entropy_law.py --out=runs/entropy_law`. The paper fits a and b to
+a run, and predicts the rest of the run from its first part.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ import trial
 from claim import Arm, Claim, Comparison, Curves, Scores, crossed
 
 COMPLETIONS, EVALUATIONS = 100 * 128, 50
-EARLY = 0.36  # of the run, from which the paper predicts its end
+EARLY = 0.36  # first share of the run, which predicts its end in the paper
 
 
 def fitted(curves: Curves, share: float) -> tuple[Scores, Scores]:
-    """Accuracies that the law gives, fitted to the first share of a run, and its own, `[S, E]`."""
+    """Returns accuracies by the law, fitted to a run's first share, and by the run, `[S, E]`."""
     x, y = np.exp(curves["entropy"]), curves["accuracy"]
     early = slice(round(share * x.shape[1]))
     law = [np.polyfit(h[early], r[early], 1) for h, r in zip(x, y, strict=True)]
@@ -22,10 +22,10 @@ def fitted(curves: Curves, share: float) -> tuple[Scores, Scores]:
 
 
 def explained(curves: Curves) -> Scores:
-    """Share of the variance of the accuracy that the law explains, R², `[S]`.
+    """Computes the share of the variance of the accuracy that the law explains, R², `[S]`.
 
-    An accuracy of n completions has a variance R(1 − R) / n of its own, which no law explains: it
-    is taken off both variances.
+    An accuracy of n completions has its own variance R(1 − R) / n, which no law explains: it is
+    subtracted from both variances.
     """
     law, run = fitted(curves, 1.0)
     noise = (run * (1.0 - run)).mean(axis=1) / (COMPLETIONS / EVALUATIONS)
@@ -33,13 +33,13 @@ def explained(curves: Curves) -> Scores:
 
 
 def foretold(curves: Curves) -> Scores:
-    """How near the law, fitted early, comes to the accuracy at the end: minus the error, `[S]`."""
+    """Computes minus the error of the early-fitted law in the final accuracy, `[S]`."""
     law, run = fitted(curves, EARLY)
     return -np.abs(law[:, -5:].mean(axis=1) - run[:, -5:].mean(axis=1))
 
 
 def claim() -> Claim:
-    """What is claimed, and what would count for it and against it."""
+    """States the claim, and the criteria for and against it."""
     arms = {
         name: Arm({"algorithm": name}, "config.learning_rate", small.STEP_SIZES)
         for name in ("grpo", "dr_grpo", "reinforce_pp")

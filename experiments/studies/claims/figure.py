@@ -15,7 +15,7 @@ def save(outcomes: Sequence[Outcome], title: str, x_label: str, path: Path) -> N
     """Writes a figure of differences with their intervals, one below another.
 
     Args:
-      outcomes: Outcome of each comparison: over its settings in bold, then in each of several.
+      outcomes: Outcome of each comparison: bold over all settings, then in each.
       title: Text above the figure, wrapped.
       x_label: Label with the unit.
       path: PNG file.
@@ -38,7 +38,7 @@ def save(outcomes: Sequence[Outcome], title: str, x_label: str, path: Path) -> N
         axes.axvline(0.0, color=QUIET, linewidth=0.8)
         axes.set_yticks(range(len(rows)), [label for label, *_ in rows])
         axes.invert_yaxis()
-        # Of the figure, not of the axes: long labels leave these little room.
+        # Relative to the figure, not the axes: long labels leave the axes little space.
         above = "\n".join(textwrap.wrap(title, 95))
         figure.suptitle(above, x=0.01, ha="left", fontsize=11, fontweight="bold")
         axis = f"{x_label}: differences with 95 % intervals; dashed: the margin"

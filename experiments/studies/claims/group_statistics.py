@@ -1,7 +1,7 @@
 """Do better estimates of a group's mean and standard deviation help, or a larger sum over √G?
 
-`python experiments/studies/claims/group_statistics.py --out=runs/group_statistics` tests what
-reviews of GRPO propose as an extension.
+`python experiments/studies/claims/group_statistics.py --out=runs/group_statistics` tests extensions
+that reviews of GRPO propose.
 """
 
 import small
@@ -12,14 +12,14 @@ BATCH = 128  # completions generated in an iteration, by every arm
 
 
 def group(size: int, **switches: object) -> Arm:
-    """An arm with groups of one size."""
+    """Builds an arm with groups of one size."""
     sizes = {"problem.group_size": size, "problem.num_prompts": BATCH // size}
     asked = {f"config.{name}": value for name, value in switches.items()}
     return Arm(sizes | asked, "config.learning_rate", small.STEP_SIZES)
 
 
 def claim() -> Claim:
-    """What is claimed, and what would count for it and against it."""
+    """States the claim, and the criteria for and against it."""
     return Claim(
         statement="GRPO learns more from the same completions with running estimates of a prompt's "
         "mean and std, with some samples for the estimates alone, or with a sum over √G",

@@ -1,4 +1,4 @@
-"""What several claims share: tasks that are learned in minutes, two sizes of model, step sizes."""
+"""Settings of several claims: tasks that are learned in minutes, two model sizes, step sizes."""
 
 from typing import Any
 

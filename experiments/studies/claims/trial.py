@@ -1,8 +1,8 @@
 """Tests a claim on many seeds: the command of each claim, and `python experiments/study.py`.
 
-The claim is stored before anything is trained. In each setting each arm is tuned on seeds of its
-own, and then trained on others, each time by `run.sweep` in a folder of `arms`. `table.txt` and
-`verdict.png` hold the result; finished sweeps stay, and `--resume` continues.
+The claim is stored before anything is trained. In each setting each arm is tuned on its own seeds,
+and then trained on others, each time by `run.sweep` in a folder of `arms`. `table.txt` and
+`verdict.png` hold the result; finished sweeps are not repeated, and `--resume` continues.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from claim import Arm, Claim, Curves, Tuned
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError
 
-EXTENSIONS = 2  # of the grid of a tuned value, at most, while the best value lies at its edge
-# Base seeds: those of tuning and of what is reported have nothing in common.
+EXTENSIONS = 2  # most extensions of a tuned grid while its best value lies at an edge
+# Base seeds: tuning and reported runs have no seed in common.
 TUNING, REPORTED = 1, 0
 ARMS, CONFIG = "arms", "config.json"
 FILES = ("table.txt", "verdict.json", "verdict.png", CONFIG)
-ON_HOST = ("reward", "tools")  # flags of what runs outside the program
+ON_HOST = ("reward", "tools")  # flags of code that runs outside the program
 
 
 def parser(claim: Claim | None = None) -> argparse.ArgumentParser:
-    """Returns the parser of the command's flags; `--claim` is needed where no claim is given."""
+    """Returns the parser of the command's flags; `--claim` is required without a claim."""
     made = argparse.ArgumentParser(
         "python experiments/study.py", description=__doc__, allow_abbrev=False
     )
@@ -47,14 +47,14 @@ def parser(claim: Claim | None = None) -> argparse.ArgumentParser:
 
 
 def experiment(flags: Mapping[str, Any]) -> run.Experiment:
-    """Returns the experiment of flags, with a dot or without."""
+    """Returns the experiment of flags, whose names may have a section and a dot."""
     plain = {name: value for name, value in flags.items() if "." not in name}
     over = {name: value for name, value in flags.items() if "." in name}
     return run.Experiment(**plain, over=over)
 
 
 def stated(claim: Claim) -> dict[str, Any]:
-    """Returns the claim as it is stored before anything runs, without the code of its scores."""
+    """Returns the claim in its stored form, without the code of its scores."""
     code = ("score", "objective", "limits")
     compared = [{**each._asdict(), "score": each.score is not None} for each in claim.comparisons]
     return {
@@ -66,7 +66,7 @@ def stated(claim: Claim) -> dict[str, Any]:
 
 
 def check(claim: Claim) -> None:
-    """Raises ConfigError for a claim with an unknown name, or one that cannot be tested."""
+    """Raises ConfigError for a claim with an unknown name, or a claim that cannot be tested."""
     if not claim.comparisons:
         raise ConfigError("claim", "must have a comparison")
     for each in claim.comparisons:
@@ -162,7 +162,7 @@ def curves_of(place: Path) -> Curves:
 
 
 def beyond(edge: Sequence[float], count: int) -> list[float]:
-    """Returns values beyond the second of two, in their ratio, ascending.
+    """Returns values beyond the second of two values, in the same ratio, ascending.
 
     Example:
       >>> beyond([2.0, 4.0], 3), beyond([2.0, 1.0], 1)
@@ -186,12 +186,12 @@ def tune(runs: Runs) -> tuple[float, bool]:
         further = beyond(tried[-2:] if best == tried[-1] else tried[1::-1], len(runs.arm.values))
         asked = list(filter(runs.admits, further))
         if not asked:
-            break  # the best value is the last that the flag may have
+            break  # the best value is at the limit of the flag's range
     return best, False
 
 
 def carry_out_arms(claim: Claim, out: Path, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """Tunes and trains every arm in every setting in which it is compared."""
+    """Tunes and trains every arm in every setting that compares it."""
     results: dict[str, dict[str, Tuned]] = {}
     for i, setting in enumerate(claim.settings, 1):
         begun = {**shared, **begin(claim, setting, out / f"warm start {i}", shared)}
@@ -207,7 +207,7 @@ def carry_out_arms(claim: Claim, out: Path, shared: Mapping[str, Any]) -> dict[s
 
 
 def first(claim: Claim, setting: str) -> dict[str, Any]:
-    """Returns the flags of the initial policy of a setting, which no method has trained."""
+    """Returns the flags of the initial policy of a setting, before training by any method."""
     shared = {**claim.flags, **claim.settings[setting], "seeds": 1, "total_steps": 0}
     of_method = re.compile(r"algorithm$|config\.")
     own = {name: value for name, value in shared.items() if not of_method.match(name)}
@@ -215,7 +215,7 @@ def first(claim: Claim, setting: str) -> dict[str, Any]:
 
 
 def begin(claim: Claim, setting: str, place: Path, shared: Mapping[str, Any]) -> dict[str, str]:
-    """Makes the initial policy of a setting, unless it exists; returns the flag that names it."""
+    """Makes the initial policy of a setting, unless it exists; returns the flag to load it."""
     if not claim.warm_start:
         return {}
     if not (place / "summary.json").exists():
@@ -226,10 +226,10 @@ def begin(claim: Claim, setting: str, place: Path, shared: Mapping[str, Any]) ->
 
 
 def prepare(out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """Returns the claim of the study to resume, empty for a new one; changes nothing.
+    """Returns the stored claim of the study to resume, empty for a new study; writes nothing.
 
     Raises:
-      ConfigError: the folder holds files, and neither switch is given, or holds no study.
+      ConfigError: the folder holds files and neither switch is set, or it does not hold a study.
     """
     if resume and overwrite:
         raise ConfigError("resume", "must be left out with overwrite: give one of them")
@@ -299,7 +299,7 @@ def load(source: str) -> Claim:
 
 
 def main(argv: Sequence[str], claim: Claim | None = None) -> int:
-    """Runs the command, or the claim of a file that is itself run; returns its exit status."""
+    """Runs the command, or a claim whose file is the script; returns its exit status."""
     options = parser(claim).parse_args(argv)
     return carry_out(load(options.claim) if claim is None else claim, options)
 

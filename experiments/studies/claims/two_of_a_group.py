@@ -1,6 +1,6 @@
-"""Are two completions of a prompt as good as sixteen, at equal numbers of completions?
+"""Are two completions per prompt as good as sixteen, at equal numbers of completions?
 
-2-GRPO says that GRPO with G = 2 is as good as with G = 16. `python
+2-GRPO says that GRPO with G = 2 is as good as with G = 16. Run it by `python
 experiments/studies/claims/two_of_a_group.py --out=runs/two_of_a_group`.
 """
 
@@ -12,7 +12,7 @@ BATCH = 128  # completions of an iteration
 
 
 def claim() -> Claim:
-    """What is claimed, and what would count for it and against it."""
+    """States the claim, and the criteria for and against it."""
     groups = {
         f"G = {size}": Arm(
             {"problem.group_size": size, "problem.num_prompts": BATCH // size},

@@ -2,8 +2,8 @@
 
 `python experiments/studies/claims/worth_of_a_critic.py --out=runs/worth_of_a_critic`. The critic is
 a second transformer of the policy's size. With it a completion takes twice the time and twice the
-memory, so GRPO has twice the completions for as much: in twice the iterations, or in batches twice
-as large.
+memory, so GRPO gets twice the completions for the same cost: in twice the iterations, or in
+batches twice as large.
 """
 
 import small
@@ -14,7 +14,7 @@ COMPLETIONS = 100 * 128
 
 
 def claim() -> Claim:
-    """What is claimed, and what would count for it and against it."""
+    """States the claim, and the criteria for and against it."""
     groups = {
         "algorithm": "grpo",
         "problem.num_prompts": 16,

@@ -1,1 +1,1 @@
-"""Environments of other suites as `Environment`: one small module each, which imports its suite."""
+"""Environments of other suites as `Environment`: one small module per suite, which imports it."""

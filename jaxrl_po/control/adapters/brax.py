@@ -1,4 +1,4 @@
-"""Environments of brax, such as `brax:hopper`, by its physics and without its wrappers."""
+"""Environments of brax, such as `brax:hopper`, from its physics without its wrappers."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from jaxrl_po.control.environment import Environment
 
 
 def names() -> list[str]:
-    """Names of all environments of brax."""
+    """Returns the names of all environments of brax."""
     return list(envs._envs)
 
 
@@ -25,21 +25,21 @@ def make(
     reset_interval: int = 16,
     **arguments: Any,
 ) -> Environment:
-    """An environment of brax.
+    """Builds an environment of brax.
 
     Args:
       name: one of `names()`.
-      backend: the physics: spring, positional, generalized or mjx; returns of different ones do not
-        compare.
-      max_steps: time limit of an episode; brax's environments have none of their own.
-      reset_interval: see `with_episodes`. 1 costs 8 % of the speed of a rollout of
-        inverted_pendulum and a quarter of hopper's (64 environments, two cores).
-      **arguments: of the environment's own constructor, such as `reset_noise_scale`.
+      backend: physics backend: spring, positional, generalized or mjx; returns of different
+        backends are not comparable.
+      max_steps: time limit of an episode; brax's environments have none.
+      reset_interval: steps between resets, see `with_episodes`. 1 costs 8 % of the speed of a
+        rollout of inverted_pendulum and a quarter of hopper's (64 environments, two cores).
+      **arguments: arguments of the environment's constructor, such as `reset_noise_scale`.
 
     Raises:
-      ConfigError: the environment refuses a value, has no such backend, or does not run beside the
-        installed JAX.
-      TypeError: it does not take an argument.
+      ConfigError: the environment refuses a value, does not support the backend, or does not run
+        with the installed JAX.
+      TypeError: the environment does not take an argument.
     """
     try:
         env = envs.get_environment(name, backend=backend, **arguments)

@@ -1,6 +1,6 @@
-"""Craftax: 1.6.
+"""Craftax 1.6.
 
-The suite's time limit is set out of reach, since its `done` does not tell a limit from an end.
+The suite's time limit is set out of reach, since its `done` does not tell a time limit from an end.
 Pixels environments have floats in [0, 1]; their first use draws textures, which takes a minute, and
 writes them into the folder of the installed package.
 """
@@ -20,7 +20,7 @@ from jaxrl_po.control.spaces import Spaces, read_spaces
 from jaxrl_po.types import PyTree
 
 NEVER = 2**31 - 1
-# Height, width and kinds of the map, with which the vector of a Symbolic environment begins.
+# Height, width and kinds of the map, the first part of the vector of a Symbolic environment.
 MAPS = {
     "Craftax-Symbolic-v1": full.get_map_obs_shape(),
     "Craftax-Classic-Symbolic-v1": classic.get_map_obs_shape(),
@@ -28,7 +28,7 @@ MAPS = {
 
 
 def names() -> list[str]:
-    """Names of the environments."""
+    """Returns the names of the environments."""
     games = ("Craftax", "Craftax-Classic")
     return [f"{game}-{seen}-v1" for game in games for seen in ("Symbolic", "Pixels")]
 
@@ -36,17 +36,17 @@ def names() -> list[str]:
 def make(
     name: str, *, max_steps: int | None = None, reset_interval: int = 16, **arguments: Any
 ) -> Environment:
-    """The environment of that name.
+    """Builds the environment of that name.
 
     The vector of a Symbolic environment is split into two observations: `map` `[H, W, kinds]`,
-    bytes, 255 where a cell is or holds one of a kind, and `player`, its inventory and condition.
+    bytes, 255 for each kind that a cell is or holds, and `player`, its inventory and condition.
 
     Args:
       name: one of `names()`.
-      max_steps: time limit; None takes the suite's, 100,000, and 10,000 of Craftax-Classic.
-      reset_interval: see `with_episodes`. 1 costs nine tenths of the speed of a rollout
-        (64 environments, two cores).
-      arguments: fields of the environment's `EnvParams`, such as `day_length`.
+      max_steps: time limit; None takes the suite's, 100,000, or 10,000 for Craftax-Classic.
+      reset_interval: steps between resets, see `with_episodes`. 1 costs nine tenths of the speed
+        of a rollout (64 environments, two cores).
+      arguments: values for fields of the environment's `EnvParams`, such as `day_length`.
 
     Raises:
       ConfigError: a count below 1.
@@ -74,7 +74,7 @@ def make(
 
 
 def dynamics_of(env: Any, params: Any, spaces: Spaces) -> Dynamics:
-    """The dynamics of the suite's object, whose own time limit is out of reach in `params`."""
+    """Returns the dynamics of the suite's object; its time limit in `params` is out of reach."""
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
         observation, state = env.reset_env(key, params)

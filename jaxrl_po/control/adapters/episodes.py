@@ -1,4 +1,4 @@
-"""From the dynamics of a suite to an `Environment` with a time limit and automatic resets.
+"""Turns a suite's dynamics into an `Environment` with a time limit and automatic resets.
 
 A suite's own time limit is switched off, so that a termination and a truncation are never confused.
 """
@@ -18,13 +18,13 @@ from jaxrl_po.types import PyTree
 
 
 class Dynamics(NamedTuple):
-    """A suite's environment without time limit and without new episodes.
+    """A suite's environment without a time limit and without automatic resets.
 
     Attributes:
       reset: `reset(key) -> (observation, state)`; consumes `key`.
-      step: `step(key, state, action) -> (observation, state, reward, terminated)` with an action of
-        the environment's own; consumes `key`.
-      actions: what `spaces.read_action_space` or `spaces.box_actions` returned.
+      step: `step(key, state, action) -> (observation, state, reward, terminated)` with an action in
+        the environment's units; consumes `key`.
+      actions: spaces with the actions, from `spaces.read_action_space` or `spaces.box_actions`.
     """
 
     reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
@@ -33,11 +33,11 @@ class Dynamics(NamedTuple):
 
 
 def where(asked: jax.Array, new: Callable[..., PyTree], arguments: PyTree, old: PyTree) -> PyTree:
-    """`new(*arguments)` where `asked`, else `old`.
+    """Computes `new(*arguments)` where `asked`, else `old`.
 
-    Under `vmap` over environments, `new` runs for an eighth of them at a time, until all that asked
-    are served: usually zero or one round in a step. Some suites take many times as long to draw a
-    starting state as to make a step.
+    Under `vmap` over environments, `new` runs for an eighth of them at a time, until every
+    environment that asked has its result: usually zero or one round in a step. Some suites take
+    many times as long to draw a starting state as to make a step.
     """
 
     @custom_vmap
@@ -59,7 +59,7 @@ def where(asked: jax.Array, new: Callable[..., PyTree], arguments: PyTree, old: 
 
         def renew(carry: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
             asked, states = carry
-            # Rows beyond those that ask are out of bounds: computed, as the last one, and dropped.
+            # Surplus rows have an index out of bounds: computed, as the last one, and dropped.
             rows = jnp.nonzero(asked, size=at_once, fill_value=size)[0]
             drawn = jax.vmap(new)(
                 *jax.tree.map(lambda x: x[jnp.minimum(rows, size - 1)], arguments)
@@ -81,11 +81,10 @@ class Running(NamedTuple):
     """The state of one environment.
 
     Attributes:
-      state: the suite's own.
+      state: state of the suite's environment.
       length: `[]`, int32, steps of the episode so far.
-      start: observation and state with which the next episode begins; () where each step draws
-        its own.
-      used: `[]`, bool, whether an episode has begun with it.
+      start: observation and state that start the next episode; () if each step draws its own.
+      used: `[]`, bool, True if an episode has begun with `start`.
     """
 
     state: PyTree
@@ -97,11 +96,11 @@ class Running(NamedTuple):
 def with_episodes(
     name: str, dynamics: Dynamics, *, max_steps: int, reset_interval: int
 ) -> Environment:
-    """The environment whose episodes end by themselves or after `max_steps` steps.
+    """Returns the environment whose episodes end by themselves or after `max_steps` steps.
 
     Args:
-      name: of the environment, for messages.
-      dynamics: see `Dynamics`.
+      name: name of the environment, for messages.
+      dynamics: environment without time limit and resets, see `Dynamics`.
       max_steps: time limit; an episode that reaches it without ending is truncated.
       reset_interval: 1 draws a starting state in every step, needed or not. n > 1 keeps one ready
         for each environment and replaces the used ones every n steps of a rollout. An environment
@@ -147,7 +146,7 @@ def with_episodes(
         return following, Transition(observation, reward, terminated, truncated, final)
 
     def held_start(key: jax.Array, start: PyTree, used: jax.Array) -> PyTree:
-        """The start held ready; where it was used, a new one."""
+        """Returns the start that was drawn ahead; a new one if it was used."""
         return where(used, begin, (key,), start)
 
     def refresh(key: jax.Array, running: Running) -> Running:

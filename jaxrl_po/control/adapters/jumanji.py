@@ -1,7 +1,7 @@
-"""Jumanji.
+"""Environments of Jumanji.
 
 Its environments report a time limit as a termination, so their own limit is set to `max_steps + 1`,
-which is never reached. SearchAndRescue's reward depends on that limit.
+which is never reached. The reward of SearchAndRescue depends on that limit.
 """
 
 import math
@@ -18,13 +18,13 @@ from jaxrl_po.control.environment import Environment
 from jaxrl_po.control.spaces import LEGAL, Observation, Spaces, box_actions
 from jaxrl_po.types import PyTree
 
-# Time limit of an environment that has none; only Game2048 has episodes of that length.
+# Time limit for an environment without one; only Game2048 has episodes of that length.
 MAX_STEPS = 10_000
 STEPS = ("step_count", "step")
 
 
 def names() -> list[str]:
-    """Names of the environments. Sokoban downloads its levels at the first use."""
+    """Returns the names of the environments. Sokoban downloads its levels at the first use."""
     return sorted(jumanji.registered_environments())
 
 
@@ -36,21 +36,21 @@ def make(
     mask: bool = True,
     **arguments: Any,
 ) -> Environment:
-    """The environment of that name.
+    """Builds the environment of that name.
 
-    The policy sees a dictionary of floats; the mask of legal actions is no input of it. A bounded
-    integer (a position, a city) is one-hot, the number of steps a share of `max_steps`; boards keep
-    their numbers, in Game2048 exponents of 2. Dependent choices (BinPack: a space and an item) are
-    one choice among all pairs; several agents have a choice each. If no action is legal, all are
-    allowed: the suite then ends the episode or does nothing. Rewards of several agents are summed.
+    The policy sees a dictionary of floats without the mask of legal actions. A bounded integer
+    (a position, a city) is one-hot, the number of steps a share of `max_steps`; boards keep their
+    numbers, in Game2048 exponents of 2. Dependent choices (BinPack: a space and an item) are one
+    choice among all pairs; with several agents there is a choice for each. If no action is legal,
+    all are allowed: the suite then ends the episode or does nothing. Rewards of agents are summed.
 
     Args:
       name: one of `names()`.
-      max_steps: time limit; None takes the suite's `time_limit`, or 10,000 where it has none.
-      reset_interval: see `with_episodes`.
-      mask: restrict the policy to the legal actions. If False, illegal actions are played; most
+      max_steps: time limit; None takes the suite's `time_limit`, or 10,000 if it has none.
+      reset_interval: steps between resets, see `with_episodes`.
+      mask: True restricts the policy to legal actions. If False, illegal actions are played; most
         suites then end the episode.
-      arguments: of the environment's constructor, such as `num_rows`.
+      arguments: arguments of the environment's constructor, such as `num_rows`.
 
     Raises:
       ConfigError: a count below 1, or levels that cannot be downloaded.
@@ -65,12 +65,12 @@ def make(
     limit = (own or MAX_STEPS) if max_steps is None else max_steps
     if own:
         env = jumanji.make(name, **(arguments | {"time_limit": limit + 1}))
-    spec = env.observation_spec  # once, and not while tracing: the suite would keep the tracers
+    spec = env.observation_spec  # read outside tracing: the suite would store the tracers
 
     def observe(raw: Any) -> Observation:
         legal = getattr(raw, LEGAL, None) if mask else None
         if legal is not None:
-            # Where none is legal, as for a snake that has enclosed itself, any ends the episode.
+            # If none is legal, such as when a snake is enclosed, any action ends the episode.
             legal = jnp.asarray(legal, bool).reshape(groups, -1)
             legal = (legal | ~legal.any(axis=1, keepdims=True)).reshape(-1)
         return Observation(_read("", spec, raw, limit), None, legal)
@@ -82,7 +82,7 @@ def make(
     def step(
         key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Observation, PyTree, jax.Array, jax.Array]:
-        # The state holds one key for all later steps. Without a fresh one, all branches from one
+        # The state holds one key for all later steps. Without a fresh key, all branches from one
         # state, and episodes with equal starts, would have the same random numbers.
         state, timestep = env.step(state.replace(key=key), action)
         ended = (timestep.discount == 0).all()
@@ -116,7 +116,7 @@ def _read_actions(label: str, spec: Any, mask: Any) -> Spaces:
         return box_actions(label, spec.minimum, spec.maximum, spec.shape)
     if isinstance(spec, specs.MultiDiscreteArray):
         choices = tuple(int(n) for n in spec.num_values)
-    else:  # MultiCVRP has a bound, one too high
+    else:  # the bound of MultiCVRP is too high by one
         choices = (mask.shape[1],) * mask.shape[0]
     if mask is not None and mask.shape == choices:
         return Spaces(

@@ -13,7 +13,7 @@ from jaxrl_po.control.environment import Environment
 
 
 def names() -> list[str]:
-    """Names of all environments of Playground: the DM-control suite, locomotion, manipulation."""
+    """Returns the names of all environments: the DM-control suite, locomotion, manipulation."""
     suites = registry.dm_control_suite, registry.locomotion, registry.manipulation
     return [name for suite in suites for name in suite.ALL_ENVS]
 
@@ -21,16 +21,16 @@ def names() -> list[str]:
 def make(
     name: str, *, max_steps: int | None = None, reset_interval: int = 16, **config_overrides: Any
 ) -> Environment:
-    """An environment of Playground.
+    """Builds an environment of Playground.
 
     Args:
       name: one of `names()`.
       max_steps: time limit of an episode; None takes `episode_length` of the environment's config,
         divided by its `action_repeat`.
-      reset_interval: see `with_episodes`. 1 costs half of the speed of a rollout of
-        CartpoleBalance (64 environments, two cores).
-      **config_overrides: values of the environment's config; nested ones as "reward_config.scales".
-        `impl`, the implementation of the physics, is `jax` where they do not say `warp`.
+      reset_interval: steps between resets, see `with_episodes`. 1 costs half of the speed of a
+        rollout of CartpoleBalance (64 environments, two cores).
+      **config_overrides: values of the environment's config; nested keys as "reward_config.scales".
+        `impl`, the implementation of the physics, is `jax` unless they set it to `warp`.
 
     Raises:
       ConfigError: assets are missing and cannot be downloaded, or the environment refuses a value.
@@ -58,7 +58,7 @@ def make(
             f"{of_suite} needs robots of MuJoCo Menagerie, which Playground downloads by git into "
             f"its own folder, and the download failed: {_one_line(error)}",
         ) from error
-    except (ValueError, NotImplementedError) as error:  # MJX raises both where it lacks a feature
+    except (ValueError, NotImplementedError) as error:  # MJX raises either for a missing feature
         raise ConfigError("env", f"{of_suite}: {_one_line(error)}") from error
     return with_episodes(
         of_suite,

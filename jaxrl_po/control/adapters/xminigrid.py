@@ -1,4 +1,4 @@
-"""XLand-MiniGrid, and the MiniGrid tasks that it ports."""
+"""XLand-MiniGrid and its ports of MiniGrid tasks."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from jaxrl_po.control.environment import Environment
 from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.types import PyTree
 
-# Above every number in the code of a goal or rule: kinds (at most 14), tiles, colours.
+# Exceeds every number in the code of a goal or rule: kinds (at most 14), tiles, colours.
 CODES = 16
 
 
 def names() -> list[str]:
-    """Names of the environments."""
+    """Returns the names of the environments."""
     return list(xminigrid.registered_environments())
 
 
@@ -32,20 +32,20 @@ def make(
     benchmark: str = "",
     **arguments: Any,
 ) -> Environment:
-    """The environment of that name.
+    """Builds the environment of that name.
 
-    The policy sees `image` `[view_size, view_size, tiles + colours]`, both one-hot, and `direction`
-    `[4]`, the agent's; in XLand also `goal` and `rules`, the suite's codes, one-hot. What the agent
-    carries is hidden, as in the suite.
+    The policy sees `image` `[view_size, view_size, tiles + colours]`, both one-hot, and the agent's
+    `direction` `[4]`; in XLand also `goal` and `rules`, the suite's codes, one-hot. The object that
+    the agent carries is hidden, as in the suite.
 
     Args:
       name: one of `names()`.
-      max_steps: time limit; None takes the suite's. The reward at a goal falls to 0.1 with it.
-      reset_interval: see `with_episodes`.
+      max_steps: time limit; None takes the suite's. The reward at a goal falls to 0.1 at the limit.
+      reset_interval: steps between resets, see `with_episodes`.
       view_size: side of the square that the agent sees, odd, at least 3; None takes the suite's.
-      benchmark: for XLand: a set of goals and rules, of which each episode draws one: the name of
-        the suite's, downloaded at its first use, or a path to a file of one.
-      arguments: fields of the environment's parameters, such as `height`.
+      benchmark: set of goals and rules, for XLand; each episode draws one of them. The name of a
+        benchmark of the suite, downloaded at its first use, or a path to a benchmark file.
+      arguments: values for fields of the environment's parameters, such as `height`.
 
     Raises:
       ConfigError: a count below 1, a view of another size, or a benchmark that is missing, cannot
@@ -64,7 +64,7 @@ def make(
         wrong = f"must be given, {known} or a file" if xland else "must be empty: its goal is fixed"
         raise ConfigError("env", f"{label}: benchmark {wrong}")
     env, params = xminigrid.make(name, **arguments)
-    # The suite's reward at a goal depends on the time limit, which therefore is ours, too.
+    # The suite's reward at a goal depends on its time limit, which is set to `max_steps` too.
     if max_steps is not None:
         params = params.replace(max_steps=max_steps)
     assert params.max_steps is not None
@@ -95,7 +95,7 @@ def make(
         key: jax.Array, timestep: Any, action: jax.Array
     ) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
         timestep = env.step(params, timestep, action)
-        # Its last step by the time limit has a discount of 1.
+        # A last step at the time limit has a discount of 1.
         return observe(timestep), timestep, timestep.reward, timestep.discount == 0
 
     return with_episodes(

@@ -1,4 +1,4 @@
-"""Dialogues: episodes of several turns, in which an environment replies to messages."""
+"""Dialogues: episodes of several turns, where an environment replies to the policy's messages."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,8 @@ DIALOGUES: dict[str, tuple[type, Callable[..., Dialogue]]] = {
     "higher_lower": (HigherLowerSettings, higher_lower),
     "calculator": (CalculatorSettings, calculator),
 }
-"""Name of a dialogue to the record of its flags and the function that makes it from their values.
+"""`{name: (settings, make)}`: for each dialogue the record of its flags and the function that
+builds the dialogue from their values.
 """
 
 __all__ = [

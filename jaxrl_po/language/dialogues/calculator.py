@@ -1,4 +1,4 @@
-"""A sum with a calculator: the policy may ask for values before it answers."""
+"""Sums with a calculator: the policy may ask for values before it answers."""
 
 from typing import NamedTuple
 
@@ -27,13 +27,13 @@ class CalculatorSettings:
 
 
 class State(NamedTuple):
-    """A sum.
+    """State of a dialogue about one sum.
 
     Attributes:
-      terms: `[2]`, int32.
-      turns: `[]`, int32, messages so far.
-      used: `[]`, bool, whether the calculator gave a value that can be used.
-      right: `[]`, bool, whether the answer was right.
+      terms: the two numbers to add, `[2]`, int32.
+      turns: messages so far, `[]`, int32.
+      used: True if the calculator gave a value and a turn was left to use it, `[]`, bool.
+      right: True if the answer was right, `[]`, bool.
     """
 
     terms: jax.Array
@@ -43,14 +43,14 @@ class State(NamedTuple):
 
 
 class Expression(NamedTuple):
-    """Numbers joined by `+`, as read so far.
+    """Parser state of an expression, numbers joined by `+`.
 
     Attributes:
-      total: `[]`, int32, of the numbers before the one being read.
-      number: `[]`, int32, being read.
-      digits: `[]`, int32, of that number.
-      plus: `[]`, int32, signs so far.
-      legal: `[]`, bool.
+      total: sum of the numbers before the one being read, `[]`, int32.
+      number: number being read, `[]`, int32.
+      digits: digits of that number so far, `[]`, int32.
+      plus: `+` signs so far, `[]`, int32.
+      legal: True while the expression is valid, `[]`, bool.
     """
 
     total: jax.Array
@@ -61,28 +61,29 @@ class Expression(NamedTuple):
 
 
 def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) -> Dialogue:
-    """The sum of two numbers, with a calculator at hand.
+    """Builds sums of two numbers, where the policy may use a calculator.
 
     The prompt is `123456+654321?`. A message that begins with `=` is the answer and ends the
-    dialogue: `=777777` and EOS. Any other is an expression, one number or two joined by `+`, of at
-    most 8 digits each, and the reply is its value of `num_digits` + 1 digits; `!` where it is none
-    or longer. The reward is 1 for the right answer, at its end. One pair in ten, in either order,
-    is held out.
+    dialogue: `=777777` and EOS. Any other message is an expression, one number or two joined by
+    `+`, of at most 8 digits each, and the reply is its value of `num_digits` + 1 digits, or `!` if
+    the expression is invalid or its value longer. The reward is 1 for the right answer, at its end.
+    One pair in ten, in either order, is held out.
 
     Demonstrations ask for the sum and then answer with the reply.
 
     Args:
-      num_digits: of a number, in [1, 8], padded with zeros; values and answers have one more.
-      tool: reply with values. False, to see what it is worth: the reply is always `!`, and
-        demonstrations answer at once.
-      max_turns: messages, the answer included.
+      num_digits: digits of a number, in [1, 8], padded with zeros; values and answers have one
+        more.
+      tool: True to reply with values. False measures the worth of the calculator: the reply is
+        always `!`, and demonstrations answer immediately.
+      max_turns: largest number of messages, the answer included.
 
     Returns:
       The dialogue; its metric is `calls`, the share of dialogues in which the calculator gave a
       value.
 
     Raises:
-      ConfigError: an argument outside its range.
+      ConfigError: an argument is outside its range.
     """
     num_digits = check_size("num_digits", num_digits, Interval(1, MAX_DIGITS))
     tool = static_value("tool", tool, bool)
@@ -116,7 +117,7 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
         legal = legal & (value < 10**places) & tool
         reply = jnp.where(legal, digits_of(value, places), wrong).astype(jnp.int32)
         turns = state.turns + 1
-        read = legal & ~answers & (turns < max_turns)  # there is a turn left to use it
+        read = legal & ~answers & (turns < max_turns)  # a turn is left to use the value
         state = State(state.terms, turns, state.used | read, right)
         reward = right.astype(jnp.float32)
         length = jnp.where(legal, places, 1).astype(jnp.int32)
@@ -149,7 +150,7 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
 
 
 def decimals(value: jax.Array, count: int) -> jax.Array:
-    """The last digits of a number, int32: `E*` to `[E*, count]`."""
+    """Returns the last `count` decimal digits of numbers, int32: `E*` to `[E*, count]`."""
     powers = 10 ** jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
     return (value[..., None] // powers.reshape(*[1] * value.ndim, count) % 10).astype(jnp.int32)
 
@@ -157,7 +158,7 @@ def decimals(value: jax.Array, count: int) -> jax.Array:
 def evaluate(
     message: jax.Array, written: jax.Array, tokenizer: Tokenizer
 ) -> tuple[jax.Array, jax.Array]:
-    """The value of an expression, and whether it is one."""
+    """Returns the value of an expression, and True if the message is a valid expression."""
     zero, plus = tokenizer.ids["0"], tokenizer.ids["+"]
 
     def read(found: Expression, token: jax.Array) -> Expression:

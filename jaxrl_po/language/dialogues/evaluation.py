@@ -1,4 +1,4 @@
-"""Held-out dialogues: greedy accuracy, avg@n, pass@k, and games to read."""
+"""Evaluation on held-out dialogues: greedy accuracy, avg@n, pass@k, and games for a reader."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -27,21 +27,21 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, PyTree
 
 SHOWN = 4
-"""Dialogues of a prompt that are drawn for a person, the group of its advantages."""
+"""Default number of dialogues sampled per prompt for a reader, the group of their advantages."""
 
 _relative = jax.jit(jax.vmap(group_advantages.turn_relative))
-"""The advantages `[P, n, S]` of the dialogues of P prompts."""
+"""`(reward, mask, message_end) -> advantages [P, n, S]`, for n dialogues of each of P prompts."""
 
 
 class Games(NamedTuple):
-    """Dialogues from P held-out starting states, n of each, leaves `[P, n, …]`.
+    """Dialogues from P held-out starting states, n from each, leaves `[P, n, …]`.
 
     Attributes:
-      prompt: `[P, L]`, int32, left-padded.
-      pad: `[P]`, int32, padding tokens on the left.
-      held: see `Conversations`; without its state.
-      accuracy: `[P, n]`, float32.
-      measures: name to `[P, n]`.
+      prompt: tokens `[P, L]`, int32, left-padded.
+      pad: padding tokens on the left of each prompt, `[P]`, int32.
+      held: the dialogues as `Conversations`, whose `state` is None.
+      accuracy: accuracy of each dialogue, `[P, n]`, float32.
+      measures: further metrics of the dialogues by name, `[P, n]` each.
     """
 
     prompt: jax.Array
@@ -57,16 +57,16 @@ def make_play(
     """Builds `play(params, key, n) -> Games`: n dialogues per held-out prompt; n = 0 is greedy.
 
     Args:
-      dialogue: see `Dialogue`.
-      model: the policy.
-      num_prompts: P; None for `DRAWN`.
-      decoding: see `sampling.Decoding`; its budget is that of a message.
+      dialogue: environment that replies to the policy, see `Dialogue`.
+      model: transformer of the policy.
+      num_prompts: number of prompts P; None for `DRAWN`.
+      decoding: sampling filters and the token budget of one message, see `sampling.Decoding`.
 
     Returns:
-      The function; `key` is consumed. A key gives the same prompts whatever n is.
+      The function, which consumes `key`. The same key gives the same prompts for every n.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     count = num_asked(dialogue, num_prompts)
     check_contract(dialogue)
@@ -106,10 +106,10 @@ def make_evaluate(
     num_samples: int = 0,
     decoding: Decoding = PLAIN,
 ) -> Evaluate:
-    """Builds `evaluate(params, collector, key) -> {name: [P]}`, as for a task.
+    """Builds `evaluate(params, collector, key) -> {name: [P]}`, like `language.make_evaluate`.
 
     Its metrics are `greedy_accuracy`, `greedy_length` (tokens of all messages), `greedy_turns`, the
-    dialogue's own with `greedy_` before them and, with samples, `avg@n` and `pass@k`; see
+    dialogue's own metrics with the prefix `greedy_` and, with samples, `avg@n` and `pass@k`; see
     `language.make_evaluate`.
     """
     play = make_describe(
@@ -119,10 +119,10 @@ def make_evaluate(
 
 
 def measure(games: Mapping[str, Games]) -> dict[str, jax.Array]:
-    """The metrics of `make_evaluate`, `[…, P]` each, from dialogues with leading axes `[…, P, n]`.
+    """Computes the metrics of `make_evaluate`, `[…, P]` each, from dialogues `[…, P, n]`.
 
     Args:
-      games: name of the decoding to the dialogues.
+      games: dialogues by decoding, "greedy" or "sampled"; leaves with leading axes `[…, P, n]`.
     """
     greedy = games[GREEDY]
     turns, length = greedy.held.turns, greedy.held.mask.sum(axis=-1)
@@ -141,7 +141,7 @@ def make_describe(
 ) -> Describe:
     """Builds `describe(params, collector, key) -> {"greedy": Games, "sampled": Games}`.
 
-    For `render` or `measure`; see `language.make_describe`.
+    The output is meant for `render` or `measure`; see `language.make_describe`.
     """
     play = make_play(dialogue, model, num_prompts=num_prompts, decoding=decoding)
     return by_decoding(play, num_samples)
@@ -150,12 +150,13 @@ def make_describe(
 def render(dialogue: TaskLike, games: Mapping[str, Games]) -> list[dict[str, Any]]:
     """Turns the output of `describe` into one row per dialogue, on the host, prompt by prompt.
 
-    `turns` has for each message its text, the reply, the reward and, among several dialogues of a
-    prompt, the advantage of its tokens: the rewards-to-go, relative to the others at that turn.
+    For each message, `turns` has its text, the reply, the reward and, if the prompt has several
+    dialogues, the advantage of its tokens: the rewards-to-go, relative to the prompt's other
+    dialogues at that turn.
 
     Args:
-      dialogue: or task, whose tokenizer is used.
-      games: name of the decoding to the dialogues.
+      dialogue: dialogue or task whose tokenizer decodes the tokens.
+      games: dialogues by decoding, "greedy" or "sampled".
     """
     first = next(iter(games.values()))
     prompt, pad = np.asarray(first.prompt), np.asarray(first.pad)
@@ -179,11 +180,11 @@ def render(dialogue: TaskLike, games: Mapping[str, Games]) -> list[dict[str, Any
 
 
 def _advantages(game: Games) -> Any:
-    """Of each token, `[P, n, S]`; None for one dialogue of a prompt."""
+    """Computes the advantage of each token, `[P, n, S]`; None if a prompt has one dialogue only."""
     held = game.held
     if held.reward.shape[1] == 1:
         return None
-    # Copies of this process, which alone may be the one that writes.
+    # Host copies: `_relative` of global arrays would need all processes, and one may call alone.
     copies = [np.asarray(x) for x in (held.reward, held.mask, held.message_end)]
     return np.asarray(_relative(*copies))
 
@@ -212,6 +213,6 @@ def _turns(dialogue: TaskLike, game: Games, advantage: Any, p: int, i: int) -> l
 
 
 def _text(dialogue: TaskLike, tokens: Any) -> str:
-    """Text without its ends; a reply may hold one."""
+    """Decodes tokens without the ids in `ends`, which a reply may contain."""
     kept = [int(token) for token in tokens if int(token) not in dialogue.tokenizer.ends]
     return dialogue.tokenizer.decode(kept, pad=PAD)

@@ -1,4 +1,4 @@
-"""Any environment of pure functions as a dialogue: a message is an action, a reply what is seen."""
+"""Environments of pure functions as dialogues: messages are actions, replies are observations."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ from jaxrl_po.types import PyTree
 
 
 class State(NamedTuple):
-    """An episode.
+    """State of an episode.
 
     Attributes:
-      inner: the environment's state.
-      total: `[]`, float32, the sum of rewards.
+      inner: state of the environment.
+      total: sum of rewards so far, `[]`, float32.
     """
 
     inner: PyTree
@@ -38,26 +38,29 @@ def game(
     accuracy: Callable[[PyTree, jax.Array], jax.Array],
     demonstrate: Callable[[PyTree, jax.Array], jax.Array] | None = None,
 ) -> Dialogue:
-    """The dialogue in which the policy reads observations and writes actions.
+    """Builds a dialogue whose policy reads the environment's observations and writes actions.
 
     Args:
-      name: for logs and plots.
-      tokenizer: of both.
-      reset: `reset(key) -> (observation, state)`; consumes `key`. Episodes are not split.
+      name: name for logs and plots.
+      tokenizer: tokenizer of observations and actions.
+      reset: `reset(key) -> (observation, state)`; consumes `key`. Episodes are not split into a
+        train and a test part.
       step: `step(key, state, action) -> (observation, state, reward [], terminated [])`; consumes
         `key`.
-      write: `write(observation) -> Reply` of `observation_length` tokens at most; the first one is
-        the prompt, filled with PAD on the left.
-      read: `read(message [T], length []) -> action`, legal for every message.
+      write: `write(observation) -> Reply` of `observation_length` tokens at most; the first
+        observation is the prompt, filled with PAD on the left.
+      read: `read(message [T], length []) -> action`, a legal action for every message.
       observation_length: tokens of the longest observation.
       message_length: tokens of the longest action, its end included.
-      max_turns: actions of an episode; one that is longer is cut, which is a truncation.
-      accuracy: `accuracy(state, total reward []) -> []` float32 in [0, 1]: how well an episode
-        went.
-      demonstrate: `demonstrate(state, key) -> tokens [message_length]`; None for none.
+      max_turns: actions of an episode; a longer episode is cut, which is a truncation.
+      accuracy: `accuracy(state, total reward []) -> []` float32 in [0, 1], the success of an
+        episode.
+      demonstrate: `demonstrate(state, key) -> tokens [message_length]`, a good action; None if
+        warm starts are not needed.
 
     Returns:
-      The dialogue; its metric is `return`, the sum of rewards, also the raw score of a group.
+      The dialogue. Its metric `return` is the sum of rewards, which is also the raw score of an
+      episode in its group.
     """
 
     def begin(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
@@ -67,7 +70,7 @@ def game(
         pad = observation_length - said.length
         shifted = jnp.roll(said.tokens, pad)
         tokens = jnp.where(jnp.arange(observation_length) < pad, tokenizer.pad, shifted)
-        # An empty observation is read as one PAD: a prompt has a token.
+        # An empty observation is read as one PAD, since a prompt needs at least one token.
         pad = jnp.minimum(pad, observation_length - 1).astype(jnp.int32)
         return Prompt(tokens.astype(jnp.int32), pad), State(inner, jnp.float32(0.0))
 

@@ -1,4 +1,4 @@
-"""What games of guesses share: as few of them as possible, and a lost game counts as one more."""
+"""Functions shared by guessing games: fewer guesses are better, a lost game counts as one more."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,12 +15,12 @@ Measure = Callable[[Any], jax.Array]
 def game_of_guesses(
     *, max_turns: int, measures: Mapping[str, Measure] | None = None, **fields: Any
 ) -> Dialogue:
-    """A dialogue whose state has `guesses` and `won`.
+    """Builds a dialogue from functions whose state has the fields `guesses` and `won`.
 
     Args:
-      max_turns: guesses at most; a lost game counts as one more.
-      measures: beside `guesses`, whose negative is the raw score.
-      **fields: the others of `Dialogue`.
+      max_turns: largest number of guesses; a lost game counts as one more.
+      measures: metrics in addition to `guesses`, whose negative is the raw score.
+      **fields: other fields of `Dialogue`.
     """
 
     def counted(state: Any) -> jax.Array:
@@ -36,14 +36,14 @@ def game_of_guesses(
 
 
 def reward(state: Any, max_turns: int) -> jax.Array:
-    """(max_turns + 1 − g) / max_turns where the game is won after g guesses; 0 elsewhere."""
+    """Computes (max_turns + 1 − g) / max_turns for a game won after g guesses, 0 otherwise."""
     return jnp.where(state.won, (max_turns + 1.0 - state.guesses) / max_turns, 0.0)
 
 
 def read(
     message: jax.Array, written: jax.Array, length: int, symbols: int, tokenizer: Tokenizer
 ) -> tuple[jax.Array, jax.Array]:
-    """The digits `[length]` of a message, and whether it is these, below `symbols`, and EOS."""
+    """Returns a message's digits `[length]`, and True if they, below `symbols`, and EOS are all."""
     digits = message[:length] - tokenizer.ids["0"]
     ended = (written == length + 1) & (message[length] == tokenizer.eos)
     return digits, ended & ((digits >= 0) & (digits < symbols)).all()

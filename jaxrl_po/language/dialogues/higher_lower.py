@@ -1,4 +1,4 @@
-"""Higher or lower: find a number by guesses, each answered with the direction."""
+"""Higher or lower: find a number by guesses, each answered with the direction to the number."""
 
 from typing import NamedTuple
 
@@ -26,14 +26,14 @@ class HigherLowerSettings:
 
 
 class State(NamedTuple):
-    """A game.
+    """State of a game.
 
     Attributes:
-      number: `[]`, int32, to be found.
-      low: `[]`, int32, the smallest number that fits all replies.
-      high: `[]`, int32, the largest.
-      guesses: `[]`, int32.
-      won: `[]`, bool.
+      number: number to be found, `[]`, int32.
+      low: smallest number that fits all replies, `[]`, int32.
+      high: largest number that fits all replies, `[]`, int32.
+      guesses: number of guesses so far, `[]`, int32.
+      won: True if the number was found, `[]`, bool.
     """
 
     number: jax.Array
@@ -44,26 +44,26 @@ class State(NamedTuple):
 
 
 def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
-    """Find a number from 0 to `numbers` − 1 in as few guesses as possible.
+    """Builds the game: find a number from 0 to `numbers` − 1 in as few guesses as possible.
 
     A guess is two digits and EOS; the reply is `<` if the number is lower, `>` if it is higher and
-    `!` after a message that is no number of two digits. The reward, at the end of a game that is
-    won after g guesses, is (max_turns + 1 − g) / max_turns: a lost game counts as one more than
-    `max_turns` and gives 0.
+    `!` after a message that is not a number of two digits. The reward, at the end of a game won
+    after g guesses, is (max_turns + 1 − g) / max_turns: a lost game counts as `max_turns` + 1
+    guesses and gives 0.
 
-    Numbers are not split: every game is drawn from all of them. Binary search takes 5.125 guesses
-    in the mean for 64 numbers, the right one included. Demonstrations guess a number that fits all
-    replies, at random.
+    Numbers are not split into a train and a test part: every game draws from all of them. Binary
+    search takes 5.125 guesses on average for 64 numbers, the right one included. Demonstrations
+    guess a random number that fits all replies.
 
     Args:
-      numbers: in [2, 100].
-      max_turns: guesses.
+      numbers: count of numbers to choose from, in [2, 100].
+      max_turns: largest number of guesses.
 
     Returns:
       The dialogue; its metric is `guesses` (`max_turns` + 1 for a lost game).
 
     Raises:
-      ConfigError: an argument outside its range.
+      ConfigError: an argument is outside its range.
     """
     numbers = check_size("numbers", numbers, Interval(2, 10**DIGITS))
     max_turns = check_size("max_turns", max_turns, Interval(1, 100))

@@ -1,4 +1,4 @@
-"""Mastermind: find a code by guesses, each answered with what is right about it."""
+"""Mastermind: find a code by guesses, each answered with the number of right symbols."""
 
 import itertools
 from typing import NamedTuple
@@ -32,14 +32,14 @@ class MastermindSettings:
 
 
 class State(NamedTuple):
-    """A game.
+    """State of a game.
 
     Attributes:
-      code: `[]`, int32, index of the code to be found.
-      possible: `[C]`, bool, the codes that fit all replies.
-      guesses: `[]`, int32.
-      won: `[]`, bool.
-      malformed: `[]`, int32, messages that were no code.
+      code: index of the code to be found, `[]`, int32.
+      possible: True for the codes that fit all replies, `[C]`, bool.
+      guesses: number of guesses so far, `[]`, int32.
+      won: True if the code was found, `[]`, bool.
+      malformed: number of messages that were not a code, `[]`, int32.
     """
 
     code: jax.Array
@@ -50,28 +50,30 @@ class State(NamedTuple):
 
 
 def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dialogue:
-    """Find a code of `length` symbols, with repeats, in as few guesses as possible.
+    """Builds Mastermind: find a code of `length` symbols in as few guesses as possible.
 
-    A guess is the symbols and EOS; the reply is two digits: how many symbols are right at their
-    place, and how many more are right at another. A message that is no code costs its turn, and the
-    reply is `!!`. The reward, at the end of a game that is won after g guesses, is
-    (max_turns + 1 − g) / max_turns: a lost game counts as one more than `max_turns` and gives 0.
+    A code may repeat symbols. A guess is the symbols and EOS; the reply is two digits: the number
+    of symbols at the right place, and the number of further symbols that belong to another place.
+    A message that is not a code costs a turn, and the reply is `!!`. The reward, at the end of a
+    game won after g guesses, is (max_turns + 1 − g) / max_turns: a lost game counts as
+    `max_turns` + 1 guesses and gives 0.
 
-    Codes are not split: every game is drawn from all of them. The optimal mean number of guesses,
-    with repeats, is 2.333 for 2 symbols of 3, 2.813 for 2 of 4, 2.704 for 3 of 3 and 3.219 for 3
-    of 4 (exact search). Demonstrations guess at random among the codes that fit all replies.
+    Codes are not split into a train and a test part: every game draws from all of them. The optimal
+    mean number of guesses, with repeats, is 2.333 for codes of 2 symbols from 3, 2.813 for 2 from
+    4, 2.704 for 3 from 3 and 3.219 for 3 from 4 (exact search). Demonstrations guess at random
+    among the codes that fit all replies.
 
     Args:
       length: symbols of a code, in [1, 6].
-      symbols: to choose from, in [2, 10]; at most 4,096 codes.
-      max_turns: guesses.
+      symbols: number of symbols to choose from, in [2, 10]; at most 4,096 codes.
+      max_turns: largest number of guesses.
 
     Returns:
       The dialogue; its metrics are `guesses` (`max_turns` + 1 for a lost game) and `malformed`
-      (messages of a game that are no code).
+      (messages of a game that are not codes).
 
     Raises:
-      ConfigError: an argument outside its range.
+      ConfigError: an argument is outside its range.
     """
     length = check_size("length", length, Interval(1, 6))
     symbols = check_size("symbols", symbols, Interval(2, 10))
@@ -85,7 +87,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
     start = Prompt(jnp.asarray(tokenizer.encode(">"), jnp.int32), jnp.int32(0))
 
     def feedback(guess: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Right symbols at their place, and at another, if each code `[C]` was the one."""
+        """Counts right symbols at their place and at another one, for each possible code `[C]`."""
         at_place = (codes == codes[guess][None]).sum(axis=1)
         shared = jnp.minimum(counts, counts[guess][None]).sum(axis=1)
         return at_place, shared - at_place

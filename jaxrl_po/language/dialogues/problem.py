@@ -24,14 +24,14 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Problem,
 
 
 class Recording(NamedTuple):
-    """B = P·G dialogues, group-major.
+    """Recorded dialogues, B = P·G of them in group-major order.
 
     Attributes:
-      prompt: `[B, L]`, int32, left-padded.
-      pad: `[B]`, int32, padding tokens on the left.
-      held: see `Conversations`; without a state.
-      score: `[B]`, float32: the raw outcome, logged as the accuracy.
-      measures: name to what is pooled over dialogues, `[B]` each, or pooled already, `[]`.
+      prompt: tokens `[B, L]`, int32, left-padded.
+      pad: padding tokens on the left of each prompt, `[B]`, int32.
+      held: the dialogues as `Conversations`, whose `state` is not used.
+      score: raw outcome of each dialogue, `[B]`, float32, logged as the accuracy.
+      measures: further metrics by name, `[B]` each, or `[]` if already pooled over dialogues.
     """
 
     prompt: jax.Array
@@ -59,39 +59,43 @@ def make_problem(
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """A problem of dialogues: `num_prompts` starting states with `group_size` dialogues each.
+    """Builds a problem of dialogues: `num_prompts` starting states, `group_size` dialogues each.
 
-    A batch has the sampled tokens alone, `[B, S]`, S = K · T: replies are inputs, and neither an
-    advantage nor a return passes through them, so that they decay nothing. Rewards stand at the
-    ends of messages, which the column `step_end` marks. The last token terminates the episode; a
-    dialogue that was not done within its turns is marked as truncated too, and nothing is
+    A batch contains only the sampled tokens, `[B, S]`, S = K · T: replies are inputs, and neither
+    advantages nor returns pass through them, so replies add no discounting. Rewards are placed at
+    the ends of messages, which the column `step_end` marks. The last token terminates the episode;
+    a dialogue that was not done within its turns is also marked as truncated, but nothing is
     bootstrapped.
 
     Args:
-      dialogue: see `Dialogue`.
-      model: the policy.
-      num_prompts: P, over all devices.
-      group_size: G.
-      max_new_tokens: T, budget of a message, its end included; 0 takes the dialogue's.
-      temperature: see `language.make_problem`, as for the arguments that follow.
-      top_k: likewise.
-      top_p: likewise.
-      min_p: likewise.
-      old_log_prob: likewise.
-      sampler: likewise.
-      critic: likewise; its value before a token is that of the dialogue so far.
-      initial: likewise.
-      warm: likewise; demonstrations are the dialogue's.
-      target: likewise.
+      dialogue: environment that replies to the policy, see `Dialogue`.
+      model: transformer of the policy.
+      num_prompts: number of prompts P per iteration, over all devices.
+      group_size: dialogues per prompt, G.
+      max_new_tokens: token budget T of a message, its end included; 0 takes the dialogue's
+        `message_length`.
+      temperature: divisor of the logits, above 0, in sampling and in `apply`.
+      top_k: number of most likely tokens to sample from; 0 is off. See `language.make_problem`.
+      top_p: nucleus probability to sample from; 1 is off. See `language.make_problem`.
+      min_p: least share of the largest probability to sample from; 0 is off. See
+        `language.make_problem`.
+      old_log_prob: source of the old policy's log-probabilities, see `language.make_problem`.
+      sampler: differences between the sampling policy and the learner's, see `mismatch.Sampler`.
+      critic: transformer with one output, or None for no critic; its value before a token is the
+        value of the dialogue up to that token.
+      initial: initial parameters of the policy, see `language.make_problem`.
+      warm: supervised warm start from the dialogue's demonstrations, or a function in its place,
+        see `language.make_problem`.
+      target: hardware that the program is compiled for; None for `backend.here()`.
 
     Returns:
-      The `Problem`. Metrics: `accuracy`, in groups `dead_groups` (share of groups whose raw scores
+      The `Problem`. Metrics: `accuracy`, `dead_groups` if G > 1 (share of groups whose raw scores
       are all equal), `response_length` (tokens of all messages), `turns`, `truncated` (share of
-      dialogues cut by the number of turns), and the dialogue's own.
+      dialogues cut by the number of turns), and the dialogue's own metrics.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names, or a dialogue that breaks its
-        contract.
+      ConfigError: an argument is invalid, or a function of the dialogue returns a wrong shape or
+        dtype; the message names it.
     """
     check_contract(dialogue)
     settings = Sampling(
@@ -146,20 +150,20 @@ def make_problem(
 def problem_of_dialogues(networks: Networks, collect: Collect, *, staleness: int = 0) -> Problem:
     """Builds a problem whose episodes are dialogues, see `Problem`."""
     problem = problem_of(networks, collect)
-    # A dialogue that was cut may have had short messages.
+    # A truncated dialogue is not overlong: its messages may have been short.
     return problem._replace(truncated_is_overlong=False, has_turns=True, staleness=staleness)
 
 
 def batch_of(
     networks: Networks, params: ActorCritic, recording: Recording, score: jax.Array
 ) -> Batch:
-    """The batch of B = P·G dialogues: their sampled tokens alone.
+    """Builds the batch of B = P·G dialogues, which contains only their sampled tokens.
 
     Args:
-      networks: see `Networks`.
-      params: under which they were sampled.
-      recording: see `Recording`, with pooled measures.
-      score: `[P, G]`, raw outcomes.
+      networks: networks of the problem, which compute the values.
+      params: parameters that the dialogues were sampled with.
+      recording: the dialogues, with measures already pooled.
+      score: raw outcomes of the dialogues, `[P, G]`.
     """
     held = recording.held
     metrics = {

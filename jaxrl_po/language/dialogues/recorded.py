@@ -1,7 +1,7 @@
-"""Dialogues that are held outside the program, in the steps of `language.conversation_steps`.
+"""Problems whose dialogues run outside the program, in steps of `language.conversation_steps`.
 
-The recording of an iteration is put into the collector's state, from which `collect` makes the
-batch.
+The caller puts the recording of an iteration into the collector's state, where `collect` takes it
+to build the batch.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
 
-RECORDING = "recording"  # entry of the collector's sharded state: `Recording`
+RECORDING = "recording"  # name of the `Recording` in the collector's sharded state
 
 
 def with_recording(state: TrainState, recording: Recording) -> TrainState:
-    """The state with what the next `collect` takes its batch from."""
+    """Returns the state with the recording from which the next `collect` builds its batch."""
     return state._replace(collector=state.collector.add(sharded={RECORDING: recording}))
 
 
@@ -38,26 +38,26 @@ def recorded_problem(
     initial: PyTree | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """A problem that reads its dialogues from `with_recording`.
+    """Builds a problem that reads its dialogues from the state that `with_recording` returns.
 
     Args:
-      task: whose prompts begin the dialogues.
-      model: the policy.
-      settings: see `Sampling`.
-      columns: N, tokens of the longest dialogue after its prompt.
-      critic: see `language.make_problem`.
-      initial: likewise.
-      target: likewise.
+      task: task whose prompts begin the dialogues.
+      model: transformer of the policy.
+      settings: sizes of the problem and its sampling, see `Sampling`.
+      columns: tokens N of the longest dialogue after its prompt.
+      critic: transformer with one output, or None for no critic.
+      initial: initial parameters of the policy, see `language.make_problem`.
+      target: hardware that the program is compiled for; None for `backend.here()`.
 
     Returns:
-      The `Problem`; its batches are those of `dialogues.make_problem`. Its metrics are too, with
-      those of the recording in place of the dialogue's own.
+      The `Problem`, with the same batches and metrics as `dialogues.make_problem`, except that the
+      recording's measures take the place of the dialogue's own metrics.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names it.
     """
     check(settings)
-    # What a reset adds to a prompt is a member's own.
+    # Members of a group may have different prompts: a reset can add text to each one.
     alone = dataclasses.replace(settings, group_size=1)
     networks = make_networks(
         *(task, model, critic, alone, columns, SAMPLER_OF_LEARNER), initial=initial, target=target

@@ -1,7 +1,7 @@
 """Pretrained transformers: folders that `transformers` reads and writes too, and GGUF files.
 
-`load` needs the extra `jaxrl_po[pretrained]`: safetensors, tokenizers and jinja2; for a GGUF file
-`jaxrl_po[gguf]`.
+`load` needs the extra `jaxrl_po[pretrained]` (safetensors, tokenizers and jinja2), and
+`jaxrl_po[gguf]` for a GGUF file.
 """
 
 from pathlib import Path
@@ -23,13 +23,13 @@ __all__ = ["FAMILIES", "ChatTemplate", "Pretrained", "TextTokenizer", "load", "s
 
 
 class Pretrained(NamedTuple):
-    """What a folder or a GGUF file holds.
+    """Content of a pretrained model's folder or GGUF file.
 
     Attributes:
-      model: `model.apply(params, tokens, pad)[0]` are the logits.
-      params: its parameters.
-      tokenizer: see `TextTokenizer`.
-      chat_template: see `ChatTemplate`; None where there is none.
+      model: the transformer; `model.apply(params, tokens, pad)[0]` are the logits.
+      params: parameters of the model.
+      tokenizer: tokenizer of the model, a `TextTokenizer`.
+      chat_template: the model's `ChatTemplate`; None if it does not have one.
     """
 
     model: Transformer
@@ -49,19 +49,21 @@ def load(
     remat: bool = False,
     place: weights.Place | None = None,
 ) -> Pretrained:
-    """A pretrained model: Llama, Qwen 2 and 3, and Gemma 3 for text.
+    """Loads a pretrained model: Llama, Qwen 2 and 3, or Gemma 3 for text.
 
     Args:
-      folder: with `config.json`, `model.safetensors` or its index and shards, `tokenizer.json`,
-        and `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` where the model
-        has them; or a GGUF file of a Llama or Qwen, see `gguf`.
-      dtype: of the matrix products.
-      param_dtype: of the parameters; None keeps that of each tensor.
-      remat: see `Transformer`.
-      place: puts a parameter, given its path and value, on its devices; None takes the default one.
+      folder: folder with `config.json`, `model.safetensors` or its index and shards,
+        `tokenizer.json`, and `tokenizer_config.json`, `chat_template.jinja`,
+        `generation_config.json` where the model has them; or a GGUF file of a Llama or Qwen, see
+        `gguf`.
+      dtype: type of the matrix products.
+      param_dtype: type of the parameters; None keeps the type of each tensor.
+      remat: whether to recompute activations in the backward pass, see `Transformer`.
+      place: `(path, value) -> array`, puts a parameter on its devices; None uses the default
+        device.
 
     Raises:
-      ConfigError: a file is missing or not what it should be; names it. Weights are read last.
+      ConfigError: a file is missing or malformed; the message names it. Weights are read last.
 
     Example:
       >>> loaded = load("path/to/Qwen3-0.6B")  # doctest: +SKIP
@@ -83,13 +85,13 @@ def load(
 
 
 def read_files(path: str | Path) -> ModelFiles:
-    """Reads the texts of a model, whose tensors are read later.
+    """Reads the text files of a model; its tensors are read later.
 
     Args:
       path: folder or GGUF file.
 
     Raises:
-      ConfigError: it does not exist or lacks `config.json`; see `gguf.read` too.
+      ConfigError: the path does not exist or lacks `config.json`; see `gguf.read` too.
     """
     path = Path(path)
     if not path.exists():
@@ -115,22 +117,23 @@ def save(
     """Writes a folder that `load` and `transformers` read.
 
     Args:
-      folder: new or empty.
-      model: of a pretrained family, or with the same formulas, as our own are without `tied`.
-      params: of one seed.
-      tokenizer: see `TextTokenizer`.
-      chat_template: see `ChatTemplate`.
-      dtype: of the tensors; None keeps that of each parameter.
-      context: the longest text, tokens; 0 leaves it out.
+      folder: folder to write to, new or empty.
+      model: transformer of a pretrained family, or one with the same formulas, as models made by
+        this package have without `tied`.
+      params: parameters of a single seed.
+      tokenizer: tokenizer to write.
+      chat_template: chat template to write; None to leave it out.
+      dtype: type of the tensors; None keeps the type of each parameter.
+      context: tokens of the longest text; 0 leaves the entry out of `config.json`.
 
     Raises:
-      ConfigError: the folder holds files, or no family computes what the model does.
+      ConfigError: the folder holds files, or no family computes the same function as the model.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError("folder", f"must be new or empty, got {folder}")
     config = architectures.write(model) | ({files.CONTEXT: context} if context else {})
-    # `transformers` reads all tensors in this type, by default that of the first one.
+    # `transformers` reads all tensors in this type; its default is the type of the first tensor.
     kind = jnp.dtype(dtype or jnp.result_type(*jax.tree.leaves(params))).name
     config |= {"dtype": kind, "torch_dtype": kind}
     folder.mkdir(parents=True, exist_ok=True)

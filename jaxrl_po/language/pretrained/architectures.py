@@ -1,6 +1,6 @@
-"""What pretrained families are, in the settings of one `Transformer`, and the names of their files.
+"""Families of pretrained models as settings of one `Transformer`, and the names of their tensors.
 
-A family is read from the `config.json` of a checkpoint. Whatever of it the transformer does not
+A family is read from the `config.json` of a checkpoint. A setting that the transformer does not
 compute exactly is refused.
 """
 
@@ -43,14 +43,14 @@ NUMBERS = ("rms_norm_eps", "query_pre_attn_scalar", "rope_theta", "rope_local_ba
 
 
 class Tensor(NamedTuple):
-    """One tensor of a checkpoint and one parameter of ours, or its part in one block.
+    """One tensor of a checkpoint and the parameter it becomes, or its slice for one block.
 
     Attributes:
-      name: in the file.
-      path: of the parameter.
-      layer: the block; None for a parameter that belongs to none.
-      transposed: the file holds `[outputs, inputs]`, the parameter `[inputs, outputs]`.
-      offset: the parameter is the tensor plus this.
+      name: name of the tensor in the file.
+      path: path of the parameter in the `Transformer`.
+      layer: index of the block; None for a parameter outside the blocks.
+      transposed: True if the file holds `[outputs, inputs]` and the parameter `[inputs, outputs]`.
+      offset: number to add to the tensor to get the parameter.
     """
 
     name: str
@@ -63,16 +63,16 @@ class Tensor(NamedTuple):
 def read(
     settings: Mapping[str, Any], *, dtype: Any = "float32", remat: bool = False
 ) -> Transformer:
-    """The transformer that a `config.json` describes.
+    """Builds the transformer that a `config.json` describes.
 
     Args:
-      settings: its content.
-      dtype: of the matrix products.
-      remat: see `Transformer`.
+      settings: content of the `config.json`.
+      dtype: type of the matrix products.
+      remat: whether to recompute activations in the backward pass, see `Transformer`.
 
     Raises:
-      ConfigError: an unknown family, a missing entry, or one that asks for something else than the
-        transformer computes.
+      ConfigError: an unknown family, a missing entry, or an entry that asks for something the
+        transformer does not compute.
     """
     family = settings.get("model_type")
     if family not in FAMILIES:
@@ -118,7 +118,7 @@ def _read(family: str, settings: Mapping[str, Any], dtype: Any, remat: bool) -> 
         head_size=size,
         mlp_width=settings["intermediate_size"],
         activation=ACTIVATIONS[name],
-        # The entry is left out where it is the family's default.
+        # Checkpoints leave this entry out where it has the family's default.
         tied=settings.get("tie_word_embeddings", gemma),
         tied_scale=1.0,
         embedding_scale=math.sqrt(width) if gemma else 1.0,
@@ -136,7 +136,7 @@ def _read(family: str, settings: Mapping[str, Any], dtype: Any, remat: bool) -> 
 
 
 def _check_types(family: str, settings: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a value of another type, and for quantized weights."""
+    """Raises ConfigError for a value of the wrong type, and for quantized weights."""
     for name, value in settings.items():
         subject = f"config.json of {family}: {name}"
         if value is None:
@@ -160,7 +160,7 @@ def _require(settings: Mapping[str, Any], name: str, value: Any) -> None:
 
 
 def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The window of each layer, 0 for none."""
+    """Returns the attention window of each layer, 0 for full attention."""
     period = settings.get("sliding_window_pattern", settings.get("_sliding_window_pattern", 6))
     kinds = settings.get("layer_types") or [
         WHOLE if (layer + 1) % period == 0 else WINDOWED for layer in range(layers)
@@ -173,7 +173,7 @@ def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def _ropes(settings: Mapping[str, Any], gemma: bool) -> tuple[Rope, Rope | None]:
-    """Rotary positions of layers without and with a window, in the old spelling or the new."""
+    """Reads RoPE of layers without and with a window, from the old entries or the new ones."""
     new, old = settings.get("rope_parameters") or {}, settings.get("rope_scaling")
     theta, local = settings.get("rope_theta"), settings.get("rope_local_base_freq")
     if not gemma:
@@ -185,12 +185,12 @@ def _ropes(settings: Mapping[str, Any], gemma: bool) -> tuple[Rope, Rope | None]
 def _agreed(
     spellings: Sequence[Mapping[str, Any] | None], theta: float | None, default: float
 ) -> Rope:
-    """What all spellings say; raises ConfigError if they differ.
+    """Returns the RoPE that all entries describe; raises ConfigError if they differ.
 
     Args:
-      spellings: those that a file may have, any of which may be left out.
-      theta: the θ that stands beside them, or None.
-      default: the θ where none is given.
+      spellings: entries that a file may have for the same RoPE; any of them may be None.
+      theta: the θ that the file gives in an entry of its own, or None.
+      default: the θ to use if the file does not give one.
     """
     given = [spelling for spelling in spellings if spelling]
     found = {float(each["rope_theta"]) for each in given if "rope_theta" in each}
@@ -221,8 +221,9 @@ def _rope(settings: Mapping[str, Any]) -> Rope:
 
 
 def tensors(model: Transformer) -> Iterator[Tensor]:
-    """Each tensor of a checkpoint of this model, and the parameter that it is."""
-    # Gemma's norms hold w of 1 + w, and it alone has a second pair of them in a block.
+    """Yields each tensor of a checkpoint of this model, with the parameter it becomes."""
+    # Gemma stores w where its norms scale by 1 + w; only Gemma has a second pair of norms per
+    # block.
     norm = functools.partial(Tensor, offset=1.0 if model.post_norms else 0.0)
     yield Tensor("model.embed_tokens.weight", ("embedding",))
     for layer in range(model.layers):
@@ -235,7 +236,7 @@ def tensors(model: Transformer) -> Iterator[Tensor]:
 
 
 def _block(model: Transformer, norm: Callable[..., Tensor]) -> Iterator[Tensor]:
-    """The tensors of one block, by their names and paths inside it."""
+    """Yields the tensors of one block, with names and paths relative to the block."""
     yield norm("input_layernorm.weight", ("attention_norm", "scale"))
     for short, long in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "out")):
         linear = f"self_attn.{short}_proj"
@@ -256,10 +257,11 @@ def _block(model: Transformer, norm: Callable[..., Tensor]) -> Iterator[Tensor]:
 
 
 def write(model: Transformer) -> dict[str, Any]:
-    """The entries of a `config.json` of which `read` makes this model again.
+    """Returns the entries of a `config.json` from which `read` builds this model again.
 
     Raises:
-      ConfigError: no family computes what the model does; names the first setting that differs.
+      ConfigError: no family computes the same function as the model; the message names the first
+        setting that differs.
     """
     family = LLAMA
     if model.qk_norm:
@@ -309,7 +311,7 @@ def write(model: Transformer) -> dict[str, Any]:
 
 
 def _meaning(model: Transformer) -> dict[str, Any]:
-    """The settings on which the outputs depend, with defaults filled in."""
+    """Returns the settings that determine the outputs, with defaults filled in."""
     return {
         "kv_heads": model.kv_heads or model.heads,
         "mlp_width": model.mlp_width or 4 * model.width,
@@ -328,7 +330,7 @@ def _meaning(model: Transformer) -> dict[str, Any]:
 
 
 def former_rope_settings(rope: Rope) -> dict[str, Any]:
-    """Returns `rope_theta` and `rope_scaling`: `transformers` 4 reads no `rope_parameters`."""
+    """Returns `rope_theta` and `rope_scaling`, since `transformers` 4 ignores `rope_parameters`."""
     scaling = rope_settings(rope)
     theta = scaling.pop("rope_theta")
     stretched = {"rope_scaling": scaling} if scaling["rope_type"] != "default" else {}
@@ -336,7 +338,7 @@ def former_rope_settings(rope: Rope) -> dict[str, Any]:
 
 
 def rope_settings(rope: Rope) -> dict[str, Any]:
-    """Returns the entries of `rope_parameters`."""
+    """Returns the entries of `rope_parameters` in `config.json` for a RoPE."""
     settings: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
     if rope.factor != 1.0 or rope.context:
         settings |= {"rope_type": "llama3" if rope.context else "linear", "factor": rope.factor}

@@ -15,7 +15,7 @@ from jaxrl_po.config import ConfigError
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_MAP, TEMPLATES = "special_tokens_map.json", "additional_chat_templates"
-CONTEXT = "max_position_embeddings"  # in config.json: the longest text, tokens
+CONTEXT = "max_position_embeddings"  # entry of config.json: tokens of the longest text
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -25,7 +25,7 @@ class StoredTensor(NamedTuple):
     """Tensor of a checkpoint, which stays on disk until it is read.
 
     Attributes:
-      shape: sizes of its axes; those of a matrix are `[outputs, inputs]`.
+      shape: sizes of its axes; `[outputs, inputs]` for a matrix.
       read: `() -> array`, reads the tensor.
     """
 
@@ -40,7 +40,7 @@ class ModelFiles(NamedTuple):
       path: the folder or GGUF file, for messages.
       contents: bytes of each text, such as `config.json`, by its path in the folder.
       tensors: `() -> {name: StoredTensor}`, lists the tensors of the checkpoint.
-      adds_tokens: whether `add_bos_token` and `add_eos_token` are followed for any tokenizer class.
+      adds_tokens: True if every tokenizer class obeys `add_bos_token` and `add_eos_token`.
     """
 
     path: Path
@@ -49,10 +49,10 @@ class ModelFiles(NamedTuple):
     adds_tokens: bool = False
 
     def text(self, name: str) -> str:
-        """Returns one of the texts, without its byte order mark.
+        """Returns the content of a text file, without its byte order mark.
 
         Raises:
-          ConfigError: it is not UTF-8.
+          ConfigError: the file is not UTF-8.
         """
         try:
             return io.TextIOWrapper(io.BytesIO(self.contents[name]), encoding="utf-8-sig").read()
@@ -63,7 +63,7 @@ class ModelFiles(NamedTuple):
         """Returns the content of a JSON file, empty if the file is missing.
 
         Raises:
-          ConfigError: it is not a JSON object in UTF-8.
+          ConfigError: the file is not a JSON object in UTF-8.
         """
         if name not in self.contents:
             return {}
@@ -78,7 +78,7 @@ class ModelFiles(NamedTuple):
 
 
 def read_folder(folder: Path) -> ModelFiles:
-    """Reads the texts of a folder; its tensors are listed and read later."""
+    """Reads the text files of a folder; its tensors are listed and read later."""
     names = CONFIG, GENERATION, TOKENIZER, SETTINGS, TEMPLATE, SPECIAL_MAP
     found = [path for name in names if (path := folder / name).exists()]
     found += (folder / TEMPLATES).glob("*.jinja")
@@ -87,7 +87,7 @@ def read_folder(folder: Path) -> ModelFiles:
 
 
 def _tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Lists the tensors of a folder; raises ConfigError for quantized ones."""
+    """Lists the tensors of a folder; raises ConfigError for a quantized tensor."""
     from safetensors import safe_open
 
     tensors = {}
@@ -107,7 +107,7 @@ def _tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _array(file: Path, name: str) -> np.ndarray[Any, Any]:
-    """Reads a tensor; the file is opened for it alone, so that it does not stay in memory."""
+    """Reads one tensor; opens the file only for it, so that the file does not stay in memory."""
     from safetensors import safe_open
 
     with safe_open(file, framework="numpy") as shard:
@@ -116,7 +116,7 @@ def _array(file: Path, name: str) -> np.ndarray[Any, Any]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Returns the one file, which `transformers` prefers too, or the files of the index."""
+    """Returns `model.safetensors`, which `transformers` prefers too, or the files of the index."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():

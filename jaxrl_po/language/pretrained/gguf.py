@@ -1,7 +1,7 @@
 """GGUF files of Llama, Qwen 2 and Qwen 3 with byte-level BPE, read as folders.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the converter of llama.cpp,
-whose steps are taken back here. Whatever the file has beyond them is refused by name.
+whose steps this module inverts. Any other entry of a file is refused by name.
 """
 
 import functools
@@ -35,7 +35,7 @@ INNER = {
     **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
     **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
-# Entries of the architecture, as `config.json` names them.
+# Architecture entries of a GGUF file, and their names in `config.json`.
 REQUIRED = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -49,15 +49,15 @@ SETTINGS = REQUIRED | {
     "context_length": "max_position_embeddings",
     "rope.freq_base": "rope_theta",
 }
-# What says the same again, must be what it is in all of them, or is RoPE's.
+# Entries that are redundant, that must have the value common to all models, or that RoPE uses.
 OTHERS = ("attention.value_length", "rope.dimension_count", "tensor_data_layout", "vocab_size")
 SCALING = tuple(
     f"rope.scaling.{name}" for name in ("type", "factor", "finetuned", "original_context_length")
 )
 FREQUENCIES = "rope_freqs.weight"
-NORMAL, USER_DEFINED, UNUSED = 1, 4, 5  # of `tokenizer.ggml.token_type`; others are special
+NORMAL, USER_DEFINED, UNUSED = 1, 4, 5  # in `tokenizer.ggml.token_type`; other types are special
 SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-ENDS = ("eos", "eot", "eom")  # of a text, a turn and a message
+ENDS = ("eos", "eot", "eom")  # end of a text, of a turn and of a message
 
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -73,7 +73,7 @@ def _split(digits: str) -> list[dict[str, Any]]:
     return [split, _BYTES | {"use_regex": False}]
 
 
-# By `tokenizer.ggml.pre`: what a text is split into before pairs are merged.
+# Rules that split a text before pairs of tokens are merged, by the value of `tokenizer.ggml.pre`.
 PRE_TOKENIZERS = {
     "gpt-2": [_GPT2],
     "llama-bpe": _split("{1,3}"),
@@ -86,13 +86,13 @@ def read(path: Path) -> ModelFiles:
     """Reads a GGUF file as the folder that was converted to it; tensors are read later.
 
     Raises:
-      ConfigError: the file is not GGUF, is damaged or has an entry that no formula reads.
+      ConfigError: the file is not GGUF, is damaged or has an entry that this module cannot read.
     """
     found = path.stat()
     return _read(path, found.st_mtime_ns, found.st_size)
 
 
-@functools.lru_cache(maxsize=2)  # the package takes seconds for the vocabulary of a large model
+@functools.lru_cache(maxsize=2)  # `gguf` takes seconds to read the vocabulary of a large model
 def _read(path: Path, *_: int) -> ModelFiles:
     import gguf
 
@@ -114,7 +114,7 @@ def _read(path: Path, *_: int) -> ModelFiles:
 
 
 def _contents(config: dict[str, Any], entries: Mapping[str, Any]) -> dict[str, bytes]:
-    """Returns the texts of the folder by name."""
+    """Returns the text files of the folder that a GGUF file stands for, by name."""
     rules, settings = _tokenizer(entries)
     ends = [entries[key] for end in ENDS if (key := f"tokenizer.ggml.{end}_token_id") in entries]
     objects = {
@@ -130,7 +130,7 @@ def _contents(config: dict[str, Any], entries: Mapping[str, Any]) -> dict[str, b
 
 
 def _stored(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors by their names in a folder; q and k of a Llama are in halves again."""
+    """Returns the tensors by their names in a folder; q and k of a Llama return to halves."""
     heads = {
         "q_proj": config["num_attention_heads"],
         "k_proj": config.get("num_key_value_heads", config["num_attention_heads"]),
@@ -145,7 +145,7 @@ def _stored(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, 
 
 
 def _name(name: str) -> str:
-    """The name in a folder's checkpoint; another than those of `OUTER` and `INNER` is kept."""
+    """Returns a tensor's name in a folder; a name outside `OUTER` and `INNER` is unchanged."""
     outer, *rest = name.split(".")
     if outer == "blk" and len(rest) == 3 and rest[1] in INNER:
         return f"model.layers.{rest[0]}.{INNER[rest[1]]}.{rest[2]}"
@@ -153,7 +153,7 @@ def _name(name: str) -> str:
 
 
 def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
-    """What `config.json` would hold; takes the stretched frequencies out of the tensors."""
+    """Returns the content of `config.json`; removes stretched RoPE frequencies from `tensors`."""
     family = entries["general.architecture"]
     _require("general.architecture", family, FAMILIES)
     _require("split.count", entries.get("split.count", 0), (0, 1))
@@ -167,7 +167,7 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensors,
     }
-    # In this order in any process: the digest of a base is of the text that these become.
+    # The order is the same in every process: the digest of a base model hashes the resulting text.
     for name, ours in SETTINGS.items():
         if name in REQUIRED and name not in own:
             raise KeyError(f"{family}.{name}")
@@ -176,7 +176,7 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
         value = own[name]
         if isinstance(value, list):
             raise ConfigError("folder", f"{family}.{name} must be one number, got {value}")
-        # As it was written: float32 has 9.99999975e-6 for 1e-5.
+        # The decimal number as it was written: float32 stores 9.99999975e-6 for 1e-5.
         config[ours] = float(str(np.float32(value))) if isinstance(value, float) else value
     size = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     for name in ("rope.dimension_count", "attention.value_length"):
@@ -193,7 +193,7 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
 
 
 def _inside(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Entries by what follows a prefix."""
+    """Returns the entries whose names begin with a prefix, without the prefix."""
     return {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
 
 
@@ -204,9 +204,9 @@ def _require(name: str, value: Any, allowed: Sequence[Any]) -> None:
 
 
 def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[str, Any]:
-    """Llama 3's RoPE, of which the file holds by what each frequency is divided, `[C/2]`.
+    """Finds the settings of Llama 3's RoPE from the divisor of each frequency, `[C/2]`.
 
-    The bounds of its wavelengths are taken to be those of every published model; only the
+    The bounds of the wavelengths are assumed to be the same as in every published model; only the
     context is searched for.
     """
     factor = float(str(np.float32(divisors.max())))
@@ -226,7 +226,7 @@ def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[
 
 
 def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `tokenizer.json` and `tokenizer_config.json` would hold."""
+    """Returns the contents of `tokenizer.json` and `tokenizer_config.json`."""
     own = _inside(entries, "tokenizer.ggml.")
     _require("tokenizer.ggml.model", own.get("model"), ("gpt2",))
     _require("tokenizer.ggml.pre", own.get("pre"), tuple(PRE_TOKENIZERS))
@@ -244,7 +244,7 @@ def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
         "decoder": _GPT2,
         "model": {
             "type": "BPE",
-            # Rows of the embedding that no token names have one of no text.
+            # A token of type UNUSED fills a row of the embedding and has no text.
             "vocab": {token: i for i, token in texts.items() if kinds[i] != UNUSED},
             "merges": own["merges"],
             "ignore_merges": pre == "llama-bpe",
@@ -263,7 +263,7 @@ def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     settings = {f"{SPECIAL[name]}_token": token for name, token in special.items()}
     settings |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        # As in llama.cpp where the file does not say.
+        # The defaults are those in llama.cpp for a file without the entry.
         "add_bos_token": own.get("add_bos_token", pre == "llama-bpe"),
         "add_eos_token": own.get("add_eos_token", False),
     }
@@ -271,7 +271,7 @@ def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def _array(name: str, tensor: Any, heads: int) -> np.ndarray[Any, Any]:
-    """Returns a copy of a tensor, in float32 if it is quantised; `heads` are put in halves."""
+    """Returns a copy of a tensor, float32 if quantised; reorders `heads` heads by `_halves`."""
     import gguf
 
     kind: str = tensor.tensor_type.name
@@ -289,6 +289,6 @@ def _array(name: str, tensor: Any, heads: int) -> np.ndarray[Any, Any]:
 
 
 def _halves(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Rows of each head `[2, C/2]`, which are rotated together, from the file's `[C/2, 2]`."""
+    """Reorders each head's rows, rotated in pairs, from the file's `[C/2, 2]` to `[2, C/2]`."""
     pairs = array.reshape(heads, -1, 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)

@@ -1,4 +1,4 @@
-"""Sizes of published models, as in the `config.json` of each at huggingface.co."""
+"""Sizes of published models, copied from the `config.json` of each at huggingface.co."""
 
 from typing import Any
 

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 from jaxrl_po.config import ConfigError
 
 SPECIAL = re.compile("[a-z_]+_token")  # names of special tokens, such as `eos_token`
-CUT = "CONTINUE_FINAL_MESSAGE_TAG "  # its space shows whether a template trims messages
+CUT = "CONTINUE_FINAL_MESSAGE_TAG "  # the trailing space shows whether a template trims messages
 
 
 class ChatTemplate(NamedTuple):
-    """Messages to the text of a prompt, by a template in Jinja.
+    """Jinja template that renders messages as the text of a prompt.
 
     Attributes:
-      source: of the template.
-      special: names such as `eos_token` to the text of a special token.
+      source: source code of the template.
+      special: texts of the special tokens, by names such as `eos_token`.
     """
 
     source: str
@@ -33,14 +33,14 @@ class ChatTemplate(NamedTuple):
         continue_final_message: bool = False,
         **arguments: Any,
     ) -> str:
-        """The text, which begins the assistant's answer unless told otherwise.
+        """Renders the messages; by default the text ends with the opening of an answer.
 
         Args:
-          messages: each with `role` and `content`.
-          add_generation_prompt: end with what opens an answer.
-          continue_final_message: end with the last message instead, without what closes it.
-          **arguments: others of the template, such as `enable_thinking`. Without them `tools` and
-            `documents` are None, as in `transformers`.
+          messages: messages of the conversation, each with `role` and `content`.
+          add_generation_prompt: whether to end with the opening of the assistant's answer.
+          continue_final_message: whether to end with the last message instead, left open.
+          **arguments: other arguments of the template, such as `enable_thinking`. The defaults of
+            `tools` and `documents` are None, as in `transformers`.
 
         Raises:
           ConfigError: the template is not valid, refuses the messages, writes a special token
@@ -66,7 +66,7 @@ class ChatTemplate(NamedTuple):
 
 
 def _line(error: Exception) -> str:
-    """Returns the line of the template at which an error was raised, in words; empty if unknown."""
+    """Returns the template's line that raised an error, as "line 3: "; empty if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
     number = getattr(error, "lineno", lines[-1] if lines else None)
@@ -87,13 +87,13 @@ def _compiled(source: str) -> Any:
 
 
 def _environment() -> Any:
-    """Jinja as `transformers` sets it up: templates can neither change objects nor reach files."""
+    """Sets Jinja up as `transformers` does: templates cannot modify objects or access files."""
     import jinja2
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks what an assistant says, which does not change the text."""
+        """Tag `{% generation %}`, which marks an assistant's text and does not change it."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -105,7 +105,7 @@ def _environment() -> Any:
         raise jinja2.TemplateError(message)
 
     class Missing(jinja2.Undefined):
-        """Empty where it is written, but for a special token, which no text may lose."""
+        """Undefined variable that renders as empty, or raises an error if a special token."""
 
         def __str__(self) -> str:
             if SPECIAL.fullmatch(self._undefined_name or ""):
@@ -128,7 +128,7 @@ def _environment() -> Any:
         extensions=[Generation, "jinja2.ext.loopcontrols"],
         undefined=Missing,
     )
-    environment.filters["tojson"] = tojson  # Jinja's own escapes HTML
+    environment.filters["tojson"] = tojson  # Jinja's own filter escapes HTML
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment

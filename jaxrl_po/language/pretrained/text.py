@@ -1,4 +1,4 @@
-"""The tokenizer of a pretrained model, read from its files and written to them."""
+"""The tokenizer of a pretrained model: reading its files and writing them."""
 
 import json
 import re
@@ -23,23 +23,23 @@ from jaxrl_po.language.pretrained.files import (
 from jaxrl_po.language.pretrained.templates import SPECIAL, ChatTemplate
 from jaxrl_po.language.stopping import Stops, make_stops
 
-# Classes of tokenizers, or families where none is named, that follow `add_bos_token`.
+# Tokenizer classes that follow `add_bos_token`; families, where a model does not name a class.
 FLAGGED = re.compile("(code_?)?llama|gemma", re.IGNORECASE)
 
 
 class TextTokenizer(NamedTuple):
-    """Text to ids and back, by `tokenizers`.
+    """Tokenizer between text and ids, backed by the package `tokenizers`.
 
     Attributes:
       rules: the `tokenizers.Tokenizer`.
-      size: V of the model, which may be larger than the number of tokens.
-      pad: id that fills rows, never `eos`; it may be another of `ends`, so that masks must go by
-        length. Any other id, where the tokenizer has no such token.
-      ends: ids of which each ends a completion.
-      settings: the content of `tokenizer_config.json`.
-      stops: strings of which each ends a completion too; None for none.
-      others: contents of `special_tokens_map.json` and `generation_config.json`, and the templates
-        in `additional_chat_templates` by file name, which `write_tokenizer` writes again.
+      size: vocabulary V of the model, which may be larger than the number of tokens.
+      pad: id that fills rows, never `eos`. It may be another id of `ends`, so masks must be
+        computed from lengths. If the tokenizer has no padding token, an arbitrary other id.
+      ends: ids that each end a completion.
+      settings: content of `tokenizer_config.json`.
+      stops: strings that each end a completion too; None if the model has no stop strings.
+      others: contents of the files that `write_tokenizer` writes again: `special_tokens_map.json`,
+        `generation_config.json`, and the templates in `additional_chat_templates` by file name.
     """
 
     rules: Any
@@ -52,11 +52,11 @@ class TextTokenizer(NamedTuple):
 
     @property
     def eos(self) -> int:
-        """Id of the token that ends a text of ours."""
+        """Id of the token that ends a text written by this package."""
         return self.ends[0]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of `text`; with `special` the tokenizer adds its own, such as BOS, once.
+        """Returns the ids of `text`; with `special`, special tokens such as BOS are added once.
 
         Raises:
           ConfigError: a token is outside the vocabulary of the model.
@@ -72,25 +72,28 @@ class TextTokenizer(NamedTuple):
         return ids
 
     def begins(self, text: str) -> bool:
-        """Whether `text` begins with what the tokenizer adds before any, such as BOS."""
+        """Returns True if `text` begins with the token that the tokenizer prepends, such as BOS."""
         return _is_doubled(self.rules.encode(text))
 
     def decode(self, tokens: list[int], *, pad: str = "") -> str:
-        """Text up to the first end, without special tokens; PAD is one, and `pad` unused."""
+        """Returns the text before the first end, without special tokens.
+
+        PAD is a special token, so `pad` is unused.
+        """
         del pad
         end = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
         text: str = self.rules.decode(tokens[:end], skip_special_tokens=True)
         return text
 
     def token_texts(self) -> list[bytes]:
-        """Returns the bytes that each id adds to a text; none for special tokens and free ids."""
+        """Returns the bytes that each id adds to a text; b"" for special tokens and unused ids."""
         added = self.rules.get_added_tokens_decoder()
         special = {i for i, token in added.items() if token.special} | set(self.ends)
         found = token_texts(self.rules, self.size)
         return [b"" if i in special else text for i, text in enumerate(found)]
 
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
-        """Texts of all rows, `[B, T]`: the unmasked tokens without ends and special ones."""
+        """Decodes all rows, `[B, T]`: their unmasked tokens without ends and special tokens."""
         kept = mask & ~np.isin(tokens, self.ends)
         rows = [row[keep].tolist() for row, keep in zip(tokens, kept, strict=True)]
         texts: list[str] = self.rules.decode_batch(rows, skip_special_tokens=True)
@@ -98,20 +101,20 @@ class TextTokenizer(NamedTuple):
 
 
 def _is_doubled(found: Any) -> bool:
-    """Whether the tokenizer has added what the text begins with."""
+    """Returns True if the tokenizer has prepended a token that the text already begins with."""
     return found.special_tokens_mask[:2] == [1, 0] and found.ids[0] == found.ids[1]
 
 
 def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, ChatTemplate | None]:
-    """Reads the tokenizer of a model and its chat template, None without one.
+    """Reads the tokenizer of a model and its chat template, or None if it does not have one.
 
     Args:
-      files: the checkpoint.
-      vocabulary: V of the model.
+      files: files of the checkpoint.
+      vocabulary: vocabulary size V of the model.
 
     Raises:
-      ConfigError: no tokenizer, one with ids outside the vocabulary (other than of added tokens,
-        of which only a use is refused), one without an EOS, or files that contradict each other.
+      ConfigError: the tokenizer is missing, has ids outside the vocabulary (added tokens are
+        refused only once a text uses them) or lacks an EOS, or the files contradict each other.
     """
     from tokenizers import Tokenizer
 
@@ -120,7 +123,7 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
         raise ConfigError("folder", f"{files.path} must hold {TOKENIZER}")
     try:
         rules = Tokenizer.from_str(files.text(TOKENIZER))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # `tokenizers` raises no narrower type
         raise ConfigError("folder", f"{path} must be a tokenizer: {error}") from None
     rules.no_padding()
     rules.no_truncation()
@@ -136,7 +139,7 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
     special = {
         name: str(token["content"]) if isinstance(token, Mapping) else token
         for name, token in named.items()
-        # `add_bos_token` is a switch.
+        # `add_bos_token` matches the pattern, but is a switch.
         if SPECIAL.fullmatch(name) and token and isinstance(token, str | Mapping)
     }
     _follow_flags(files, rules, settings, special)
@@ -145,7 +148,7 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
     ends = _ends(files, rules, special, vocabulary)
     if template is not None:
         ends = _turn_end_first(ends, template, rules)
-    # A demonstration ends with the first end, from which PAD must be told.
+    # A demonstration ends with the first id of `ends`, so PAD must differ from that id.
     pads = (rules.token_to_id(special.get("pad_token", "")), *ends, *range(len(ends) + 1))
     pad = next(i for i in pads if i not in (None, ends[0]) and i < vocabulary)
     stops = _stops(files, rules, vocabulary)
@@ -161,13 +164,13 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
 def _follow_flags(
     files: ModelFiles, rules: Any, settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> None:
-    """Makes a tokenizer of Llama, Gemma or a GGUF file add what `add_bos_token` and the like say.
+    """Makes tokenizers of Llama, Gemma and GGUF files obey `add_bos_token` and `add_eos_token`.
 
-    `transformers` 4 does so whatever `tokenizer.json` says; version 5 goes by the latter, and so do
-    other classes. Hence both must agree where both speak.
+    `transformers` 4 obeys these flags whatever `tokenizer.json` says; version 5 follows
+    `tokenizer.json`, and so do other tokenizer classes. Hence the two must agree if both are set.
 
     Raises:
-      ConfigError: they do not, or there is no such token.
+      ConfigError: the two disagree, or a flag asks for a token that does not exist.
     """
     from tokenizers import processors
 
@@ -208,7 +211,7 @@ def _follow_flags(
 def _ends(
     files: ModelFiles, rules: Any, special: Mapping[str, str], vocabulary: int
 ) -> tuple[int, ...]:
-    """Ids of which each ends a completion, from the first file that names any."""
+    """Returns the ids that each end a completion, from the first file that names any."""
     for name in (GENERATION, CONFIG):
         given = files.json(name).get("eos_token_id")
         if given in (None, [], -1):
@@ -232,7 +235,7 @@ def _ends(
 
 
 def _turn_end_first(ends: tuple[int, ...], template: ChatTemplate, rules: Any) -> tuple[int, ...]:
-    """The ends, first the one with which the template ends what the model says."""
+    """Sorts the ends so that the one that the template puts after a model's turn is first."""
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
     try:
         text = template.render(said, add_generation_prompt=False)
@@ -252,7 +255,7 @@ def _stops(files: ModelFiles, rules: Any, vocabulary: int) -> Stops | None:
 
 
 def token_texts(rules: Any, vocabulary: int) -> list[bytes]:
-    """What each token adds to a text that it does not begin; nothing where an id has no token."""
+    """Returns the bytes that each token adds in the middle of a text; b"" for ids without token."""
     decoder = json.loads(rules.to_str())["decoder"]
     by_bytes = _unicode_to_byte() if "ByteLevel" in json.dumps(decoder) else {}
     added = {token.content for token in rules.get_added_tokens_decoder().values()}
@@ -271,7 +274,7 @@ def token_texts(rules: Any, vocabulary: int) -> list[bytes]:
 
 
 def _unicode_to_byte() -> dict[str, int]:
-    """How byte-level tokens are written: printable bytes as themselves, others from U+0100 on."""
+    """Maps characters of byte-level tokens to bytes: printable ones as is, others from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {
@@ -289,11 +292,11 @@ def _template(files: ModelFiles, settings: Mapping[str, Any]) -> str | None:
 
 
 def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate | None) -> None:
-    """Writes what `read_tokenizer` and `transformers` read."""
+    """Writes the tokenizer files that `read_tokenizer` and `transformers` read."""
     tokenizer.rules.save(str(folder / TOKENIZER))
     settings, others = dict(tokenizer.settings), tokenizer.others
     named = settings.pop("chat_template", None)
-    if isinstance(named, list):  # beside `chat_template.jinja`, none of them would be read
+    if isinstance(named, list):  # readers ignore these templates if `chat_template.jinja` exists
         kept = [each for each in named if each["name"] != "default"]
         default = [] if template is None else [{"name": "default", "template": template.source}]
         settings["chat_template"] = default + kept

@@ -1,4 +1,4 @@
-"""Calls of tools in the text of a chat template: JSON between tags, as Qwen and Hermes write it."""
+"""Tool calls in the text of a chat template: JSON between tags, as Qwen and Hermes write it."""
 
 import functools
 import json
@@ -10,20 +10,20 @@ from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.language.pretrained.text import TextTokenizer
 
 Tool = Mapping[str, Any]
-"""`{"type": "function", "function": {"name", "description", "parameters"}}`."""
+"""Schema of a tool, `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 Message = Mapping[str, Any]
 USER, ASSISTANT, TOOL = "user", "assistant", "tool"
 PROBES = "probe_of_one", "probe_of_two"
-DEEPEST = 64  # levels of a call's arguments: far below what JSON can be written of
+DEEPEST = 64  # nesting levels of a call's arguments: far below the limit for writing JSON
 
 
 class Call(NamedTuple):
-    """What a message asks for.
+    """Tool call parsed from a message.
 
     Attributes:
-      name: of the tool; empty where it cannot be read.
-      arguments: by name.
-      error: why it is no call; empty for one that is.
+      name: name of the tool; empty if it cannot be parsed.
+      arguments: arguments of the call, by name.
+      error: reason why the call is invalid; empty for a valid call.
     """
 
     name: str
@@ -32,14 +32,14 @@ class Call(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """How a chat template writes tools, their calls and their results.
+    """Format that a chat template uses for tools, their calls and their results.
 
     Attributes:
-      tokenizer: see `TextTokenizer`.
-      render: `render(messages, add_generation_prompt=…) -> text`, with the tools.
-      names: of the tools.
+      tokenizer: tokenizer of the model.
+      render: `render(messages, add_generation_prompt=…) -> text`, renders messages with the tools.
+      names: names of the tools.
       opening: tag before the JSON of a call.
-      closing: tag after it.
+      closing: tag after the JSON of a call.
       foreign: texts of tokens outside the vocabulary of the model.
     """
 
@@ -51,7 +51,7 @@ class Tools(NamedTuple):
     foreign: tuple[str, ...] = ()
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a prompt, which begins the assistant's message.
+        """Returns the ids of a prompt, which ends with the opening of the assistant's message.
 
         Raises:
           ConfigError: the template refuses the messages.
@@ -59,15 +59,15 @@ class Tools(NamedTuple):
         return self.tokenizer.encode(self.render(messages))
 
     def text(self, message: Sequence[int]) -> str:
-        """Text of a message without its end; special tokens are shown, for a tag may be one."""
+        """Returns a message's text without its end, with special tokens, since tags may be such."""
         kept = [token for token in message if token not in self.tokenizer.ends]
         text: str = self.tokenizer.rules.decode(kept, skip_special_tokens=False)
         return text
 
     def calls(self, text: str) -> list[Call]:
-        """The calls of a message, in order; nothing is evaluated.
+        """Parses the calls of a message, in order, without evaluating them.
 
-        A tag that is opened and not closed is a call that cannot be read.
+        An opening tag without its closing tag counts as an invalid call.
         """
         if not self.names:
             return []
@@ -96,9 +96,9 @@ class Tools(NamedTuple):
         return Call(name, arguments)
 
     def reply(self, results: Sequence[Message]) -> list[int]:
-        """Ids that the template adds for the results of a message's calls.
+        """Returns the ids that the template adds for the results of a message's calls.
 
-        They begin with the end of that message, and end with what begins the next one.
+        The ids begin with the end of that message and finish with the opening of the next one.
 
         Args:
           results: messages of the role `tool`, each with `name` and `content`.
@@ -107,7 +107,7 @@ class Tools(NamedTuple):
         whole = self.render([*calling, *results])
         at = whole.find(self.closing, whole.find(PROBES[0]))
         rest = whole[at + len(self.closing) :]
-        # What stands between a call and the end of its message is the policy's to write.
+        # The policy itself writes any text between a call and the end of its message.
         bare = rest.lstrip()
         ends = [self.tokenizer.rules.id_to_token(end) for end in self.tokenizer.ends]
         return self.tokenizer.encode(
@@ -129,16 +129,17 @@ def read(
     tools: Sequence[Tool],
     arguments: Mapping[str, Any] | None = None,
 ) -> Tools:
-    """How a template writes tools, found by rendering calls of a probe.
+    """Finds out how a template writes tools, by rendering calls of probe tools.
 
     Args:
-      template: of the model.
-      tokenizer: of the model.
-      tools: schemas; none for an environment without tools.
-      arguments: further ones of the template.
+      template: chat template of the model.
+      tokenizer: tokenizer of the model.
+      tools: schemas of the tools; empty for an environment without tools.
+      arguments: further arguments of the template.
 
     Raises:
-      ConfigError: the template does not show tools or their results, or writes calls otherwise.
+      ConfigError: the template does not show tools or their results, or does not write calls as
+        JSON between tags.
     """
     given = dict(arguments or {})
     render: Callable[..., str] = functools.partial(
@@ -165,7 +166,7 @@ def read(
 def _dialogue(
     names: Sequence[str], arguments: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """A question, and an answer that calls tools."""
+    """Returns the messages of a question and of an answer that calls tools."""
     given = dict(arguments or {})
     calls = [{"type": "function", "function": {"name": name, "arguments": given}} for name in names]
     answer = {"role": ASSISTANT, "content": "", **({"tool_calls": calls} if calls else {})}
@@ -173,7 +174,7 @@ def _dialogue(
 
 
 def _tags(text: str) -> tuple[str, str]:
-    """What stands before and after a call, from a text with two calls of `PROBES`.
+    """Finds the tags before and after a call, in a text with two calls of `PROBES`.
 
     Example:
       >>> _tags('answer: <c>{"name": "probe_of_one", "arguments": {}}</c>'
@@ -183,7 +184,7 @@ def _tags(text: str) -> tuple[str, str]:
     (start, first), (second, last) = (_object(text, name) for name in PROBES)
     between = text[first:second]
     closing, opening = _shared(between, text[last:]), _shared(between[::-1], text[:start][::-1])
-    # Where they meet, both may reach into the other: an opening tag begins with a bracket.
+    # The two tags may overlap where they meet: an opening tag begins with a bracket.
     cuts = range(max(len(between) - opening, 0), closing + 1)
     cut = next((cut for cut in cuts if between[cut:].lstrip()[:1] in ("<", "[")), 0)
     tags = between[cut:].strip(), between[:cut].strip()
@@ -197,13 +198,13 @@ def _tags(text: str) -> tuple[str, str]:
 
 
 def _shared(one: str, other: str) -> int:
-    """Characters with which both begin."""
+    """Returns the length of the common prefix of two texts."""
     differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))
 
 
 def _object(text: str, name: str) -> tuple[int, int]:
-    """Where the JSON of a call begins and ends."""
+    """Returns the positions at which the JSON of a call begins and ends."""
     at = text.find(name)
     start = text.rfind("{", 0, max(at, 0))
     try:

@@ -1,4 +1,4 @@
-"""Parameters from the tensors of a checkpoint, and back."""
+"""Conversion of a checkpoint's tensors to parameters, and back."""
 
 import functools
 import operator
@@ -20,23 +20,24 @@ from jaxrl_po.types import PyTree
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 Place = Callable[[tuple[str, ...], np.ndarray[Any, Any]], jax.Array]
-"""Puts a parameter, given its path, where it belongs."""
+"""`(path, value) -> array`, puts a parameter on its devices."""
 
 
 def read(
     files: ModelFiles, model: Transformer, *, dtype: Any = "float32", place: Place | None = None
 ) -> PyTree:
-    """Parameters of a model, one by one; shapes are compared before the first is read.
+    """Reads a model's parameters one by one; compares all shapes before it reads the first.
 
     Args:
-      files: the checkpoint.
-      model: see `architectures.read`.
-      dtype: of the parameters; None keeps that of the tensors, the widest of a parameter's.
-      place: see `Place`; None takes the default device.
+      files: files of the checkpoint.
+      model: transformer that `architectures.read` returns.
+      dtype: type of the parameters; None keeps the type of the tensors, the widest one where
+        several tensors make up a parameter.
+      place: `(path, value) -> array`, see `Place`; None uses the default device.
 
     Raises:
-      ConfigError: no such files, a truncated one, or a tensor that is missing, unknown or of
-        another shape.
+      ConfigError: a file is missing or truncated, or a tensor is missing, unknown or has the wrong
+        shape.
     """
     from safetensors import SafetensorError
 
@@ -49,12 +50,12 @@ def read(
     try:
         stored = files.tensors()
         _compare(architectures.tensors(model), stored, model)
-        # The largest first: while it is put in its place it is held twice.
+        # The largest parameter first: while it moves to its devices, memory holds it twice.
         for path in sorted(parts, key=lambda path: -_leaf(shapes, path).size):
             inner = functools.reduce(
                 lambda tree, name: tree.setdefault(name, {}), path[:-1], params
             )
-            # Wait before the next is read; the copy on the host has no name, and is freed.
+            # Wait before reading the next one: the host copy has no reference left and is freed.
             inner[path[-1]] = jax.block_until_ready(put(path, _ours(parts[path], stored, dtype)))
     except SafetensorError as error:
         raise ConfigError(
@@ -80,7 +81,7 @@ def _compare(
                 f"tensor {tensor.name} must be {expected} by the settings of the model, got "
                 f"{found[tensor.name].shape}",
             )
-    # Some writers store the output of a tied model a second time, and RoPE's frequencies.
+    # Some writers store the output matrix of a tied model again, and the frequencies of RoPE.
     tied = {HEAD} if model.tied else set()
     for name in sorted(set(found) - names - tied):
         if not name.endswith("rotary_emb.inv_freq"):
@@ -101,13 +102,13 @@ def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
 def _ours(
     parts: list[Tensor], stored: Mapping[str, StoredTensor], dtype: Any
 ) -> np.ndarray[Any, Any]:
-    """A parameter of ours from the tensors that are its parts, one a block."""
+    """Builds one parameter from its tensors, one tensor per block."""
     ours: Any = None
     for number, part in enumerate(parts):
         array = stored[part.name].read()
         array = array if dtype is None else array.astype(jnp.dtype(dtype), copy=False)
         if part.offset:
-            # In float32: 1 + w has fewer digits for w than w itself.
+            # Added in float32: 1 + w keeps fewer digits of w than w itself.
             wide = np.promote_types(array.dtype, np.float32)
             array = array.astype(wide) + np.float32(part.offset)
         array = array.T if part.transposed else array
@@ -115,7 +116,7 @@ def _ours(
             return array
         if ours is None:
             ours = np.empty((len(parts), *array.shape), array.dtype)
-        # Copied at once, so that the tensors of all blocks are never held beside their stack.
+        # Copied immediately, so that memory never holds all blocks' tensors beside their stack.
         ours = ours.astype(jnp.promote_types(ours.dtype, array.dtype), copy=False)
         ours[number] = array
     return ours
@@ -125,10 +126,10 @@ def write(folder: Path, model: Transformer, params: PyTree, *, dtype: Any = None
     """Writes `model.safetensors`, as `transformers` reads it.
 
     Args:
-      folder: exists.
-      model: whose parameters they are.
-      params: leaves of one seed.
-      dtype: of the tensors; None keeps that of each parameter.
+      folder: folder to write to, which must exist.
+      model: transformer that the parameters belong to.
+      params: parameters of a single seed.
+      dtype: type of the tensors; None keeps the type of each parameter.
     """
     from safetensors.numpy import save_file
 

@@ -1,7 +1,7 @@
 """Tasks whose prompts are generated and whose answers are verified under jit.
 
-A task is a tuple of pure functions of one example, which callers `vmap`; your own is built the same
-way.
+A task is a tuple of pure functions of one example, which callers `vmap`; user-defined tasks are
+built the same way.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,9 @@ TASKS: dict[str, tuple[type, Callable[..., Task]]] = {
     "countdown": (CountdownSettings, countdown),
     "running_sum": (RunningSumSettings, running_sum),
 }
-"""Name of a task to the record of its flags and the function that makes it from their values."""
+"""`{name: (settings, make)}`: for each task the record of its flags and the function that builds
+the task from their values.
+"""
 
 __all__ = [
     "HELD_OUT",

@@ -37,22 +37,22 @@ class AdditionSettings:
 
 
 def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) -> Task:
-    """Addition of two numbers: the answer to `034+058=` is `2900` and EOS, lowest digit first.
+    """Builds addition of two numbers: `034+058=` is answered by `2900` and EOS, reversed digits.
 
     One pair of operands in ten is held out, by a hash of the unordered pair, so that a + b and
     b + a are in the same split. The stratum is the number of carries, 0 to `num_digits`.
 
     Args:
       num_digits: maximum digits of an operand, in [1, 9]; sets the difficulty.
-      zero_pad: zero-pad operands and sum to their full width; otherwise prompts and sums vary in
-        length.
-      reverse: lowest digit first, the order in which carries propagate.
+      zero_pad: whether to zero-pad operands and sum to their full width; otherwise prompts and sums
+        vary in length.
+      reverse: whether to write the sum lowest digit first, the order of the carries.
 
     Returns:
       The task.
 
     Raises:
-      ConfigError: `num_digits` outside its range.
+      ConfigError: `num_digits` is outside its range.
 
     Example:
       >>> task = addition(2)

@@ -1,4 +1,4 @@
-"""Countdown: an expression over given numbers that reaches a target."""
+"""Countdown: build an expression from given numbers that reaches a target."""
 
 from typing import NamedTuple
 
@@ -31,12 +31,12 @@ class CountdownSettings:
 
 
 class Countdown(NamedTuple):
-    """One problem.
+    """One problem of countdown.
 
     Attributes:
-      numbers: `[K]`, int32, in the order of the prompt.
-      target: `[]`, int32.
-      solution: `[A]`, int32, one correct answer, with EOS.
+      numbers: given numbers in the order of the prompt, `[K]`, int32.
+      target: number that the expression must reach, `[]`, int32.
+      solution: tokens of one correct answer, with EOS, `[A]`, int32.
     """
 
     numbers: jax.Array
@@ -45,22 +45,23 @@ class Countdown(NamedTuple):
 
 
 def countdown(num_numbers: int, *, max_number: int) -> Task:
-    """Countdown: `3,7,2>13=` asks for 13 from 3, 7 and 2, for example `32*7+` or `723*+`, and EOS.
+    """Builds countdown: `3,7,2>13=` asks for 13 from 3, 7, 2, for example `32*7+` and EOS.
 
-    The rule: the expression is postfix, uses **every given number exactly once** (one given twice,
-    twice) and `+`, `-`, `*`; intermediate values may be negative. Numbers are zero-padded (`03`),
-    highest digit first, so that no separators are needed.
+    The rule: the expression is postfix (`32*7+` or `723*+`), uses **every given number exactly
+    once** (a number given twice, twice) and `+`, `-`, `*`; intermediate values may be negative.
+    Numbers are zero-padded (`03`), highest digit first, so that no separators are needed.
 
-    A stack machine verifies it, one step per token. Any correct expression scores 1; `credit` is
-    the score, at EOS, since part of an expression is neither right nor wrong. A completion parses
-    if it is postfix that leaves one value, whatever its numbers.
+    A stack machine verifies the expression, one step per token. Any correct expression scores 1;
+    `credit` is the score, at EOS, since part of an expression is neither right nor wrong. A
+    completion parses if it is postfix that leaves one value, whatever its numbers.
 
     Targets are solvable by construction: numbers in random order are combined one by one with the
-    value so far, by an operator drawn among those that keep it in [0, 10^(digits + 1)), the smaller
-    subtracted from the larger. One multiset of numbers in ten is held out, with all its targets.
+    value so far, by a random operator that keeps the value in [0, 10^(digits + 1)); differences
+    subtract the smaller number from the larger. One multiset of numbers in ten is held out, with
+    all its targets.
 
     Args:
-      num_numbers: K, given numbers, in [2, 8]; sets the difficulty.
+      num_numbers: number K of given numbers, in [2, 8]; sets the difficulty.
       max_number: largest possible number, at least 2 (the smallest is 1); max_number^K < 2^31, so
         that no value overflows.
 
@@ -68,7 +69,8 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
       The task; its problem is a `Countdown`.
 
     Raises:
-      ConfigError: an argument outside its range, or so few numbers that a split would be empty.
+      ConfigError: an argument is outside its range, or there are so few numbers that a split would
+        be empty.
 
     Example:
       >>> task = countdown(3, max_number=9)
@@ -98,7 +100,7 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
     def construct(key: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
         order_key, operator_key = jax.random.split(key)
         numbers = jax.random.permutation(order_key, numbers)
-        # The argmax of uniform noise over the admitted operators draws one of them uniformly.
+        # The argmax of uniform noise over the permitted operators draws one of them uniformly.
         noise = jax.random.uniform(operator_key, (num_numbers, len(OPERATORS)))
         value, text = numbers[0], write(numbers[0], places).tokens
         for i in range(1, num_numbers):

@@ -13,23 +13,23 @@ Verdict = Callable[[PyTree, jax.Array], jax.Array]
 
 
 def finite(task: Task, size: int, *, seed: int = 0) -> Task:
-    """The same task with `size` fixed training prompts; the held-out split does not change.
+    """Limits a task to `size` fixed training prompts; the held-out split does not change.
 
     The prompts are from the task's train split. The set is never stored: prompt i is sampled with
-    `fold_in(key(seed), i)`. Each draw takes one of them, uniformly and with replacement. If the
+    `fold_in(key(seed), i)`. Each draw takes one prompt, uniformly and with replacement. If the
     task has few problems, some are in the set more than once, under different numbers.
 
     Args:
-      task: any.
+      task: any task.
       size: number of prompts, at least 1.
-      seed: of the set.
+      seed: random seed of the set.
 
     Returns:
       The task; its problem is `(number, problem)` and its strata are the numbers (0 for held-out
       problems).
 
     Raises:
-      ConfigError: `size` below 1.
+      ConfigError: `size` is below 1.
 
     Example:
       >>> from jaxrl_po.language.tasks import addition

@@ -33,15 +33,16 @@ class MultiplicationSettings:
 
 
 def multiplication(num_digits: int) -> Task:
-    """Multiplication of two numbers: `840+0630:8040#8040` and EOS is an answer to `12*34=`.
+    """Builds multiplication: `840+0630:8040#8040` and EOS is an answer to `12*34=`.
 
-    Operands have their highest digit first, all other numbers their lowest; all are zero-padded to
-    full width. The chain of thought has the product of the first operand with each digit of the
-    second, shifted by zeros (48, then 360), and after each but the first the sum so far (408); the
-    answer follows `#`. Only the answer is scored: any text of any length may precede the last `#`.
+    Operands have their highest digit first, all other numbers their lowest digit first; all are
+    zero-padded to full width. The chain of thought contains the product of the first operand with
+    each digit of the second, shifted by zeros (48, then 360), and after each product but the first
+    the sum so far (408); the answer follows `#`. Only the answer is scored: any text of any length
+    may precede the last `#`.
 
-    `credit` gives 1 / (2 num_digits) for each product and each sum that is as demonstrated, at the
-    mark that ends it, and as much for the score, at EOS.
+    `credit` gives 1 / (2 num_digits) for each product and each sum that matches the demonstration,
+    at the mark that ends it, and as much for the score, at EOS.
 
     One pair of operands in ten is held out, by a hash of the unordered pair.
 
@@ -52,7 +53,7 @@ def multiplication(num_digits: int) -> Task:
       The task.
 
     Raises:
-      ConfigError: `num_digits` outside its range.
+      ConfigError: `num_digits` is outside its range.
 
     Example:
       >>> task = multiplication(2)

@@ -1,4 +1,4 @@
-"""Prompts of random tokens, where only the sizes of what is computed matter."""
+"""Prompts of random tokens, for measurements where only the sizes of the computation matter."""
 
 from typing import Any, NamedTuple
 
@@ -23,51 +23,53 @@ class RandomPromptsSettings:
 
 
 class Words(NamedTuple):
-    """A tokenizer whose words are numbers: its last tokens are PAD and, before it, EOS."""
+    """Tokenizer whose words are numbers; its last token is PAD and the one before is EOS."""
 
     size: int
 
     @property
     def pad(self) -> int:
-        """PAD."""
+        """Id of the padding token, the last one."""
         return self.size - 1
 
     @property
     def eos(self) -> int:
-        """EOS."""
+        """Id of the end-of-sequence token, the last but one."""
         return self.size - 2
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """EOS alone."""
+        """Ids that end a completion: only EOS."""
         return (self.eos,)
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of a text."""
+        """Returns the numbers in a text."""
         return [int(word) for word in text.split()]
 
     def decode(self, tokens: list[int], *, pad: str = "") -> str:
-        """Their numbers up to the first EOS, with `pad` in place of each PAD before it, if any."""
+        """Returns the tokens before the first EOS as numbers; `pad` replaces PAD, if not empty."""
         end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
         words = (pad if token == self.pad else str(token) for token in tokens[:end])
         return " ".join(word for word in words if word)
 
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
-        """Those of all rows, `[B, T]`, without EOS and what is masked."""
+        """Decodes all rows, `[B, T]`: their unmasked tokens without EOS."""
         kept = mask & (tokens != self.eos)
         return [self.decode(row[keep].tolist()) for row, keep in zip(tokens, kept, strict=True)]
 
 
 def random_prompts(vocabulary: int, prompt_tokens: int = 64, answer_tokens: int = 64) -> Task:
-    """Uniformly random prompts; a completion scores by its first token, modulo 7, in [0, 1].
+    """Builds a task of random prompts that scores a completion by its first token, modulo 7.
+
+    Prompts are uniform over all tokens but EOS and PAD; scores are in [0, 1].
 
     Args:
-      vocabulary: tokens, at least 10.
-      prompt_tokens: of a prompt.
-      answer_tokens: of the longest completion.
+      vocabulary: number of tokens, at least 10.
+      prompt_tokens: tokens of a prompt.
+      answer_tokens: tokens of the longest completion.
 
     Raises:
-      ConfigError: an argument outside its range.
+      ConfigError: an argument is outside its range.
     """
     vocabulary = check_size("vocabulary", vocabulary, Interval(10))
     prompt_tokens = check_size("prompt_tokens", prompt_tokens, COUNT)

@@ -1,4 +1,4 @@
-"""A sum whose answer may follow a scratchpad of any length."""
+"""Sums of digits whose answer may follow a scratchpad of any length."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.tasks.verify import after_scratch, at_end, last_token_only
 from jaxrl_po.language.tokenizer import make_tokenizer
 
-MAX_FILLER = 256  # most dots in a demonstration
+MAX_FILLER = 256  # largest number of dots in a demonstration
 
 Problem = tuple[jax.Array, jax.Array]
 
@@ -34,11 +34,11 @@ class RunningSumSettings:
 
 
 def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
-    """The sum of a list of digits modulo `modulus`, after a scratchpad of any length.
+    """Builds the task: sum a list of digits modulo `modulus`, after a scratchpad of any length.
 
     Correct answers to `3141=` are `#9` and EOS, `3489#9` with the partial sums, `...3489#9`, or any
-    other text of the alphabet before the last `#`: only what follows that `#` is scored, so that
-    the length of a correct answer is free. Partial sums help (each needs one addition), filler does
+    other text of the alphabet before the last `#`: only the text after that `#` is scored, so that
+    a correct answer can have any length. Partial sums help (each needs one addition), filler does
     not: a demonstration starts with 0 to `max_filler` dots, their number drawn with the problem, so
     that a policy warm-started on them is verbose and overlong shaping has something to shorten.
 
@@ -47,14 +47,14 @@ def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
 
     Args:
       length: digits of a list, in [2, 64]; sets the difficulty.
-      modulus: of the sums, in [2, 10].
+      modulus: modulus of the sums, in [2, 10].
       max_filler: maximum number of dots in a demonstration, in [0, 256].
 
     Returns:
       The task; its problem is the list, `[length]`, and the number of dots.
 
     Raises:
-      ConfigError: an argument outside its range.
+      ConfigError: an argument is outside its range.
 
     Example:
       >>> task = running_sum(4)

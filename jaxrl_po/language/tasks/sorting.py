@@ -24,7 +24,7 @@ class SortingSettings:
 
 
 def sorting(length: int, *, symbols: int = 10) -> Task:
-    """Sorting a list of digits, lowest first: the answer to `3142=` is `1234` and EOS.
+    """Builds the task of sorting digits, lowest first: `3142=` is answered by `1234` and EOS.
 
     One multiset in ten is held out, so that all orders of a list are in the same split.
 
@@ -36,7 +36,7 @@ def sorting(length: int, *, symbols: int = 10) -> Task:
       The task.
 
     Raises:
-      ConfigError: an argument outside its range, or so few lists that a split would be empty.
+      ConfigError: an argument is outside its range, or lists so few that a split would be empty.
 
     Example:
       >>> task = sorting(4)

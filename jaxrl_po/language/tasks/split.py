@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_po.config import ConfigError, Interval
 
 HELD_OUT = 10  # one problem in HELD_OUT is held out
-COUNTED = 10_000  # problems at most for computing the held-out share
+COUNTED = 10_000  # largest number of problems examined to compute the held-out share
 FAILURE = 1e-10  # largest probability that no candidate is in the split
 SHARES = Interval(0.02, 0.5)  # held-out shares for which sampling is efficient
 
@@ -18,18 +18,19 @@ Canonical = Callable[[jax.Array], jax.Array]
 
 
 def is_held_out(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Whether the unordered pair of uint32 operands is held out (one in ten, by a hash)."""
+    """Returns True if the unordered pair of uint32 operands is held out: one in ten, by a hash."""
     return rows_held_out(jnp.sort(jnp.stack([a, b], axis=-1)))
 
 
 def rows_held_out(rows: jax.Array) -> jax.Array:
-    """Whether each row of operands is held out.
+    """Returns True for each row of operands that is held out.
 
     Args:
-      rows: `[..., K]`, uint32, in canonical order, the same for all rows that are one problem.
+      rows: operands in canonical order, identical for all rows that are one problem, `[..., K]`,
+        uint32.
 
     Returns:
-      `[...]`, bool.
+      True for held-out rows, `[...]`, bool.
     """
     state = _mix(rows[..., 0])
     for i in range(1, rows.shape[-1]):
@@ -42,18 +43,18 @@ def make_draw(
 ) -> Callable[[jax.Array, bool], jax.Array]:
     """Builds `draw(key, held_out) -> operands [K]` uint32, uniform over one split.
 
-    Rejection sampling with a fixed number of candidates: the first one in the split is taken, and
-    with probability at most 1e-10 none is. For that number the share of held-out problems is
-    counted, or estimated where there are many problems. `draw` consumes `key`.
+    Rejection sampling with a fixed number of candidates: the first candidate in the split is taken,
+    and the probability that none is in the split is at most 1e-10. To choose the number, the share
+    of held-out problems is counted, or estimated if there are many problems. `draw` consumes `key`.
 
     Args:
-      bounds: for each operand the interval [low, high) of its values, high < 2^31.
+      bounds: interval [low, high) of the values of each operand, high < 2^31.
       canonical: `[..., K] -> [..., J]`, maps all orders of operands that are one problem to the
         same row, e.g. `jnp.sort`.
-      advice: how to get more problems, for the error message.
+      advice: advice on getting more problems, for the error message.
 
     Raises:
-      ConfigError: so few problems that a split would be nearly empty.
+      ConfigError: there are so few problems that a split would be nearly empty.
 
     Example:
       >>> draw = make_draw([(0, 100), (0, 100)], canonical=jnp.sort, advice="raise num_digits")
@@ -75,7 +76,7 @@ def make_draw(
         rows = jax.random.randint(key, (candidates, len(bounds)), low[None], high[None]).astype(
             jnp.uint32
         )
-        # `argmax` finds the first candidate in the split (candidate 0 if there is none).
+        # `argmax` finds the first candidate in the split (candidate 0 if none is in the split).
         return rows[jnp.argmax(rows_held_out(canonical(rows)) == held_out)]
 
     return draw
@@ -87,7 +88,7 @@ def _share(low: np.ndarray, high: np.ndarray, canonical: Canonical) -> float:
         rows = low + np.stack(np.unravel_index(np.arange(math.prod(sizes)), sizes), axis=-1)
     else:
         rows = np.random.default_rng(0).integers(low, high, (COUNTED, len(sizes)))
-    # A number, even while a caller is being traced.
+    # The result is a concrete number, even while a caller is being traced.
     with jax.ensure_compile_time_eval():
         return float(
             jnp.mean(jax.jit(lambda rows: rows_held_out(canonical(rows)))(rows.astype(np.uint32)))
@@ -95,7 +96,7 @@ def _share(low: np.ndarray, high: np.ndarray, canonical: Canonical) -> float:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A bijective 32-bit hash (two rounds of multiply and xor-shift)."""
+    """Computes a bijective 32-bit hash (two rounds of multiply and xor-shift)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)

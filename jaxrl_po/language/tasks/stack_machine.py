@@ -1,4 +1,4 @@
-"""A stack machine over tokens: evaluates a postfix expression under jit, one step per token."""
+"""A stack machine over tokens that evaluates a postfix expression under jit, one step per token."""
 
 from typing import NamedTuple
 
@@ -11,12 +11,13 @@ OPERATORS = "+-*"
 
 
 class Result(NamedTuple):
-    """The result of evaluating a completion.
+    """Result of evaluating a completion.
 
     Attributes:
-      parses: `[]`, bool: valid postfix that leaves one value, then EOS, then only padding.
-      uses_all: `[]`, bool: each given number was used exactly once, and no other.
-      value: `[]`, int32, the value; meaningful only if both hold, as it may overflow otherwise.
+      parses: True for valid postfix that leaves one value, then EOS, then only padding, `[]`, bool.
+      uses_all: True if each given number was used exactly once, and no other, `[]`, bool.
+      value: value of the expression, `[]`, int32; valid only if `parses` and `uses_all` are True,
+        as it may overflow otherwise.
     """
 
     parses: jax.Array
@@ -43,13 +44,13 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
     most their product.
 
     Args:
-      numbers: `[K]`, int32, at least 1, the given numbers.
-      tokens: `[T]`, int32, completion.
+      numbers: given numbers, `[K]`, int32, at least 1.
+      tokens: tokens of the completion, `[T]`, int32.
       places: digits of each number.
-      tokenizer: the alphabet; digits follow `0`, and `-` and `*` follow `+`.
+      tokenizer: tokenizer of the alphabet; digits follow `0`, and `-` and `*` follow `+`.
 
     Returns:
-      A `Result`.
+      The result of the evaluation.
 
     Example:
       >>> from jaxrl_po.language.tokenizer import make_tokenizer
@@ -69,7 +70,7 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
         push = is_digit & (read == places)
         same = machine.free & (numbers == number)
         first = same & (jnp.cumsum(same) == 1)  # a number given twice is used up one at a time
-        # The clamp matters for illegal operators only, which clear `parses`.
+        # Only illegal operators, which clear `parses`, need the clamp.
         a = machine.stack[jnp.maximum(machine.depth - 2, 0)]
         b = machine.stack[jnp.maximum(machine.depth - 1, 0)]
         joined = jnp.stack([a + b, a - b, a * b])[jnp.clip(token - plus, 0, len(OPERATORS) - 1)]

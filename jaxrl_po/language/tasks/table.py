@@ -1,4 +1,4 @@
-"""A finite list of prompts with their answers."""
+"""Tasks over a finite list of prompts with their answers."""
 
 import functools
 import unicodedata
@@ -20,8 +20,8 @@ class Example(NamedTuple):
     """One prompt and its correct answer.
 
     Attributes:
-      prompt: a text, or its ids.
-      answer: a text.
+      prompt: prompt as a text, or its ids.
+      answer: correct answer as a text.
     """
 
     prompt: str | tuple[int, ...]
@@ -29,14 +29,14 @@ class Example(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """R prompts and their answers, on the left padded and on the right.
+    """R prompts, padded on the left, and their answers, padded on the right.
 
     Attributes:
-      tokens: `[R, L]`, int32.
-      pad: `[R]`, int32, padding tokens on the left.
-      answer: `[R, A]`, int32, EOS included.
-      texts: bytes of tokens and answers, or None for a tokenizer of ours, by which each text has
-        one spelling.
+      tokens: tokens of the prompts, `[R, L]`, int32.
+      pad: padding tokens on the left, `[R]`, int32.
+      answer: tokens of the answers, EOS included, `[R, A]`, int32.
+      texts: bytes of tokens and answers, or None for this package's `Tokenizer`, where each text
+        has one tokenization.
     """
 
     tokens: Any
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
 
 
 def make_rows(tokenizer: AnyTokenizer, examples: Sequence[Example]) -> Rows:
-    """Encodes examples; raises ConfigError for an empty prompt."""
+    """Encodes examples as `Rows`; raises ConfigError for an empty prompt."""
     texts = [
         (
             tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
@@ -68,7 +68,7 @@ def make_rows(tokenizer: AnyTokenizer, examples: Sequence[Example]) -> Rows:
 
 
 def _spelt(tokenizer: AnyTokenizer, answer: str) -> str:
-    """Returns an answer as the tokenizer writes it, in its form of Unicode and case."""
+    """Returns an answer as the tokenizer writes it, in the tokenizer's Unicode form and case."""
     written = tokenizer.decode(tokenizer.encode(answer))
     plain = (unicodedata.normalize("NFKC", text).casefold().strip() for text in (written, answer))
     return written if len(set(plain)) == 1 else answer  # a token may be unknown
@@ -85,29 +85,30 @@ def table(
 ) -> Task:
     """Builds a task over lists of prompts; only the exact answer is correct.
 
-    With a tokenizer of a pretrained model, any tokens whose text is the answer are correct, space
-    around it aside.
+    With the tokenizer of a pretrained model, any tokens whose text is the answer are correct; space
+    around the text does not count.
 
     Training draws uniformly; an evaluation asks each row of `test` once. The problem is the row in
     `[*train, *validation, *test]`. The lists are the task's `data`, an argument of the
     programs of a run.
 
     Args:
-      name: for logs and plots.
-      tokenizer: see `make_tokenizer`, which has every character of them, or that of a pretrained
-        model.
-      train: at least one example.
-      test: at least one example, held out.
-      validation: examples, held out too, by which a run selects its best checkpoint. Without them
-        a command takes every second one of `test`, and tests on the others.
-      share_prompts: whether the lists may hold a prompt, of which more is known elsewhere.
+      name: name for logs and plots.
+      tokenizer: tokenizer from `make_tokenizer` that has every character of the examples, or the
+        tokenizer of a pretrained model.
+      train: training examples, at least one.
+      test: held-out examples, at least one.
+      validation: examples, held out too, that a run selects its best checkpoint by. Without them,
+        a command takes every second example of `test`, and tests on the others.
+      share_prompts: whether the lists may have prompts in common, for callers that distinguish
+        such prompts by other data.
 
     Returns:
       The task.
 
     Raises:
-      ConfigError: a list is empty, shares a prompt with the other, or contains an empty prompt or
-        a character that the tokenizer lacks.
+      ConfigError: a list is empty, shares a prompt with another list, or contains an empty prompt
+        or a character that the tokenizer lacks.
 
     Example:
       >>> from jaxrl_po.language.tokenizer import make_tokenizer
@@ -149,7 +150,7 @@ def table(
         exact = token_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
         if rows.texts is None:
             return exact
-        found = match(rows.texts, row, tokens, tokenizer.ends)  # right in other tokens
+        found = match(rows.texts, row, tokens, tokenizer.ends)  # the same text in other tokens
         return jnp.where((found.score == 1.0) & (exact.sum() < 0.99), found.credit, exact)
 
     return Task(
@@ -165,4 +166,4 @@ def table(
         test=tested,
         validation=range(len(train), tested.start),
         data=rows,
-    )  # Any text may be an answer: none is malformed, and there is no `parses`.
+    )  # Any text may be an answer, so no completion is malformed and `parses` stays None.

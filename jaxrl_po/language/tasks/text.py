@@ -1,4 +1,4 @@
-"""Writing numbers and texts of varying length as tokens, under jit."""
+"""Functions that write numbers and texts of varying length as tokens, under jit."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from jaxrl_po.language.tasks.types import Prompt
 from jaxrl_po.language.tokenizer import Tokenizer
 from jaxrl_po.types import PyTree
 
-MAX_DIGITS = 9  # a sum of two numbers still fits an int32
-MAX_FACTOR_DIGITS = 4  # a product of two numbers still fits
+MAX_DIGITS = 9  # a sum of two such numbers still fits an int32
+MAX_FACTOR_DIGITS = 4  # a product of two such numbers still fits an int32
 MAX_LENGTH = 64  # digits of a list
 
 
@@ -20,8 +20,8 @@ class Piece(NamedTuple):
     """A text of varying length.
 
     Attributes:
-      tokens: `[N]`, int32.
-      length: `[]`, how many of the first tokens are valid, in [0, N].
+      tokens: tokens of the text, then any others, `[N]`, int32.
+      length: number of valid tokens from the first on, in [0, N], `[]`.
     """
 
     tokens: jax.Array | np.ndarray
@@ -29,14 +29,14 @@ class Piece(NamedTuple):
 
 
 def digits(x: jax.Array, places: int) -> jax.Array:
-    """The lowest digits of `x`, lowest first: `floor(x / 10^i) mod 10`.
+    """Computes the lowest digits of `x`, lowest first: `floor(x / 10^i) mod 10`.
 
     Args:
-      x: `[]`, uint32.
+      x: number, `[]`, uint32.
       places: number of digits, at most 10.
 
     Returns:
-      `[places]`, int32.
+      Digits, `[places]`, int32.
 
     Example:
       >>> digits(jnp.uint32(340), 4).tolist()
@@ -51,11 +51,11 @@ def number(
     """Writes a number; the alphabet lists the digits in order, from `0`.
 
     Args:
-      x: `[]`, uint32, below 10^places.
+      x: number to write, `[]`, uint32, below 10^places.
       places: width of the number, in digits.
-      tokenizer: the alphabet.
-      zero_pad: fill the width with leading zeros; otherwise there are none (0 is `0`).
-      reverse: lowest digit first.
+      tokenizer: tokenizer of the alphabet.
+      zero_pad: whether to fill the width with leading zeros; without them 0 is written `0`.
+      reverse: whether to write the lowest digit first.
 
     Returns:
       A `Piece` of up to `places` tokens.
@@ -70,21 +70,21 @@ LOWEST_FIRST = "answers are written lowest digit first"
 
 
 def literal(text: str, tokenizer: Tokenizer) -> Piece:
-    """A fixed text."""
+    """Encodes a fixed text."""
     return Piece(np.array(tokenizer.encode(text), np.int32), len(text))
 
 
 def write_prompt(
     pieces: Sequence[Piece], length: int, tokenizer: Tokenizer, problem: PyTree
 ) -> Prompt:
-    """The concatenated pieces, padded on the left to `length` tokens."""
+    """Concatenates the pieces and pads them on the left to `length` tokens."""
     tokens, keep = _concatenate(pieces)
     pad = length - jnp.sum(keep, dtype=jnp.int32)
     return Prompt(_place(tokens, keep, pad, length, tokenizer), pad, problem)
 
 
 def write_answer(pieces: Sequence[Piece], length: int, tokenizer: Tokenizer) -> jax.Array:
-    """The concatenated pieces, then EOS, then padding up to `length` tokens."""
+    """Concatenates the pieces, then EOS, then padding up to `length` tokens."""
     tokens, keep = _concatenate([*pieces, Piece(np.array([tokenizer.eos], np.int32), 1)])
     return _place(tokens, keep, jnp.int32(0), length, tokenizer)
 
@@ -104,7 +104,7 @@ def _place(
     length: int,
     tokenizer: Tokenizer,
 ) -> jax.Array:
-    # Invalid tokens get the index `length`, which is out of bounds and dropped.
+    # Invalid tokens get the index `length`, which is out of bounds, so that they are dropped.
     position = jnp.where(keep, start + keep.cumsum() - 1, length)
     return jnp.full(length, tokenizer.pad, jnp.int32).at[position].set(tokens, mode="drop")
 

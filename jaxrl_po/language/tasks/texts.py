@@ -1,7 +1,7 @@
-"""Whether the text of a completion is an answer, whatever tokens it is written in.
+"""Comparison of a completion's text with an answer, whatever tokens the text is written in.
 
-A tokenizer that merges digits writes 12 as one token; a model may write it as two. Texts are
-compared in the program, byte by byte, with the bytes of each token in a table.
+A tokenizer that merges digits writes 12 as one token; a model may write it as two. The program
+compares texts byte by byte, with the bytes of each token in a table.
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 SPACE = b" \t\n\r\v\f"
-LONGEST = 64  # bytes of a token that are kept; one that is longer is part of no answer
-LONGEST_ANSWER = 512  # bytes; a longer answer is right in its own tokens alone
+LONGEST = 64  # bytes stored per token; a longer token never matches an answer
+LONGEST_ANSWER = 512  # bytes; a longer answer must match token by token
 
 
 class Texts(NamedTuple):
-    """The bytes of V tokens and of R answers; space around a text does not count.
+    """Bytes of V tokens and of R answers; space around a text does not count.
 
     Attributes:
-      token: `[V, W]`, uint8, the bytes of each token, then zeros.
-      length: `[V]`, int32, bytes of a token; 0 for a special one.
-      before: `[V]`, int32, bytes of space at the beginning of a token.
-      after: `[V]`, int32, bytes of space at its end.
-      answer: `[R, A]`, uint8, the bytes of each answer, then zeros.
-      size: `[R]`, int32, bytes of an answer, or −1 if it has more than `LONGEST_ANSWER`.
+      token: bytes of each token, then zeros, `[V, W]`, uint8.
+      length: number of bytes of each token, 0 for a special token, `[V]`, int32.
+      before: number of bytes of space at the beginning of each token, `[V]`, int32.
+      after: number of bytes of space at the end of each token, `[V]`, int32.
+      answer: bytes of each answer, then zeros, `[R, A]`, uint8.
+      size: number of bytes of each answer, or −1 if more than `LONGEST_ANSWER`, `[R]`, int32.
     """
 
     token: Any
@@ -37,11 +37,11 @@ class Texts(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A completion beside an answer.
+    """Result of comparing a completion with an answer.
 
     Attributes:
-      score: `[]`, 1 if the completion ends and its text is the answer, else 0.
-      credit: `[T]`, each token's share of the answer's bytes and its end, at most 1 in all.
+      score: 1 if the completion ends and its text is the answer, else 0, `[]`.
+      credit: each token's share of the answer's bytes and its end, at most 1 in all, `[T]`.
     """
 
     score: jax.Array
@@ -49,11 +49,11 @@ class Match(NamedTuple):
 
 
 def make_texts(tokens: Sequence[bytes], answers: Sequence[str]) -> Texts:
-    """Builds the tables.
+    """Builds the tables of bytes.
 
     Args:
       tokens: bytes that each token adds to a text; empty for a special token.
-      answers: right answers.
+      answers: texts of the right answers.
     """
     spelt = [answer.encode().strip(SPACE) for answer in answers]
     sizes = [len(answer) if len(answer) <= LONGEST_ANSWER else -1 for answer in spelt]
@@ -78,9 +78,9 @@ def match(texts: Texts, row: jax.Array, tokens: jax.Array, ends: tuple[int, ...]
 
     Args:
       texts: tables of bytes.
-      row: `[]`, int32.
-      tokens: `[T]`, int32, completion; anything may follow its end.
-      ends: ids of which the first ends the completion.
+      row: index of the answer, `[]`, int32.
+      tokens: tokens of the completion, `[T]`, int32; anything may follow its end.
+      ends: ids that end a completion; the first one found ends it.
     """
     each, answer, size, length, before, after = (
         jnp.asarray(x)

@@ -1,4 +1,4 @@
-"""What a task is, and the check of its sizes."""
+"""The interface of a task, and the check of its sizes."""
 
 import functools
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
 
 DATA = "data"
-"""The entry of `ActorCritic.frozen` that holds `Task.data`."""
+"""Name of the entry of `ActorCritic.frozen` that contains `Task.data`."""
 
 DRAWN = 512
-"""Prompts of an evaluation, unless it says how many, of a task that draws them."""
+"""Default number of prompts of an evaluation, for a task that draws its prompts."""
 
 
 class Prompt(NamedTuple):
-    """One prompt.
+    """One prompt with its problem.
 
     Attributes:
-      tokens: `[L]`, int32, left-padded.
-      pad: `[]`, int32, padding tokens on the left.
-      problem: what the verifier needs; None in a dialogue.
+      tokens: tokens of the prompt, `[L]`, int32, left-padded.
+      pad: padding tokens on the left, `[]`, int32.
+      problem: data that the verifier needs; None in a dialogue.
     """
 
     tokens: jax.Array
@@ -36,14 +36,15 @@ class Sequences(NamedTuple):
     """Inputs of `Problem.apply`: rows of a prompt and its completion.
 
     Attributes:
-      tokens: `[B, L + N]`, int32: left-padded prompt, then the completion, from column L in every
-        row.
-      pad: `[B]`, int32, padding tokens on the left.
-      problem: `[B, …]`, see `Prompt`; None unless the reward is computed on the host.
-      position: `[B, S]`, int32 below N, the sampled tokens' positions in the completion; None if
+      tokens: left-padded prompt, then the completion, from column L in every row, `[B, L + N]`,
+        int32.
+      pad: padding tokens on the left, `[B]`, int32.
+      problem: problems of the prompts, leaves `[B, …]`, see `Prompt`; None unless the reward is
+        computed on the host.
+      position: positions of the sampled tokens in the completion, `[B, S]`, int32 below N; None if
         all tokens are sampled.
-      kept: `[B, S, …]`, the tokens that each was drawn from, to which the policy is restricted, see
-        `sampling.kept_tokens`; None for all.
+      kept: tokens that each token was drawn from, and that restrict the policy, see
+        `sampling.kept_tokens`, `[B, S, …]`; None for all.
     """
 
     tokens: jax.Array
@@ -57,9 +58,9 @@ class Task(NamedTuple):
     """A verifiable task.
 
     Attributes:
-      name: for logs and plots.
-      tokenizer: of prompts and answers.
-      prompt_length: L, tokens of a prompt, padding included.
+      name: name for logs and plots.
+      tokenizer: tokenizer of prompts and answers.
+      prompt_length: tokens L of a prompt, padding included.
       answer_length: tokens of the longest demonstration, EOS included.
       sample: `sample(key, held_out) -> Prompt`; consumes `key`. The splits share no problem.
       demonstrate: `demonstrate(problem) -> tokens [answer_length]`, a correct answer with EOS, then
@@ -68,25 +69,25 @@ class Task(NamedTuple):
         T ≥ answer_length.
       credit: `credit(problem, tokens [T]) -> [T]` float32: each token's share of a process reward,
         at most 1 in all.
-      parses: `parses(problem, tokens [T]) -> []` bool: whether a completion is well-formed, correct
-        or not: the alphabet and shape of an answer, EOS, then only padding. None where the task
-        does not check this.
-      columns: `columns(problems [B, …]) -> {name: B values}`, on the host: what a reward function
-        in Python gets besides prompts and completions. None where that is the demonstration.
-      strata: number of strata; 0 for none.
-      stratum: `stratum(problem) -> []` int32 below `strata`: its number in a finite set, or its
-        difficulty. None without strata.
-      step_end: `step_end(problem, tokens [T]) -> [T]` bool: the tokens that end a step, at which a
-        process reward is due, even if it is 0. The last token of a completion always is one. None
-        where every token is a step.
-      row: `row(i) -> Prompt`, that of row i of a finite set. None where prompts have no end, and
-        an evaluation draws its own by `sample`.
-      test: the held-out rows of a finite set; an evaluation asks each of them once.
-      validation: the rows that take their place in the evaluations that select a checkpoint.
-      data: arrays that functions above read as `functools.partial(function, data)`. A state holds
-        them, so that they are an argument of the programs, and no constant in their text. None
-        where there are none.
-      note: on how answers are written, for whoever reads them; empty for none.
+      parses: `parses(problem, tokens [T]) -> []` bool: True for a well-formed completion, correct
+        or not: the alphabet and shape of an answer, EOS, then only padding. None if the task does
+        not check this.
+      columns: `columns(problems [B, …]) -> {name: B values}`, on the host: arguments of a reward
+        function in Python besides prompts and completions. None to pass the demonstration.
+      strata: number of strata; 0 to disable them.
+      stratum: `stratum(problem) -> []` int32 below `strata`: the problem's number in a finite set,
+        or its difficulty. None without strata.
+      step_end: `step_end(problem, tokens [T]) -> [T]` bool: True for tokens that end a step, where
+        a process reward is due, even if it is 0. The last token of a completion always ends a step.
+        None if every token is a step.
+      row: `row(i) -> Prompt`, the prompt of row i of a finite set. None for an unlimited number of
+        prompts, which an evaluation draws by `sample`.
+      test: held-out rows of a finite set; an evaluation asks each of them once.
+      validation: rows that replace `test` in the evaluations that select a checkpoint.
+      data: arrays that the functions above receive by `functools.partial(function, data)`. The
+        training state contains them, so that they are an argument of the programs, not a constant
+        in their code. None for a task without data.
+      note: remark on the notation of answers, for their reader; empty to leave it out.
     """
 
     name: str
@@ -110,23 +111,23 @@ class Task(NamedTuple):
 
 
 def selecting(task: Task) -> Task:
-    """The task as the evaluations that select a checkpoint see it: a finite one without its test.
+    """Returns the task for evaluations that select a checkpoint: validation rows replace `test`.
 
     Args:
-      task: any.
+      task: any task.
     """
     return task._replace(test=task.validation)
 
 
 def num_asked(task: Any, num_prompts: int | None) -> int:
-    """The prompts of an evaluation, at most the test rows of a finite set.
+    """Returns the number of prompts of an evaluation, at most the test rows of a finite set.
 
     Args:
-      task: or dialogue, which draws them.
-      num_prompts: asked for; None for each row of a finite set, or else `DRAWN`.
+      task: task, or dialogue, which draws its prompts.
+      num_prompts: requested number; None for all test rows of a finite set, otherwise `DRAWN`.
 
     Raises:
-      ConfigError: `num_prompts` below 1, or a finite set without test rows.
+      ConfigError: `num_prompts` is below 1, or a finite set lacks test rows.
     """
     finite = getattr(task, "row", None) is not None
     if finite and not task.test:
@@ -138,11 +139,11 @@ def num_asked(task: Any, num_prompts: int | None) -> int:
 
 
 def held_out(task: Task, keys: jax.Array) -> Prompt:
-    """The prompts of an evaluation, `[P, …]`: the first P test rows, or drawn.
+    """Returns the prompts of an evaluation, `[P, …]`: the first P test rows, or drawn prompts.
 
     Args:
-      task: any; a finite one has at least P test rows.
-      keys: `[P]`; consumed where prompts are drawn.
+      task: any task; a finite set must have at least P test rows.
+      keys: random keys, `[P]`; consumed if prompts are drawn.
     """
     if task.row is None:
         return jax.vmap(lambda key: task.sample(key, True))(keys)
@@ -152,11 +153,11 @@ def held_out(task: Task, keys: jax.Array) -> Prompt:
 
 
 def reading(task: Task, frozen: PyTree) -> Task:
-    """The task, with its data taken from a training state.
+    """Returns the task with its data taken from a training state.
 
     Args:
-      task: any.
-      frozen: `ActorCritic.frozen`; without an entry `DATA` the task is returned unchanged.
+      task: any task.
+      frozen: `ActorCritic.frozen` of the state; without an entry `DATA` the task is unchanged.
     """
     if task.data is None or not frozen or DATA not in frozen:
         return task
@@ -170,7 +171,7 @@ def reading(task: Task, frozen: PyTree) -> Task:
 
 
 def check_shapes(task: Task, *, scored: bool) -> None:
-    """Raises ConfigError if a prompt, demonstration or, if `scored`, score has another shape."""
+    """Raises ConfigError if a prompt, demonstration or, if `scored`, score has a wrong shape."""
     prompt = jax.eval_shape(lambda key: task.sample(key, False), jax.random.key(0))
     answer = jax.ShapeDtypeStruct((task.answer_length,), jnp.int32)
     demonstration = jax.eval_shape(task.demonstrate, prompt.problem)

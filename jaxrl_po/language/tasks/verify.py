@@ -1,4 +1,4 @@
-"""Shared verifiers: a fixed number of token comparisons; text is never evaluated as code."""
+"""Shared verifiers: a fixed number of token comparisons that never evaluate text as code."""
 
 from collections.abc import Callable
 
@@ -20,9 +20,9 @@ def one_answer(
     *,
     symbols: int = 10,
 ) -> Task:
-    """A task whose demonstrations are the only correct answers.
+    """Builds a task whose demonstrations are the only correct answers.
 
-    They consist of the first `symbols` characters of the alphabet.
+    Answers consist of the first `symbols` characters of the alphabet.
     """
     return Task(
         name,
@@ -38,22 +38,22 @@ def one_answer(
 
 
 def exact_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
-    """`[]`: 1 if the completion is the answer, EOS included, followed by padding only; else 0.
+    """Returns 1, `[]`, if the completion is the answer with EOS, then only padding; else 0.
 
     Args:
-      answer: `[A]`, right answer, padded.
-      tokens: `[T]`, completion, padded after EOS; T ≥ A.
+      answer: tokens of the right answer, padded, `[A]`.
+      tokens: tokens of the completion, padded after EOS, `[T]`, T ≥ A.
       pad: id of PAD.
     """
     return jnp.all(fill(answer, tokens, pad) == tokens).astype(float)
 
 
 def token_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
-    """`[T]`: 1 / (length of the answer) for each token that matches it, EOS included; else 0.
+    """Returns 1 / (length of the answer) for each token that matches, EOS included, else 0, `[T]`.
 
     Args:
-      answer: `[A]`, right answer, padded.
-      tokens: `[T]`, completion, padded after EOS; T ≥ A.
+      answer: tokens of the right answer, padded, `[A]`.
+      tokens: tokens of the completion, padded after EOS, `[T]`, T ≥ A.
       pad: id of PAD.
     """
     answer = fill(answer, tokens, pad)
@@ -62,32 +62,32 @@ def token_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
 
 
 def with_eos(tokens: jax.Array, tokenizer: AnyTokenizer) -> jax.Array:
-    """`[T]`: the completion with EOS in place of whichever of `tokenizer.ends` it ended with.
+    """Replaces the end of a completion, any of `tokenizer.ends`, by EOS, `[T]`.
 
     Args:
-      tokens: `[T]`, completion, padded after its end.
-      tokenizer: gives the ends.
+      tokens: tokens of the completion, padded after its end, `[T]`.
+      tokenizer: tokenizer whose `ends` are looked for.
     """
     if len(tokenizer.ends) == 1:
         return tokens
-    # PAD may be one of the ends: only the first of them is the end.
+    # PAD may be one of the ends: only the first one found is the end.
     ended = jnp.cumsum(jnp.isin(tokens, jnp.array(tokenizer.ends)))
     last = jnp.diff(ended, prepend=0).astype(bool) & (ended == 1)
     return jnp.where(last, tokenizer.eos, jnp.where(ended > 0, tokenizer.pad, tokens))
 
 
 def fill(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
-    """The answer, padded to the length of the completion."""
+    """Pads the answer to the length of the completion."""
     return jnp.concatenate([answer, jnp.full(tokens.shape[0] - answer.shape[0], pad, answer.dtype)])
 
 
 def is_word(tokens: jax.Array, symbols: int, tokenizer: Tokenizer) -> jax.Array:
-    """`[]`: whether a completion is one or more of the allowed characters, EOS, then padding only.
+    """Returns True, `[]`, for one or more allowed characters, EOS, then only padding.
 
     Args:
-      tokens: `[T]`.
+      tokens: tokens of the completion, `[T]`.
       symbols: number of allowed characters, the first ones of the alphabet.
-      tokenizer: the alphabet.
+      tokenizer: tokenizer of the alphabet.
     """
     is_eos = tokens == tokenizer.eos
     ended = jnp.cumsum(is_eos)
@@ -100,16 +100,16 @@ def is_word(tokens: jax.Array, symbols: int, tokenizer: Tokenizer) -> jax.Array:
 def after_separator(
     tokens: jax.Array, separator: str, tokenizer: Tokenizer
 ) -> tuple[jax.Array, jax.Array]:
-    """The answer after the last separator; any text may precede it.
+    """Extracts the answer after the last separator; any text may precede the separator.
 
     Args:
-      tokens: `[T]`, completion.
+      tokens: tokens of the completion, `[T]`.
       separator: one character.
-      tokenizer: the alphabet.
+      tokenizer: tokenizer of the alphabet.
 
     Returns:
-      `[T]`, the answer, shifted to the left, then padding; and `[]`, bool, whether there is a
-      separator with neither EOS nor padding before it.
+      The answer, shifted to the left, then padding, `[T]`; and True if the completion has a
+      separator with neither EOS nor padding before it, `[]`, bool.
     """
     position = jnp.arange(tokens.shape[0])
     start = jnp.max(jnp.where(tokens == tokenizer.ids[separator], position + 1, 0))
@@ -122,11 +122,11 @@ def after_separator(
 def after_scratch(
     answer: Callable[[PyTree], jax.Array], tokenizer: Tokenizer
 ) -> tuple[Callable[[PyTree, jax.Array], jax.Array], Callable[[PyTree, jax.Array], jax.Array]]:
-    """`score` and `parses` of a task whose answer follows the last `#`, after any text.
+    """Builds `score` and `parses` of a task whose answer follows the last `#`, after any text.
 
     Args:
       answer: `answer(problem) -> tokens [A]`, the one correct answer with EOS, then padding.
-      tokenizer: the alphabet, digits first.
+      tokenizer: tokenizer of the alphabet, digits first.
     """
 
     def score(problem: PyTree, tokens: jax.Array) -> jax.Array:
@@ -141,12 +141,12 @@ def after_scratch(
 
 
 def at_end(reward: jax.Array, tokens: jax.Array, tokenizer: Tokenizer) -> jax.Array:
-    """`[T]`: the reward at the first EOS, else 0."""
+    """Places the reward at the first EOS, 0 elsewhere, `[T]`."""
     is_eos = tokens == tokenizer.eos
     return jnp.where(is_eos & (jnp.cumsum(is_eos) == 1), reward, 0.0)
 
 
 def last_token_only(problem: PyTree, tokens: jax.Array) -> jax.Array:
-    """`Task.step_end` of a task whose credit is its score, at EOS."""
+    """Implements `Task.step_end` for a task whose credit is its score, at EOS."""
     del problem
     return jnp.zeros(tokens.shape, bool)

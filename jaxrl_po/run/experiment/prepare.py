@@ -95,7 +95,8 @@ def prepare(
             num_processes=options.num_processes if options.distributed else 1,
             described=described,
         )
-        chosen_exporters = _exporters(options)
+        exports = processes.is_writer() and not described
+        chosen_exporters = _exporters(options) if exports else []
         world = domain.open_world(config)
         config = settle(domain, settings, world)
         job = domain.build(domain.continued(config) if before else config, placement, world)
@@ -119,7 +120,7 @@ def prepare(
         for name, value in values.items()
         if fields[name].stored and (name != FLAG or job.rebuild is None)
     }
-    notes = [*folder.removed(before), *_notes(job, options, chosen["tuned"], changes)]
+    notes = [*folder.removed(before), *_notes(job, values, chosen["tuned"], changes)]
     title = f"{job.display.title}, {metrics.counted(options.seeds, 'seeds')}"
     return dataclasses.replace(
         job,
@@ -175,17 +176,18 @@ def _resolve(
     return resolved | provenance.go_on(origin, earlier), provenance.differences(origin, earlier)
 
 
-def _notes(job: TrainJob, options: Options, tuned: Values, changes: Sequence[str]) -> list[str]:
+def _notes(job: TrainJob, values: Values, tuned: Values, changes: Sequence[str]) -> list[str]:
     """Returns the lines that are shown before the run."""
     notes, done = list[str](), job.length.steps(job.length.iterations)
     if tuned:
         shown = ", ".join(f"{name}={errors.shown(value)}" for name, value in tuned.items())
         notes.append(f"with settings that suit it, which flags may replace: {shown}")
-    if options.total_steps != done:
+    if values["total_steps"] != done:
         notes.append(
-            f"--total_steps: {options.total_steps:,} becomes {done:,}: a whole number of iterations"
+            f"--total_steps: {values['total_steps']:,} becomes {done:,}: a whole number of "
+            "iterations"
         )
-    for name, value in vars(options).items():
+    for name, value in values.items():
         if str(value).startswith(sources.OWN):
             notes.append(
                 f"{name}={value} cannot be imported: run.load and run.resume must be given it again"

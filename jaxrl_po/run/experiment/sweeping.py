@@ -26,7 +26,7 @@ from jaxrl_po.run.experiment import control, flags, language, settings, user_cod
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, with_names
 from jaxrl_po.run.experiment.language_config import LanguageOptions
-from jaxrl_po.run.experiment.options import Options, RunConfig, common_option
+from jaxrl_po.run.experiment.options import InitialModel, Options, RunConfig, common_option
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner, signals
@@ -108,7 +108,15 @@ class Asked(NamedTuple):
                 )
         texts = {name: flags.Text(value) for name, value in combination.items()}
         given = flags.convert(self.flags | texts, sections)
-        layers = {"given": given, "tuned": self.tuned}
+        # A value of this combination may choose other defaults than those of the whole sweep.
+        whole, own = (
+            _defaults(domain, options, values, initial, sections) for values in (self.flags, given)
+        )
+        kept = {
+            name: value for name, value in self.tuned.items() if name in own or name not in whole
+        }
+        chosen = {name: value for name, value in own.items() if whole.get(name) != value}
+        layers = {"given": given, "tuned": kept | chosen}
         records, origins = flags.merge(sections, layers)
         return Settings(domain.CONFIG.of_sections(records, initial), given, {}, origins, {})
 
@@ -164,7 +172,9 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
             raise ConfigError(
                 "over", f"{name} must have a list of values or a text, got {values!r}"
             )
-        each = [flags.convert({name: value}, sections)[name] for value in values]
+        each = [flags.convert(with_names({name: value}), sections)[name] for value in values]
+        if any(str(value).startswith(sources.OWN) for value in each):
+            raise ConfigError("over", f"{name} must list names: an object of Python has one sweep")
         given[name] = flags.Text(",".join(map(errors.shown, each)))
     return carry_out(domain, given)
 
@@ -287,9 +297,24 @@ def read(domain: Domain[Any], given: Values, options: Options) -> Asked:
     kept, swept, drawn = split(given, settings.fields_of(sections))
     domain.require_known(options, kept, initial)
     fixed = flags.convert(kept, sections)
-    of_run = options, fixed, initial
-    tuned = flags.current({**domain.tuned(*of_run), **domain.presets(*of_run)}, sections)
+    tuned = _defaults(domain, options, fixed, initial, sections)
+    swept = {
+        name: [sources.absolute({name: value}).get(name, value) for value in values]
+        for name, values in swept.items()
+    }
     return Asked(fixed | sources.absolute(fixed), swept, drawn, tuned)
+
+
+def _defaults(
+    domain: Domain[Any],
+    options: Options,
+    values: Values,
+    initial: InitialModel,
+    sections: Mapping[str, type],
+) -> Json:
+    """Returns tuned values and presets by flag, for flags that have these values."""
+    of_run = options, values, initial
+    return flags.current({**domain.tuned(*of_run), **domain.presets(*of_run)}, sections)
 
 
 def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> Asked:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
+import jax
+
 from jaxrl_po.config import ConfigError, Values
 from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices import processes
@@ -148,6 +150,10 @@ def train(
     user_code.require_not_imported()
     require_exporters("exporters", exporters)
     if not isinstance(what, Experiment):
+        if not isinstance(what, Learner):
+            raise ConfigError("what", f"must be an Experiment or a Learner, got {what!r}")
+        if not arguments and "iterations" not in options:
+            raise ConfigError("iterations", "must be given with a learner")
         job = prepare_learner(what, *arguments, **options)
         return carry_out(job, on_row=on_row, exporters=exporters)
     if arguments or options:
@@ -267,7 +273,10 @@ def carry_out(
             progress.report(ending(job, outcome, rows))
     where = Path(output.folder) if output.folder else None
     interrupted = outcome.interrupted or processes.any_of(stop.is_set())
-    trained = Trained(outcome.state, rows, where, interrupted, outcome.stopped)
+    state = outcome.state
+    if job.layout.placement.described:  # the devices of the run's own client
+        state = jax.device_put(state, jax.devices()[0])
+    trained = Trained(state, rows, where, interrupted, outcome.stopped)
     if interrupted and not leave_early:
         raise Interrupted(trained=trained)
     return trained
