@@ -95,7 +95,6 @@ def domain(learner, measure=second_number):
         presets=lambda *_: {},
         tuned=lambda *_: {},
         sections=lambda *_: {},
-        continued=lambda config: config,
         open_world=lambda config: None,
         rows=lambda config: 16,
         steps=lambda config, world: 10,

@@ -211,7 +211,7 @@ def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, 
     monkeypatch.setattr(programs, "check", lambda job: None)
     one = ["--problem.group_size=4", "--config.num_minibatches=1", f"--algorithm={flags[0]}"]
     job = job_of(tmp_path, *one, *flags[1:])
-    assert FLAG not in job.output.settings
+    assert job.output.settings[FLAG] is None
     assert [n for n in range(1, 33) if programs.in_microbatches(job, n) is not None] == numbers
 
 

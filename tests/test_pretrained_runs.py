@@ -47,7 +47,7 @@ def begun(monkeypatch):
     """Runs of no steps are traced, and of their training nothing."""
     shapes.trace_only(monkeypatch)
     monkeypatch.setattr(programs, "check", lambda job: None)
-    monkeypatch.setattr(programs, "compile_chunk", lambda *_: (None, Memory(0, None)))
+    monkeypatch.setattr(programs, "compile_kind", lambda *_: (None, Memory(0, None)))
     return ["--total_steps=0", "--eval_samples=0", "--show=0"]
 
 

@@ -300,8 +300,8 @@ def test_a_chunk_is_calls_of_its_program_of_some_seconds_each(monkeypatch, secon
     monkeypatch.setattr(programs, "SECONDS_OF_CALL", seconds)
     monkeypatch.setattr(programs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     chunk, never = programs.in_calls(program), threading.Event()
-    state, first, _ = chunk(np.int32(0), np.int32(5), print, never)
-    state, second, count = chunk(state, np.int32(5), print, never)
+    state, first, *_ = chunk(np.int32(0), np.int32(5), print, never)
+    state, second, count, _ = chunk(state, np.int32(5), print, never)
     assert (state, count) == (10, 5)
     assert asked == calls
     counts = np.concatenate([first["count"].total, second["count"].total])
@@ -319,7 +319,7 @@ def test_processes_agree_on_how_long_a_call_is_and_on_when_they_stop(monkeypatch
 
     monkeypatch.setattr(processes, "gather", lambda size: [size, 2])
     monkeypatch.setattr(processes, "any_of", lambda flag: heard.pop(0))
-    _, _, count = programs.in_calls(program)(np.int32(0), 9, print, threading.Event())
+    *_, count, _ = programs.in_calls(program)(np.int32(0), 9, print, threading.Event())
     assert (asked, count) == ([1, 2, 2], 5)
 
 

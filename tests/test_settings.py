@@ -81,7 +81,7 @@ def test_arguments_and_environment_are_read_once(tmp_path, monkeypatch, written_
 
 def test_flags_keep_the_order_of_arguments():
     argv = ["--config.gamma=0.5", "--noresume", "--env", "Acrobot-v1", "--zzz=1", "--seeds=2"]
-    found = settings.tokenize(control.OPTIONS, argv)
+    found = flags.tokenize(argv, {"": control.OPTIONS})
     assert list(found.items()) == [
         *(("config.gamma", "0.5"), ("resume", "false")),
         *(("env", "Acrobot-v1"), ("zzz", "1"), ("seeds", "2")),

@@ -238,7 +238,7 @@ WRONG = [
     Wrong(
         "a control run is read by way of the one that it began from",
         "run.experiment.earlier",
-        "        config = domain.continued(config)\n",
+        "        config = config.continued()\n",
         "",
         ("test_init_from.py::test_a_control_run_needs_the_run_that_it_began_from_no_more",),
     ),

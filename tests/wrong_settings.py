@@ -52,7 +52,7 @@ WRONG = [
         "arguments are read twice",
         "cli.launch",
         "prepare_experiment(domain, given, options)",
-        "prepare_experiment(domain, settings.tokenize(domain.OPTIONS, words), options)",
+        "prepare_experiment(domain, flags.tokenize(words, {: domain.OPTIONS}), options)",
         ("test_settings.py::test_arguments_and_environment_are_read_once",),
     ),
     Wrong(

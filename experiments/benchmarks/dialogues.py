@@ -124,7 +124,7 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
     def tick() -> float:
         nonlocal state
         given = state, np.int32(1), print, threading.Event()
-        seconds, (state, row, _) = timing.clock(compiled.chunk, *given)
+        seconds, (state, row, *_) = timing.clock(compiled.chunk, *given)
         rows.append({name: float(np.asarray(mean.metric())[0, 0]) for name, mean in row.items()})
         return seconds
 

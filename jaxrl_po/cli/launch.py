@@ -26,7 +26,7 @@ def main(domain: Domain[Any], argv: Sequence[str]) -> int:
         resumed run without any usable checkpoint.
     """
     asks, words = flags.help_of(argv)
-    given = settings.tokenize(domain.OPTIONS, words)
+    given = flags.tokenize(words, {"": domain.OPTIONS})
     if asks:
         print(settings.usage(domain, given, everything=flags.EVERYTHING in argv))
         return 0

@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status, which is 1 if an environment failed."""
     asks, words = flags.help_of(argv)
     record = sweeping.RECORDS[control.NAME]
-    given = settings.tokenize(record, words)
+    given = flags.tokenize(words, {"": record})
     if asks:
         single = {name: text for name, text in given.items() if "." not in name}
         everything, command = flags.EVERYTHING in argv, ("sweep", sweeping.SUMMARY, record)

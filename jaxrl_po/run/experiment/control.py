@@ -117,11 +117,6 @@ def sections(options: ControlOptions, initial: InitialModel) -> dict[str, type]:
     return {"problem": sampling(options).settings, "network": control.NetworkSettings}
 
 
-def continued(config: ControlConfig) -> ControlConfig:
-    """Returns the config without the run that this one began from, which checkpoints replace."""
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, init_from=""))
-
-
 def rows(config: ControlConfig) -> int:
     """Returns the rows of one seed that are sharded over devices."""
     return sampling(config.run).rows(config.problem)

@@ -1,6 +1,7 @@
 """Settings of a run in control."""
 
 import dataclasses
+from typing import Self
 
 from jaxrl_po import config, control
 from jaxrl_po.config import COUNT, ConfigError
@@ -96,3 +97,7 @@ class ControlConfig(RunConfig[ControlOptions]):
 
     problem: control.Settings | control.GroupSettings | control.VineSettings
     network: control.NetworkSettings
+
+    def continued(self) -> Self:
+        """Returns the config without `init_from`, whose parameters the checkpoints hold."""
+        return dataclasses.replace(self, run=dataclasses.replace(self.run, init_from=""))

@@ -126,19 +126,18 @@ def state(
             )
     parallel.device_count()
     try:
-        config = domain.continued(config)
+        config = config.continued()
         if isinstance(config, LanguageConfig):  # kernels are for training, and may not be here
             model = dataclasses.replace(config.model, fused_attention=False)
             config = dataclasses.replace(config, model=model)
         placement = Placement(options.seeds, 1, 1)
         job = domain.build(config, placement, domain.open_world(config))
-        require_base(job.digests.get(provenance.BASE, ""), flag, run)
         stored = folder.read_settings(Path(run), flag)
         # Elsewhere a file may change, and the text of a chat template with today's date does.
-        if any(values.get(name, "") != stored.get(name, "") for name in sources.DATA):
-            digest = job.digests.get(provenance.PROMPTS, "")
-            before = stored.get("resolved", {})
-            provenance.require_data(provenance.PROMPTS, digest, before, flag, run)
+        moved = any(values.get(name, "") != stored.get(name, "") for name in sources.DATA)
+        for entry, digest in job.digests.items():
+            if entry == provenance.BASE or moved:
+                provenance.require_data(entry, digest, stored.get("resolved", {}), flag, run)
         return job, *state_of(job, flag, run, kind, optimizer=False)
     except (CheckpointError, ConfigError) as error:
         # Those two functions name the run.

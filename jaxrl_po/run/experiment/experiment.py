@@ -9,7 +9,7 @@ from typing import Any, Self
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import control, earlier, language, settings
+from jaxrl_po.run.experiment import control, earlier, flags, language, settings
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.language_config import LanguageOptions
 from jaxrl_po.run.experiment.settings import Domain, Settings
@@ -112,7 +112,7 @@ class Experiment:
     @classmethod
     def parse(cls, domain: Domain[Any], argv: Sequence[str]) -> Self:
         """Returns the experiment of a command's arguments."""
-        return cls.of(domain, settings.tokenize(domain.OPTIONS, argv))
+        return cls.of(domain, flags.tokenize(argv, {"": domain.OPTIONS}))
 
     @classmethod
     def of(cls, domain: Domain[Any], given: Values) -> Self:

@@ -60,11 +60,6 @@ initial_model = models.initial_model
 presets, tuned = presets_lib.of_language, presets_lib.of_pretrained
 
 
-def continued(config: LanguageConfig) -> LanguageConfig:
-    """Returns the config itself: adapters are over the model that the run began from."""
-    return config
-
-
 def open_world(config: LanguageConfig) -> None:
     """Returns None: a task is made with the model whose tokens it has."""
 

@@ -207,6 +207,13 @@ class RunConfig(Generic[OptionsOf]):
         found: dict[str, Any] = {x: sections[y] for x, y in names.items() if y in sections}
         return cls(**found, initial=initial)
 
+    def continued(self) -> Self:
+        """Returns the config with which the run is resumed or loaded.
+
+        It lacks the run that this one began from, if the checkpoints hold all of that.
+        """
+        return self
+
     def sections(self) -> dict[str, Record]:
         """Returns the records by the prefix of their flags; a tuple has several, by name."""
         found: dict[str, Any] = {}

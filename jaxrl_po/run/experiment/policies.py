@@ -23,7 +23,7 @@ from jaxrl_po.run.experiment import control, earlier, flags, language, models
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import DOMAINS, with_names
 from jaxrl_po.run.experiment.language_config import LanguageConfig
-from jaxrl_po.run.loop.job import Display, Evaluation, Layout, Length, build_job
+from jaxrl_po.run.loop.job import Layout, Length, build_job
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.folder import read_settings
@@ -175,16 +175,9 @@ def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> Learn
     settings = read_settings(Path(run), "folder", "run.train")
     if (made := settings.get("script")) != earlier.TRAIN:
         raise ConfigError("learner", f"must be left out: {run} holds a run of {made}")
-    seeds, seed = settings["seeds"], settings["seed"]
-    earlier.require_seed("seed_index", seed_index, seeds, "folder", run)
-    job = build_job(
-        learner,
-        Layout(Placement(seeds, 1, 1)),
-        Length(0, 1),
-        seed=seed,
-        evaluation=Evaluation(),
-        display=Display(),
-    )
+    layout = Layout(Placement(settings["seeds"], 1, 1))
+    earlier.require_seed("seed_index", seed_index, settings["seeds"], "folder", run)
+    job = build_job(learner, layout, Length(0, 1), seed=settings["seed"])
     try:
         iteration, stacked = earlier.state_of(job, "folder", run, kind)
     except CheckpointError as error:

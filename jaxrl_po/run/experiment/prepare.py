@@ -99,7 +99,7 @@ def prepare(
         chosen_exporters = _exporters(options) if exports else []
         world = domain.open_world(config)
         config = settle(domain, settings, world)
-        job = domain.build(domain.continued(config) if before else config, placement, world)
+        job = domain.build(config.continued() if before else config, placement, world)
         if placement.cuts_params and job.layout.axes is None:
             raise ConfigError(
                 "mesh", f"must have no model axis with jaxrl-po {domain.NAME}, got {options.mesh}"
@@ -115,11 +115,8 @@ def prepare(
         "origin": earlier.get("origin", {}) | new_origins(settings, fields),
     }
     values = flags.flatten(config.sections())
-    lasting = {
-        name: value
-        for name, value in values.items()
-        if fields[name].stored and (name != FLAG or job.rebuild is None)
-    }
+    lasting = {name: value for name, value in values.items() if fields[name].stored}
+    lasting |= {} if job.rebuild is None else {FLAG: None}
     notes = [*folder.removed(before), *_notes(job, values, chosen["tuned"], changes)]
     title = f"{job.display.title}, {metrics.counted(options.seeds, 'seeds')}"
     return dataclasses.replace(
@@ -130,7 +127,6 @@ def prepare(
             options.resume,
             options.overwrite,
             {"script": domain.NAME, **lasting, "resolved": {**chosen, **resolved}},
-            ("script", *values, "resolved"),
             chosen_exporters,
         ),
     )
@@ -226,11 +222,10 @@ def prepare_learner(
         raise ConfigError("evaluate", f"must be given where score = {score!r}")
     given = {"seeds": seeds, "seed": seed, "log_every": log_every, "eval_every": eval_every}
     numbers = {x: config_lib.static_value(x, value, int) for x, value in given.items()}
-    given = {"resume": resume, "overwrite": overwrite}
-    switches = {x: config_lib.static_value(x, value, bool) for x, value in given.items()}
+    switches = (("resume", resume), ("overwrite", overwrite))
+    output = Output(str(out), *(config_lib.static_value(*each, bool) for each in switches))
     for name, (within, unit) in RANGES.items():
         config_lib.check_number(name, numbers[name], within, unit)
-    output = Output(str(out), **switches)
     stored = _stored_of_learner(output, iterations)
     before = stored.get("resolved", {})
     every = numbers["log_every"] or stored.get("log_every") or max(1, iterations // LINES)

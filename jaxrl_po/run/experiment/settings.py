@@ -52,12 +52,6 @@ class Domain(Protocol[Config]):
     def sections(self, options: Any, initial: InitialModel, /) -> Mapping[str, type]:
         """Returns prefix to record of the sections beside `config`, which is the method's."""
 
-    def continued(self, config: Config, /) -> Config:
-        """Returns the config with which a run is resumed or loaded.
-
-        It lacks the run that this one began from, if the checkpoints hold all of that.
-        """
-
     def open_world(self, config: Config, /) -> Any:
         """Makes, once, the world that the run acts in, such as an environment."""
 
@@ -142,12 +136,7 @@ def read(
 
 def parse(domain: Domain[Config], argv: Sequence[str]) -> Settings[Config]:
     """Returns the settings of a new run from arguments; no folder is read."""
-    return read(domain, tokenize(domain.OPTIONS, argv), stored={})
-
-
-def tokenize(record: type, argv: Sequence[str]) -> dict[str, flags.Text]:
-    """Returns the texts of a command's flags by name; `record` holds those without a prefix."""
-    return flags.tokenize(argv, {"": record})
+    return read(domain, flags.tokenize(argv, {"": domain.OPTIONS}), stored={})
 
 
 def options_of(

@@ -1,8 +1,9 @@
 """`train` and `resume`: carries out experiments, and the training of user-defined learners."""
 
 import contextlib
+import functools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -19,7 +20,7 @@ from jaxrl_po.run.experiment.prepare import prepare, prepare_learner
 from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner
-from jaxrl_po.run.loop.job import Iterate, Measure, Output, TrainJob
+from jaxrl_po.run.loop.job import Iterate, Measure, TrainJob
 from jaxrl_po.run.loop.microbatches import FLAG
 from jaxrl_po.run.loop.progress import OnRow, Progress
 from jaxrl_po.run.loop.signals import Interrupted, hear_signals
@@ -238,9 +239,12 @@ def carry_out(
             stack.enter_context(opened(job.host.scorer))
             if job.host.rollouts is not None:
                 stack.enter_context(contextlib.closing(job.host.rollouts))
-            out = stack.enter_context(_place(output))
+            claim = functools.partial(folder.claim, output.folder, overwrite=output.overwrite)
+            place: Any = claim() if output.folder else tempfile.TemporaryDirectory()
+            out = Path(stack.enter_context(place))
             if processes.is_writer():
-                folder.write_settings(out, output.settings)
+                known = {x: value for x, value in output.settings.items() if value is not None}
+                folder.write_settings(out, known)
         progress = Progress(
             display.title,
             length.steps(length.iterations),
@@ -282,17 +286,6 @@ def carry_out(
     return trained
 
 
-@contextlib.contextmanager
-def _place(output: Output) -> Iterator[Path]:
-    """Context with the folder of the run, or one that is deleted with its end."""
-    if output.folder:
-        with folder.claim(output.folder, overwrite=output.overwrite) as place:
-            yield place
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            yield Path(scratch)
-
-
 def _run(
     job: TrainJob, out: Path, reporter: Reporter, leave_early: bool, on_row: OnRow | None
 ) -> runner.Outcome:
@@ -315,12 +308,9 @@ def record_microbatches(
     job: TrainJob, number: int, out: Path, report: Callable[[str], None]
 ) -> None:
     """Writes the number of microbatches that was left open to `out`, and reports it."""
-    settings = job.output.settings
-    chosen = {**settings, FLAG: number}
-    settings.clear()  # and filled again: `Exporting` holds it
-    settings.update({name: chosen[name] for name in job.output.order if name in chosen})
+    job.output.settings[FLAG] = number
     if processes.is_writer():
-        folder.write_settings(out, settings)
+        folder.write_settings(out, job.output.settings)
     if number > 1:
         report(f"{job.display.title}: --{FLAG}={number}, to fit in memory")
 

@@ -205,6 +205,9 @@ class Display(NamedTuple):
     smaller_steps: str = ""
 
 
+NO_EVALUATION, NO_DISPLAY = Evaluation(), Display()
+
+
 class Output(NamedTuple):
     """Destinations of the results.
 
@@ -212,8 +215,7 @@ class Output(NamedTuple):
       folder: Folder of the run; empty to keep nothing.
       resume: Whether to resume the run in the folder.
       overwrite: Whether to replace it.
-      settings: Content of `config.json`, without a number of microbatches that is left open.
-      order: Names of all settings, in the order of `config.json`.
+      settings: Content of `config.json`; None for a number of microbatches that is left open.
       exporters: Destinations of each line of metrics.
     """
 
@@ -221,7 +223,6 @@ class Output(NamedTuple):
     resume: bool = False
     overwrite: bool = False
     settings: Json = {}  # noqa: RUF012  never changed here
-    order: Sequence[str] = ()
     exporters: Sequence[Exporter] = ()
 
 
@@ -321,13 +322,13 @@ def build_job(
     method: Any = None,
     methods: Sequence[Any] = (),
     learner_of: Callable[[Any], Learner] | None = None,
-    evaluation: Evaluation,
+    evaluation: Evaluation = NO_EVALUATION,
     given: PyTree = None,
     warm: WarmStartProgram | None = None,
     host: HostProblem | None = None,
     scorer: Scorer | None = None,
     learned: tuple[int, int] | None = None,
-    display: Display,
+    display: Display = NO_DISPLAY,
     digests: Mapping[str, str] = {},
 ) -> TrainJob:
     """Builds the job of all seeds and devices from parts of one seed.

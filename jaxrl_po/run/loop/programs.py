@@ -7,7 +7,7 @@ rollouts on the host before it.
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -39,8 +39,9 @@ class Programs(NamedTuple):
     Attributes:
       init: keys to state; with a warm start, keys and its parameters to state.
       warm: with `begin` and `advance`, which donates its fit; None without a warm start.
-      chunk: `(state, n, report, stop) -> (state, metrics, count)` runs n iterations, or fewer once
-        the event `stop` is set, but at least one; metrics `[count, S]`. The state is donated.
+      chunk: `(state, n, report, stop) -> (state, metrics, count, failure)` runs n iterations, or
+        fewer once the event `stop` is set, but at least one, or an environment of the host fails;
+        metrics `[count, S]`. The state is donated.
       evaluate: state to a dict of `[S]`.
       describe: state to the arrays that `Examples.render` reads.
       like: shapes, dtypes and shardings of the state.
@@ -100,9 +101,9 @@ def with_reward(batch: Batch) -> Batch:
     return batch._replace(reward=batch.log_prob)
 
 
-Chunk = Callable[
-    [TrainState, np.int32, Callable[[str], None], threading.Event], tuple[TrainState, Metrics, int]
-]
+Report = Callable[[str], None]
+ChunkResult = tuple[TrainState, Metrics, int, PoolError | None]
+Chunk = Callable[[TrainState, np.int32, Report, threading.Event], ChunkResult]
 Evaluate = Callable[[TrainState], Mapping[str, Any]]
 
 
@@ -142,33 +143,36 @@ def compile_if_it_fits(
 
 
 def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
-    """The chunk of a run, of the kind that suits it, and its memory."""
-    if (own := job.host.iterate) is not None:
-        placed = placed, job.layout.replicated
-        step = compiled(job.learner.step, like, donate_argnums=0, out_shardings=placed)
+    """Compiles the chunk of a run, of the kind that suits it; returns it and its memory."""
+    host, learner = job.host, job.learner
+    options: dict[str, Any] = {
+        "donate_argnums": 0,
+        "out_shardings": (placed, job.layout.replicated),
+    }
+    if host.iterate is not None:
+        own, step = host.iterate, compiled(learner.step, like, **options)
         return one_by_one(lambda state, report: own(step, state)), memory_of(step, like)
-    if job.host.rollouts is not None:
-        return compile_with_rollouts(job, job.host.rollouts, like, placed)
-    if job.host.scorer is not None:
-        return compile_with_score(job, job.host.scorer, like, placed)
-    return compile_chunk(job, like, placed)
+    if host.rollouts is not None:
+        return compile_with_rollouts(learner, host.rollouts, like, options)
+    if host.scorer is not None:
+        return compile_with_score(learner, host.scorer, like, options)
+    program = compiled(chunk_of(job), like, np.int32(0), **options)
+    return in_calls(program), memory_of(program, like)
 
 
 def compile_evaluate(job: TrainJob, like: TrainState) -> tuple["Evaluate | None", Memory | None]:
-    """The evaluation of a run, and its memory; None without one, or on the host."""
+    """Compiles the evaluation; returns it and its memory, None if there is none or on the host."""
     if job.host.rollouts is not None:
         return job.evaluate, None
     if job.evaluation.measure is None:
         return None, None
-    judge, replicated = job.evaluation.judge, job.layout.replicated
-    measured: Any = compiled(
-        job.evaluate if judge is None else job.measure, like, out_shardings=replicated
-    )
+    judge = job.evaluation.judge
+    function = job.evaluate if judge is None else job.measure
+    measured: Any = compiled(function, like, out_shardings=job.layout.replicated)
+    memory = memory_of(measured, like)
     if judge is None:
-        return measured, memory_of(measured, like)
-    return lambda state: job.means(judge(jax.device_get(measured(state)))), memory_of(
-        measured, like
-    )
+        return measured, memory
+    return lambda state: job.means(judge(jax.device_get(measured(state)))), memory
 
 
 def compile_describe(
@@ -230,18 +234,6 @@ def chunk_of(job: TrainJob) -> Callable[[TrainState, jax.Array], tuple[TrainStat
     return chunk
 
 
-def compile_chunk(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
-    """A chunk as one program, and its memory."""
-    program = compiled(
-        chunk_of(job),
-        like,
-        np.int32(0),
-        donate_argnums=0,
-        out_shardings=(placed, job.layout.replicated),
-    )
-    return in_calls(program), memory_of(program, like)
-
-
 def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
     """A chunk as calls of its program, of some seconds each: between two it can be stopped.
 
@@ -253,9 +245,7 @@ def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
     """
     size = 1  # iterations of a call, until one was timed
 
-    def chunk(
-        state: TrainState, n: np.int32, report: Callable[[str], None], stop: threading.Event
-    ) -> tuple[TrainState, Metrics, int]:
+    def chunk(state: TrainState, n: np.int32, _: Report, stop: threading.Event) -> ChunkResult:
         nonlocal size
         begun, done, rows = time.perf_counter(), 0, list[Metrics]()
         while done < n:
@@ -268,27 +258,22 @@ def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
                 break
             took = max(time.perf_counter() - begun, 1e-9)  # a clock may jump
             size = min(processes.gather(max(1, int(SECONDS_OF_CALL * done / took))))
-        return state, jax.tree.map(lambda *each: np.concatenate(each), *rows), done
+        return state, jax.tree.map(lambda *each: np.concatenate(each), *rows), done, None
 
     return chunk
 
 
 def compile_with_score(
-    job: TrainJob, scorer: Scorer, like: TrainState, placed: PyTree
+    learner: Learner, scorer: Scorer, like: TrainState, options: dict[str, Any]
 ) -> tuple[Chunk, Memory]:
-    """A chunk as two programs with scoring in between, and the memory of the larger one."""
-    learner = job.learner
-    sample = compiled(learner.sample, like, donate_argnums=0, out_shardings=(placed, None))
-    batch = with_reward(
-        with_shardings(jax.eval_shape(learner.sample, like)[1], sample.output_shardings[1])
-    )
-    update = compiled(
-        learner.update, like, batch, donate_argnums=0, out_shardings=(placed, job.layout.replicated)
-    )
+    """Compiles a chunk as two programs with scoring in between; its memory is the larger one's."""
+    of_sample = options | {"out_shardings": (options["out_shardings"][0], None)}
+    sample = compiled(learner.sample, like, **of_sample)
+    shapes: Batch = jax.eval_shape(learner.sample, like)[1]
+    batch = with_reward(with_shardings(shapes, sample.output_shardings[1]))
+    update = compiled(learner.update, like, batch, **options)
 
-    def sample_score_update(
-        state: TrainState, report: Callable[[str], None]
-    ) -> tuple[TrainState, Metrics]:
+    def sample_score_update(state: TrainState, report: Report) -> tuple[TrainState, Metrics]:
         first = not np.max(state.step)
         state, batch = sample(state)
         batch, of_score = scorer.score_batch(batch, first=first, report=report)
@@ -301,35 +286,18 @@ def compile_with_score(
     return one_by_one(sample_score_update), memory
 
 
-class RolloutsFailed(Exception):
-    """An environment of the host failed within a chunk.
-
-    Args:
-      error: what it raised.
-      state: after the last whole iteration.
-      rows: the metrics of each whole iteration of the chunk.
-    """
-
-    def __init__(self, error: PoolError, state: TrainState, rows: Sequence[Metrics]):
-        super().__init__(str(error))
-        self.error, self.state, self.rows = error, state, rows
-
-
 def compile_with_rollouts(
-    job: TrainJob, rollouts: Rollouts, like: TrainState, placed: PyTree
+    learner: Learner, rollouts: Rollouts, like: TrainState, options: dict[str, Any]
 ) -> tuple[Chunk, Memory]:
-    """A chunk as rollouts on the host and one program for the rest of each iteration."""
+    """Compiles a chunk as rollouts on the host and one program for the rest of each iteration."""
 
     def iterate(state: TrainState, recording: PyTree) -> tuple[TrainState, Metrics]:
-        return job.learner.step(rollouts.with_recording(state, recording))
+        return learner.step(rollouts.with_recording(state, recording))
 
-    recording, placed = rollouts.recording(), (placed, job.layout.replicated)
-    program = compiled(iterate, like, recording, donate_argnums=0, out_shardings=placed)
+    program = compiled(iterate, like, rollouts.recording(), **options)
     rollouts.compile(like)
 
-    def record_and_iterate(
-        state: TrainState, report: Callable[[str], None]
-    ) -> tuple[TrainState, Metrics]:
+    def record_and_iterate(state: TrainState, report: Report) -> tuple[TrainState, Metrics]:
         begun = time.perf_counter()
         state, recording = rollouts.record(state, report)
         state, row = program(state, recording)
@@ -339,31 +307,27 @@ def compile_with_rollouts(
     return one_by_one(record_and_iterate), memory_of(program, like)
 
 
-def one_by_one(
-    iterate: Callable[[TrainState, Callable[[str], None]], tuple[TrainState, Metrics]],
-) -> Chunk:
-    """A chunk as iterations with work on the host: between two it can be stopped."""
+def one_by_one(iterate: Callable[[TrainState, Report], tuple[TrainState, Metrics]]) -> Chunk:
+    """Returns a chunk as iterations with work on the host: between two it can be stopped.
 
-    def chunk(
-        state: TrainState, n: np.int32, report: Callable[[str], None], stop: threading.Event
-    ) -> tuple[TrainState, Metrics, int]:
-        rows = list[Metrics]()
+    The first environment that fails ends it, after the last whole iteration.
+    """
+
+    def chunk(state: TrainState, n: np.int32, report: Report, stop: threading.Event) -> ChunkResult:
+        rows, failure = list[Metrics](), None
         for i in range(n):
             if i and processes.any_of(stop.is_set()):
                 break
             try:
                 state, row = iterate(state, report)
             except PoolError as error:
-                raise RolloutsFailed(error, state, rows) from error
+                failure = error
+                break
             rows.append(row)
-        return state, stacked(rows), len(rows)
+        metrics = jax.tree.map(lambda *each: np.stack(each), *rows) if rows else {}
+        return state, metrics, len(rows), failure
 
     return chunk
-
-
-def stacked(rows: Sequence[Metrics]) -> Metrics:
-    """Metrics of n ≥ 1 iterations, one after another, leaves `[n, …]`."""
-    return jax.tree.map(lambda *each: np.stack(each), *rows)
 
 
 def with_frozen(state: TrainState, job: TrainJob) -> TrainState:

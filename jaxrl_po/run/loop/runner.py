@@ -28,7 +28,6 @@ from jaxrl_po.run.loop import log, microbatches
 from jaxrl_po.run.loop import programs as programs_lib
 from jaxrl_po.run.loop.job import TrainJob
 from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write_aside
-from jaxrl_po.run.loop.programs import RolloutsFailed
 from jaxrl_po.run.loop.progress import OnRow, Stop, added_fields
 from jaxrl_po.run.loop.signals import hear_signals, result_of
 from jaxrl_po.run.store import metrics as metrics_lib
@@ -278,7 +277,7 @@ class _Run:
 
         while unfinished():
             before = self.iteration
-            row, means = self.chunk(self.stop)
+            row, means = self.chunk()
             if means is None:
                 break
             if row:
@@ -300,28 +299,20 @@ class _Run:
             self.failure.add_note(f"on_row ended the run, which is {saved}")
             raise self.failure
 
-    def chunk(self, stop: threading.Event) -> tuple[Row, Metrics | None]:
+    def chunk(self) -> tuple[Row, Metrics | None]:
         """Trains to the next line, or until a signal or a failure.
 
         Returns:
           The line, empty where the chunk was cut; and the metrics `[n, S]` of its n iterations,
           None where n is 0.
         """
-        begun, done = time.perf_counter(), self.iteration
-        end = boundary = self.length.boundary(done)
-        try:
-            (self.state, buffer, count), seconds = self.wait_for(
-                self.programs.chunk, self.state, np.int32(end - done), self.reporter.report, stop
-            )
-            end = done + count
-        except RolloutsFailed as failed:
-            self.failure, self.state = failed.error, failed.state
-            end = done + len(failed.rows)
-            if end == done:
-                return {}, None
-            buffer = programs_lib.stacked(failed.rows)
-            seconds = max(time.perf_counter() - begun, 0.0)
-        means: Metrics = jax.tree.map(np.asarray, buffer)
+        done, boundary = self.iteration, self.length.boundary(self.iteration)
+        given = self.state, np.int32(boundary - done), self.reporter.report, self.stop
+        result, seconds = self.wait_for(self.programs.chunk, *given)
+        self.state, buffer, count, self.failure = result
+        if not count:
+            return {}, None
+        end, means = done + count, jax.tree.map(np.asarray, buffer)
         self.aside = joined(self.aside, means)
         self.iteration = end
         self.streak, self.stuck = extend_streaks(
