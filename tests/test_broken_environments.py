@@ -16,7 +16,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.control import recorded
 from jaxrl_po.control.problem import frac_broken
 from jaxrl_po.control.spaces import read_spaces
-from jaxrl_po.run.loop.log import Doubts
+from jaxrl_po.run.loop.progress import MetricWarnings
 
 
 class NeverResets:
@@ -78,7 +78,7 @@ def batches(problem, count=3):
 
 def doubts(metrics):
     """Returns the lines about each iteration, one after another."""
-    asked = Doubts()
+    asked = MetricWarnings()
     return [
         line
         for i in range(len(metrics["episode_length"].count))

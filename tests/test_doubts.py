@@ -11,7 +11,7 @@ from jaxrl_po.run.experiment import control, language
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.loop.job import smaller_steps
-from jaxrl_po.run.loop.log import Doubts
+from jaxrl_po.run.loop.progress import MetricWarnings
 
 
 def mean(total):
@@ -20,7 +20,7 @@ def mean(total):
 
 
 def test_an_iteration_without_signal_in_any_seed_is_said_once():
-    doubts = Doubts()
+    doubts = MetricWarnings()
     assert list(doubts.about(10, {"signal": mean([[1.0, 0.0], [0.0, 2.0]])}, {})) == []
     (said,) = doubts.about(12, {"signal": mean([[0.0, 1.0], [0.0, 0.0]])}, {})
     assert said.startswith("iteration 14 taught nothing: ")
@@ -28,7 +28,7 @@ def test_an_iteration_without_signal_in_any_seed_is_said_once():
 
 
 def test_a_held_out_accuracy_of_zero_is_said_where_training_has_another():
-    doubts = Doubts()
+    doubts = MetricWarnings()
     for row in (
         {"accuracy": [0.3, 0.3]},  # no evaluation in this line
         {"greedy_accuracy": [0.0, 0.0]},  # the first line of a run
@@ -44,7 +44,7 @@ def test_a_held_out_accuracy_of_zero_is_said_where_training_has_another():
 
 def test_numbers_that_are_not_finite_are_said_once_a_seed():
     spoiled = {"frac_nonfinite": mean([[0.0, 0.0], [0.0, 3.0]])}
-    doubts = Doubts()
+    doubts = MetricWarnings()
     (said,) = doubts.about(4, spoiled, {})
     assert said.startswith("seed 1: a reward or observation of iteration 6 is not finite; ")
     assert list(doubts.about(6, spoiled, {})) == []
@@ -53,7 +53,7 @@ def test_numbers_that_are_not_finite_are_said_once_a_seed():
 
 
 def test_an_environment_that_never_resets_is_reported_once():
-    doubts = Doubts()
+    doubts = MetricWarnings()
     for i, shares in enumerate([[0.1, 1.0], [0.1, 0.6], [0.99, 0.99]]):
         assert list(doubts.about(i, {}, {"frac_one_step": shares})) == []
     (said,) = doubts.about(3, {}, {"frac_one_step": [0.1, 1.0]})
@@ -63,13 +63,13 @@ def test_an_environment_that_never_resets_is_reported_once():
 
 
 def test_bandits_have_episodes_of_one_step_by_design():
-    doubts = Doubts()
+    doubts = MetricWarnings()
     for i in range(3):
         assert list(doubts.about(i, {}, {"frac_one_step": [1.0, 1.0]})) == []
 
 
 def test_observations_outside_their_space_are_reported_once():
-    doubts = Doubts()
+    doubts = MetricWarnings()
     assert list(doubts.about(0, {}, {"frac_out_of_range": [0.0, 0.0]})) == []
     (said,) = doubts.about(4, {}, {"frac_out_of_range": [0.0, 0.2]})
     assert said.startswith("seed 1, after iteration 4: a discrete observation lies outside its")
@@ -77,7 +77,7 @@ def test_observations_outside_their_space_are_reported_once():
 
 
 def test_an_evaluation_without_an_end_is_reported_once():
-    doubts = Doubts()
+    doubts = MetricWarnings()
     for ended in ([], [1.0, 0.25], [1.0, None]):
         assert list(doubts.about(0, {}, {"greedy_ended": ended})) == []
     (said,) = doubts.about(0, {}, {"greedy_ended": [1.0, 0.0]})
@@ -87,7 +87,7 @@ def test_an_evaluation_without_an_end_is_reported_once():
 
 def test_a_large_kl_is_reported_once():
     large = {"kl": mean([[8.0, 8.0], [0.8, 41.6]])}  # 1 nat is not above 1
-    doubts = Doubts("set --config.early_stop")
+    doubts = MetricWarnings("set --config.early_stop")
     (said,) = doubts.about(4, large, {})
     assert said.startswith("seed 1: the update of iteration 6 has a kl of 5.2 nats, ")
     assert ": set --config.early_stop; " in said
@@ -104,8 +104,8 @@ def test_a_large_kl_is_reported_once():
     ids=["one", "nan", "empty"],
 )
 def test_no_other_kl_is_reported(kl):
-    assert list(Doubts().about(0, {"kl": kl}, {})) == []
-    assert list(Doubts().about(0, {"exact_kl": kl * 9.0}, {})) == []
+    assert list(MetricWarnings().about(0, {"kl": kl}, {})) == []
+    assert list(MetricWarnings().about(0, {"exact_kl": kl * 9.0}, {})) == []
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from jaxrl_po.run.experiment import language
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.experiment.training import record_microbatches
-from jaxrl_po.run.loop import microbatches, programs
+from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.job import Length
-from jaxrl_po.run.loop.microbatches import FLAG, choose_microbatches, require_evaluation
+from jaxrl_po.run.loop.programs import FLAG, choose_microbatches, require_evaluation
 from jaxrl_po.run.store.exporters import Exporting
 from jaxrl_po.run.store.metrics import read
 
@@ -40,7 +40,7 @@ def choose(space, peak_of, fixed=400, floor=0, rows=12):
         return Memory(0, peak_of(number), fixed).beside(Memory(0, floor))
 
     job = SimpleNamespace(length=Length(1, rows))
-    with mock.patch.object(microbatches, "in_microbatches", in_microbatches):
+    with mock.patch.object(programs, "in_microbatches", in_microbatches):
         return choose_microbatches(job, compile_again(job, 1), compile_again, space), compiled
 
 
@@ -98,9 +98,7 @@ def test_training_that_does_not_fit_is_an_error(space, peak_of, parts, tried):
 def test_refused_program_never_fits(monkeypatch, size):
     refused, tried = Memory(0, size, refused="RESOURCE_EXHAUSTED: no room"), []
     job = SimpleNamespace(length=Length(1, 12))
-    monkeypatch.setattr(
-        microbatches, "in_microbatches", lambda _, number: None if 12 % number else job
-    )
+    monkeypatch.setattr(programs, "in_microbatches", lambda _, number: None if 12 % number else job)
 
     def compile_again(_, number):
         tried.append(number)

@@ -16,8 +16,7 @@ from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.memory import memory_of
 from jaxrl_po.run.loop import programs, signals
-from jaxrl_po.run.loop.log import Log, extend_streaks, read_aside
-from jaxrl_po.run.loop.runner import Diverged
+from jaxrl_po.run.loop.runner import Diverged, Log, extend_streaks, read_aside
 from jaxrl_po.run.store import metrics
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read

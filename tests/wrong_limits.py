@@ -167,7 +167,7 @@ WRONG = [
     ),
     Wrong(
         "bandits never reset",
-        "run.loop.log",
+        "run.loop.progress",
         "single & self._longer,",
         "single,",
         (
@@ -191,7 +191,7 @@ WRONG = [
     ),
     Wrong(
         "an environment that never resets is reported in each line",
-        "run.loop.log",
+        "run.loop.progress",
         "seeds.any() and self._is_new(name)",
         "seeds.any()",
         (
@@ -201,7 +201,7 @@ WRONG = [
     ),
     Wrong(
         "an evaluation that never ends is reported where some episodes end",
-        "run.loop.log",
+        "run.loop.progress",
         'share["greedy_ended"] == 0.0',
         'share["greedy_ended"] < 1.0',
         ("test_doubts.py::test_an_evaluation_without_an_end_is_reported_once",),

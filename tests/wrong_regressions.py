@@ -5,35 +5,35 @@ from wrong import Wrong
 WRONG = [
     Wrong(
         "fewest microbatches where memory is short",
-        "run.loop.microbatches",
+        "run.loop.programs",
         "slope * (1 / number - x1) <= space",
         "slope * (1 / number - x1) > space",
         ("test_microbatches.py::test_smallest_number_that_fits_is_chosen",),
     ),
     Wrong(
         "all memory shrinks with more microbatches",
-        "run.loop.microbatches",
+        "run.loop.programs",
         "found = _next_job(job, points[-2:], number, space)",
         "found = _next_job(job, [(0.0, 0), points[-1]], number, space)",
         ("test_microbatches.py::test_smallest_number_that_fits_is_chosen",),
     ),
     Wrong(
         "two numbers with the same peak end the search",
-        "run.loop.microbatches",
+        "run.loop.programs",
         "found = found or _next_job(job, [points[0], points[-1]], number, space)",
         "found = found or None",
         ("test_microbatches.py::test_two_numbers_may_have_the_same_peak",),
     ),
     Wrong(
         "a run that does not fit is compiled with every number",
-        "run.loop.microbatches",
+        "run.loop.programs",
         "range(COMPILATIONS)",
         "range(COMPILATIONS + 9)",
         ("test_microbatches.py::test_training_that_does_not_fit_is_an_error",),
     ),
     Wrong(
         "sampling that does not fit is compiled in more microbatches",
-        "run.loop.microbatches",
+        "run.loop.programs",
         "max(memory.fixed, memory.floor) <= space",
         "memory.fixed <= space",
         ("test_microbatches.py::test_training_that_does_not_fit_is_an_error",),
@@ -132,14 +132,14 @@ WRONG = [
     ),
     Wrong(
         "an iteration without signal in one seed is said to have taught nothing",
-        "run.loop.log",
+        "run.loop.progress",
         "np.any(np.asarray(signal.total) > 0, axis=1)",
         "np.all(np.asarray(signal.total) > 0, axis=1)",
         ("test_doubts.py::test_an_iteration_without_signal_in_any_seed_is_said_once",),
     ),
     Wrong(
         "a large kl is not reported",
-        "run.loop.log",
+        "run.loop.progress",
         "LARGE_KL = 1.0",
         "LARGE_KL = math.inf",
         ("test_doubts.py::test_a_large_kl_is_reported_once",),
@@ -147,8 +147,8 @@ WRONG = [
     Wrong(
         "a warning of a large kl names no setting",
         "run.loop.runner",
-        "log.Doubts(job.display.smaller_steps)",
-        "log.Doubts()",
+        "MetricWarnings(job.display.smaller_steps)",
+        "MetricWarnings()",
         ("test_doubts.py::test_a_run_says_what_makes_steps_smaller",),
     ),
     Wrong(
@@ -414,7 +414,7 @@ WRONG = [
     ),
     Wrong(
         "a seed without a number makes a state the best",
-        "run.loop.log",
+        "run.loop.runner",
         "score is not None and np.isfinite(scores).all()",
         "score is not None",
         ("test_runner.py::test_a_line_without_a_number_of_some_seed_is_not_the_best",),
@@ -726,7 +726,7 @@ WRONG = [
     ),
     Wrong(
         "a part of the rows selects a checkpoint",
-        "run.loop.log",
+        "run.loop.runner",
         "-float(np.mean(row.get(FAILED, 0.0)))",
         "0.0",
         ("test_runner.py::test_a_mean_over_a_part_of_the_rows_selects_no_checkpoint",),

@@ -22,7 +22,6 @@ from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment
 from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.job import TrainJob
-from jaxrl_po.run.loop.microbatches import choose_microbatches
 from jaxrl_po.types import PyTree, TrainState
 
 SMALLER = (
@@ -137,7 +136,7 @@ def _fitting(job: TrainJob, machine: Machine) -> Iterator[CompiledProgram]:
     memory = compile_job(job)
     try:
         if job.rebuild is not None:
-            choose_microbatches(job, memory, compile_job, machine.memory)
+            programs.choose_microbatches(job, memory, compile_job, machine.memory)
     finally:
         yield from found
 

@@ -40,7 +40,7 @@ from jaxrl_po.run.loop.job import (
     TrainJob,
     build_job,
 )
-from jaxrl_po.run.loop.microbatches import FLAG
+from jaxrl_po.run.loop.programs import FLAG
 from jaxrl_po.run.store import checkpoint, exporters, folder, metrics, provenance, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.exporters import Exporter

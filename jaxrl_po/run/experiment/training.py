@@ -21,7 +21,7 @@ from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.job import Iterate, Measure, TrainJob
-from jaxrl_po.run.loop.microbatches import FLAG
+from jaxrl_po.run.loop.programs import FLAG
 from jaxrl_po.run.loop.progress import OnRow, Progress
 from jaxrl_po.run.loop.signals import Interrupted, hear_signals
 from jaxrl_po.run.store import checkpoint, folder, metrics

@@ -1,9 +1,9 @@
-"""Lines of metrics on their way to the user: a bar or plain lines, and `on_row`."""
+"""Lines for the user: a bar or plain lines, warnings about metrics, and `on_row`."""
 
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,11 +13,21 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.masked import Mean
 from jaxrl_po.run import errors
 from jaxrl_po.run.store.metrics import by_seed, label
-from jaxrl_po.types import Row
+from jaxrl_po.types import Metrics, Row
 
 EVERY = 5.0  # seconds between two lines of one phase
+SIGNAL, NONFINITE, KL = "signal", "frac_nonfinite", "kl"
+# Shares that tell of an environment which breaks its contract.
+ENVIRONMENT = {
+    "frac_one_step": "all episodes have one step now, as if the environment did not reset itself",
+    "frac_out_of_range": "a discrete observation lies outside its space, and is read as zeros",
+    "greedy_ended": "no episode of the evaluation ends within the environment's own time limit",
+}
+LEARNED = 0.05  # a training accuracy above it is not chance
+LARGE_KL = 1.0  # nats: in sound training an update stays below 0.1
 OnRow = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 """Gets a line, and may return numbers to add to it."""
 
@@ -181,3 +191,97 @@ def added_fields(on_row: OnRow, row: Row, num_seeds: int, score: str = "") -> Ro
     for name in new.keys() & {*row, score}:
         raise ConfigError("on_row", f"must return new names, got {name!r}, which the line has")
     return new
+
+
+class MetricWarnings:
+    """Warnings about metrics, each reported once in a run.
+
+    Args:
+      smaller_steps: Advice on an update that is too large, see `Display`; empty if unknown.
+    """
+
+    def __init__(self, smaller_steps: str = "") -> None:
+        self._smaller_steps = smaller_steps or "take smaller steps"
+        self._said = set[str | int]()
+        self._longer: Any = False  # `[S]`, whether an episode of the seed had several steps
+
+    def about(self, iteration: int, means: Metrics, row: Row) -> Iterator[str]:
+        """Yields a line for each doubt that was not reported before.
+
+        Args:
+          iteration: the last one before those of `means`.
+          means: leaves `[n, S]`: n iterations, S seeds.
+          row: their line of metrics.
+        """
+        spoiled = first_above(means.get(NONFINITE), 0.0)
+        if spoiled is not None and self._is_new(spoiled[1]):
+            yield (
+                f"seed {spoiled[1]}: a reward or observation of iteration "
+                f"{iteration + spoiled[0] + 1} is not finite; minibatches that it spoils are "
+                f"skipped, and such steps are counted in {NONFINITE}"
+            )
+        signal = means.get(SIGNAL)
+        taught = np.ones(1) if signal is None else np.any(np.asarray(signal.total) > 0, axis=1)
+        if not taught.all() and self._is_new(SIGNAL):
+            yield (
+                f"iteration {iteration + int(taught.argmin()) + 1} taught nothing: all members of "
+                "a group scored alike, in every group of every seed; metrics.jsonl counts in "
+                f"{SIGNAL} what teaches, and this is reported once"
+            )
+        large = first_above(means.get(KL), LARGE_KL)
+        if large is not None and self._is_new(KL):
+            yield (
+                f"seed {large[1]}: the update of iteration {iteration + large[0] + 1} has a "
+                f"{KL} of {means[KL].total[large] / means[KL].count[large]:.2g} nats, by which a "
+                f"policy can lose all that it learned: {self._smaller_steps}; this is reported once"
+            )
+        held_out, seen = (
+            np.array(row.get(name, []), np.float64) for name in ("greedy_accuracy", "accuracy")
+        )
+        if held_out.shape == seen.shape:
+            lost = np.flatnonzero((held_out == 0.0) & (seen > LEARNED))
+            if lost.size and self._is_new("greedy_accuracy"):
+                yield (
+                    f"seed {lost[0]}: held-out greedy accuracy 0, though {seen[lost[0]]:.2g} in "
+                    "training: held-out prompts may be of another kind, or --reward scores what "
+                    "the task's answers do not; samples.jsonl has what is written, and this is "
+                    "reported once"
+                )
+        yield from self._about_environment(iteration, row)
+
+    def _about_environment(self, iteration: int, row: Row) -> Iterator[str]:
+        """Yields lines about an environment that breaks its contract; arguments as for `about`."""
+        share = {name: np.array(row.get(name, []), np.float64) for name in ENVIRONMENT}
+        # A bandit's episodes have one step by design, and so from the first line on.
+        single = share["frac_one_step"] == 1.0
+        found = (
+            single & self._longer,
+            share["frac_out_of_range"] > 0.0,
+            share["greedy_ended"] == 0.0,
+        )
+        self._longer = self._longer | ~single
+        for (name, what), seeds in zip(ENVIRONMENT.items(), found, strict=True):
+            if seeds.any() and self._is_new(name):
+                yield (
+                    f"seed {seeds.argmax()}, after iteration {iteration}: {what}; {name} is the "
+                    "share, and this is reported once"
+                )
+
+    def _is_new(self, what: str | int) -> bool:
+        new = what not in self._said
+        self._said.add(what)
+        return new
+
+
+def first_above(metric: Mean | None, limit: float) -> tuple[int, int] | None:
+    """Finds where a metric `[n, S]` first exceeds a limit: `(index of the iteration, seed)`.
+
+    Returns None if the metric exceeds it nowhere; an empty mean or NaN does not exceed it.
+
+    Example:
+      >>> first_above(Mean(np.array([[4.0, 8.0], [0.0, 9.0]]), np.full((2, 2), 8.0)), 1.0)
+      (1, 1)
+    """
+    if metric is None or not (found := np.argwhere(metric.total > limit * metric.count)).size:
+        return None
+    return int(found[0][0]), int(found[0][1])

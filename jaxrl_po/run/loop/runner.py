@@ -7,6 +7,7 @@ equals an uninterrupted one, bit for bit.
 """
 
 import contextlib
+import json
 import math
 import signal
 import threading
@@ -18,17 +19,24 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
-from jaxrl_po.run.data.scoring import RewardError
+from jaxrl_po.masked import Mean
+from jaxrl_po.run.data.scoring import FAILED, RewardError
 from jaxrl_po.run.devices import memory as memory_lib
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.loop import log, microbatches
 from jaxrl_po.run.loop import programs as programs_lib
 from jaxrl_po.run.loop.job import TrainJob
-from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write_aside
-from jaxrl_po.run.loop.progress import OnRow, Stop, added_fields
+from jaxrl_po.run.loop.progress import (
+    SIGNAL,
+    MetricWarnings,
+    OnRow,
+    Stop,
+    added_fields,
+    first_above,
+)
 from jaxrl_po.run.loop.signals import hear_signals, result_of
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
@@ -139,7 +147,7 @@ def run(
         placed = jax.tree.leaves(programs.like)[0].sharding
         space = memory_lib.available_bytes(len(placed.addressable_devices))
         if job.rebuild is not None:
-            (number, programs), seconds = wait_for(microbatches.fit, job, programs, space)
+            (number, programs), seconds = wait_for(programs_lib.fit_in_memory, job, programs, space)
             compile_seconds += seconds
             on_chosen(number)
         where = job.layout.placement.describe()
@@ -173,7 +181,7 @@ def _already_done(job: TrainJob, folder: Path, latest: Store, reporter: Reporter
     finished = latest.load(like.with_frozen(None), report=reporter.report)
     done = finished[0] if finished is not None else -1
     rows = metrics_lib.read(folder / METRICS)
-    again = processes.any_of(bool(log.without_evaluation(job, rows, done)))
+    again = processes.any_of(bool(without_evaluation(job, rows, done)))
     if finished is None or done < job.length.iterations or again:
         return None
     reporter.report(
@@ -209,7 +217,7 @@ class _Run:
         self.shown: list[Row] = []  # examples of the last evaluation
         self.streak = np.zeros(job.num_seeds, np.int64)
         self.stuck: tuple[int, int] | None = None
-        self.doubts = log.Doubts(job.display.smaller_steps)
+        self.warnings = MetricWarnings(job.display.smaller_steps)
 
     def open_files(self, done: int, *, resume: bool) -> tuple[list[Row], Row]:
         """Drops the lines after iteration `done`; returns all, and one that lacks its evaluation.
@@ -217,7 +225,7 @@ class _Run:
         That line is dropped too, and written again with its evaluation.
         """
         rows = metrics_lib.read(self.folder / METRICS)
-        failed_line = log.without_evaluation(self.job, rows, done)
+        failed_line = without_evaluation(self.job, rows, done)
         # Together, and before any process shortens the file: evaluations are.
         again = processes.any_of(bool(failed_line))
         if resume and done < 0 and rows:
@@ -284,8 +292,8 @@ class _Run:
                 each = max(time.perf_counter() - begun, 0.0) / (self.iteration - first)
                 self.reporter.update(row, each * (self.length.iterations - self.iteration))
             seen = row or metrics_lib.by_seed(metrics_lib.pool(means))
-            for doubt in self.doubts.about(before, means, seen):
-                self.reporter.report(doubt)
+            for warning in self.warnings.about(before, means, seen):
+                self.reporter.report(warning)
             self.require_sound(before, means)
             due = self.length.due(self.iteration, self.length.checkpoint_every)
             if due and not self.streak.any():
@@ -397,7 +405,7 @@ class _Run:
                 f"{self.length.steps(where):,}); the last good checkpoint, of "
                 f"iteration {self.kept}, stays in {self.folder / 'checkpoints'}"
             )
-        if (found := log.first_above(means.get(NO_ACTION), 0.0)) is not None:
+        if (found := first_above(means.get(NO_ACTION), 0.0)) is not None:
             where = before + found[0] + 1
             raise NoAction(
                 f"seed {found[1]}: no action was legal in some state of iteration {where} "
@@ -406,3 +414,114 @@ class _Run:
                 f"episode; the checkpoint of iteration {self.kept} stays in "
                 f"{self.folder / 'checkpoints'}"
             )
+
+
+def write_aside(path: Path, means: Metrics) -> None:
+    """Keeps the metrics of a chunk that was cut, leaves `[n, S]`."""
+    content = {name: [mean.total.tolist(), mean.count.tolist()] for name, mean in means.items()}
+    metrics_lib.write_atomically(path, json.dumps(content))
+
+
+def read_aside(path: Path, count: int) -> Metrics:
+    """What was kept of the last `count` iterations; empty for none, or where it is of others."""
+    if not count:
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    leaves: dict[str, list[Any]] = {name: list(map(np.array, x)) for name, x in content.items()}
+    means = {name: Mean(*each) for name, each in leaves.items()}
+    return means if all(len(mean.count) == count for mean in means.values()) else {}
+
+
+def joined(before: Metrics, after: Metrics) -> Metrics:
+    """Metrics of iterations and of those that followed; without the former if they are others."""
+    if before.keys() != after.keys():
+        return after
+    return jax.tree.map(lambda *each: np.concatenate(each), before, after)
+
+
+class Log:
+    """The file of metrics, its best score, and its last iteration with a learning signal.
+
+    Args:
+      path: of the file.
+      score: the evaluated quantity whose mean over seeds is the score; empty for none.
+      after: the iteration after which lines are dropped.
+    """
+
+    def __init__(self, path: Path, score: str, *, after: int):
+        self._path, self._score = path, score
+        self._best, self._signalled = (-math.inf, -math.inf), 0
+        rows = (
+            metrics_lib.truncate(path, after) if processes.is_writer() else metrics_lib.read(path)
+        )
+        for row in rows:
+            if row["iteration"] <= after:
+                self._follow(row)
+
+    def idle(self, iteration: int, fields: Row) -> int:
+        """Consecutive iterations, up to this one, without a learning signal in any seed."""
+        signal = fields.get(SIGNAL)
+        learned = signal is None or np.any(np.asarray(signal, np.float64) > 0)
+        return 0 if learned else iteration - self._signalled
+
+    def write(self, row: Row) -> bool:
+        """Appends a line; returns whether its score is the best so far."""
+        if processes.is_writer():
+            metrics_lib.append(self._path, row)
+        return self._follow(row)
+
+    def _follow(self, row: Row) -> bool:
+        score = row.get(f"{self._score}/mean")
+        # Not where a seed has no number, which the mean over seeds leaves out.
+        scores = np.asarray(row.get(self._score, ()), np.float64)
+        whole = score is not None and np.isfinite(scores).all()
+        # Fewer failed rows come first: a mean over a part of the rows says less.
+        rank = -float(np.mean(row.get(FAILED, 0.0))), float(score or 0.0)
+        improved = bool(whole and rank >= self._best)
+        if improved:
+            self._best = rank
+        if self.idle(row["iteration"], row) == 0:
+            self._signalled = row["iteration"]
+        return improved
+
+
+def without_evaluation(job: TrainJob, rows: Sequence[Row], iteration: int) -> Row:
+    """The line of an iteration if it lacks the evaluation that was due; else empty."""
+    due = iteration == 0 or (iteration > 0 and job.length.due(iteration, job.length.eval_every))
+    score = job.evaluation.score
+    if not due or not score:
+        return {}
+    return next((row for row in rows if row["iteration"] == iteration and score not in row), {})
+
+
+def extend_streaks(
+    streak: npt.NDArray[np.int64], skipped: Mean | None, patience: int
+) -> tuple[npt.NDArray[np.int64], tuple[int, int] | None]:
+    """Counts consecutive iterations in which every update was skipped.
+
+    Args:
+      streak: `[S]`, the counts so far.
+      skipped: `[n, S]`, updates skipped (total) among those tried (count) in n further iterations;
+        None if the learner does not report it.
+      patience: the count to look for.
+
+    Returns:
+      The counts after the n iterations, and `(index of the iteration, seed)` where one first
+      reached `patience`, or None.
+
+    Example:
+      >>> both = Mean(np.array([[4.0, 0.0], [4.0, 1.0]]), np.array([[4.0, 4.0], [4.0, 4.0]]))
+      >>> counts, stuck = extend_streaks(np.array([1, 1]), both, patience=3)
+      >>> counts.tolist(), stuck
+      ([3, 0], (1, 0))
+    """
+    stuck = None
+    if skipped is not None:
+        for i, bad in enumerate((skipped.count > 0) & (skipped.total >= skipped.count)):
+            streak = np.where(bad, streak + 1, 0)
+            if stuck is None and streak.max() >= patience:
+                stuck = (i, int(streak.argmax()))
+    return streak, stuck
