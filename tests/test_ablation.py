@@ -18,7 +18,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import flags, registry
 
 
-def test_each_row_adds_one_switch_to_the_row_before():
+def test_each_row_adds_one_switch():
     rows = list(ablation.arguments().values())
     assert len(rows) == 6
     for before, after in itertools.pairwise(rows):
@@ -155,7 +155,7 @@ def test_benchmark_counts_the_products_that_there_are():
 
 
 @pytest.mark.slow
-def test_the_share_of_the_peak_counts_sampled_tokens_and_not_the_budget(monkeypatch):
+def test_share_of_peak_counts_sampled_tokens(monkeypatch):
     counted, products = [], benchmark_language.products
 
     def count(model, prompt_length, new_tokens, readers):

@@ -142,7 +142,7 @@ def test_tuned_settings_are_valid(path):
     ],
     ids=name,
 )
-def test_tuned_settings_of_a_suite_are_of_an_environment_that_exists(path):
+def test_tuned_settings_of_suites_name_existing_environments(path):
     env = env_of(path.stem)
     pytest.importorskip(SUITES[env.partition(":")[0]])
     with jax.numpy_rank_promotion("allow"):  # suites rely on it
@@ -150,7 +150,7 @@ def test_tuned_settings_of_a_suite_are_of_an_environment_that_exists(path):
 
 
 @pytest.mark.slow
-def test_the_table_of_a_suite_is_printed_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_suite_table_is_printed_and_resumes(tmp_path, monkeypatch, capsys):
     small = (
         "--problem.num_envs=4",
         "--problem.num_steps=8",

@@ -288,7 +288,7 @@ def test_quoted_lines_stand_in_their_file(path):
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "algorithms").glob("*.md")), ids=name)
-def test_pseudo_code_fits_the_critic_to_advantages_that_are_not_whitened(path):
+def test_pseudo_code_fits_critic_to_unwhitened_advantages(path):
     """As the code does: `actor_critic.estimate` makes both, and whitening comes after it."""
     for language_of_fence, _, code in FENCE.findall(path.read_text()):
         target = re.search(r"(fit v to|target ←)[^\n;]*\bA\b", code)
@@ -298,7 +298,7 @@ def test_pseudo_code_fits_the_critic_to_advantages_that_are_not_whitened(path):
 
 
 @pytest.mark.parametrize("path", [README, DOCS / "index.md", DOCS / "cli.md"], ids=name)
-def test_commands_run_in_the_order_in_which_they_stand(path):
+def test_commands_run_in_the_order_of_the_page(path):
     """What a command reads was written by one before it."""
     made = set()
     for language_of_fence, _, code in FENCE.findall(path.read_text()):
@@ -313,7 +313,7 @@ def test_commands_run_in_the_order_in_which_they_stand(path):
 @pytest.mark.parametrize(
     "path", [path for path in EVERYTHING if path.stem != "pretrained"], ids=name
 )
-def test_an_initial_state_is_made_by_a_compiled_function(path):
+def test_initial_state_is_made_by_compiled_function(path):
     """But for pretrained parameters, which would be constants of the program."""
     for line in path.read_text().splitlines():
         if "learner.init(" in line:
@@ -336,7 +336,7 @@ def test_navigation_lists_every_page_and_notebook():
     )
 
 
-def test_the_api_describes_every_public_name_where_a_user_finds_it():
+def test_api_describes_every_public_name():
     entry = re.compile(r"^::: (\S+)$(?:\n {4}options:\n {6}members: \[(.+)\]$)?", re.M)
     described = set()
     for page in (DOCS / "api").glob("*.md"):
@@ -396,14 +396,14 @@ def test_a_page_that_promises_too_much_is_noticed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PROGRAMS)
-def test_snippets_of_a_page_print_what_stands_beside_them(page, tmp_path):
+def test_page_snippets_print_their_comments(page, tmp_path):
     said = PRINTED.findall(PROGRAMS[page])
     assert len(said) == len(re.findall(r"^print\(", PROGRAMS[page], re.M)) > 0
     require_close(run(PROGRAMS[page], tmp_path).splitlines(), said)
 
 
 @pytest.mark.timeout(900)
-def test_snippets_of_the_readme_print_what_stands_beside_them(tmp_path):
+def test_readme_snippets_print_their_comments(tmp_path):
     """Each continues the one before it; the last one reads a run that is not there."""
     code = "".join(README_SNIPPETS[:3])
     printed = [line for line in run(code, tmp_path).splitlines() if line.startswith("[")]

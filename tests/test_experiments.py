@@ -167,9 +167,7 @@ def test_the_language_script_evaluates_samples_and_shows_some(runs):
     assert shown[0]["note"] == "answers are written lowest digit first"
 
 
-def test_a_run_that_was_stopped_resumed_and_extended_equals_the_uninterrupted_one(
-    runs, tmp_path, monkeypatch, capsys
-):
+def test_stopped_resumed_extended_run_equals_uninterrupted(runs, tmp_path, monkeypatch, capsys):
     update = Progress.update
 
     def stop(self, row, seconds_left):
@@ -191,7 +189,7 @@ def test_a_run_that_was_stopped_resumed_and_extended_equals_the_uninterrupted_on
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 320
 
 
-def test_going_on_under_other_versions_is_told_and_kept(runs, tmp_path, capsys):
+def test_resuming_under_other_versions_is_noted(runs, tmp_path, capsys):
     out = shutil.copytree(runs / "control", tmp_path / "run")
     stored = json.loads((out / "config.json").read_text())
     stored["resolved"]["versions"]["jax"] = "0.0.1"
@@ -207,7 +205,7 @@ def test_going_on_under_other_versions_is_told_and_kept(runs, tmp_path, capsys):
     assert [each["versions"]["jax"] for each in kept["before"]] == ["0.0.1"]
 
 
-def test_a_deterministic_run_does_not_go_on_under_other_versions(runs, tmp_path):
+def test_deterministic_run_refuses_other_versions(runs, tmp_path):
     out = shutil.copytree(runs / "control", tmp_path / "run")
     stored = json.loads((out / "config.json").read_text()) | {"deterministic": True}
     stored["resolved"]["versions"]["jax"] = "0.0.1"

@@ -108,7 +108,7 @@ def test_a_resumed_run_hides_what_it_writes_again(tmp_path):
     ] == [8]
 
 
-def test_an_exporter_that_fails_is_told_and_the_run_goes_on(tmp_path):
+def test_failing_exporter_is_reported_and_run_continues(tmp_path):
     shown, broken = Shown(), Broken()
     with exporting(shown, broken, folder=tmp_path) as reporter:
         reporter.phase("compiling")
@@ -145,7 +145,7 @@ class Hanging:
 @pytest.mark.parametrize(
     ("what", "said"), [("write", "answered for 0.1 s"), ("close", "finished within 0.1 s")]
 )
-def test_an_exporter_that_hangs_is_told_and_the_run_goes_on(monkeypatch, what, said):
+def test_hanging_exporter_is_reported_and_run_continues(monkeypatch, what, said):
     monkeypatch.setattr(exporters, "PATIENCE", 0.1)
     shown, until = Shown(), threading.Event()
     with exporting(shown, Hanging(what, until)) as reporter:
@@ -159,7 +159,7 @@ def test_an_exporter_that_hangs_is_told_and_the_run_goes_on(monkeypatch, what, s
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_event_files_on_a_full_disk_end_no_run(tmp_path):
+def test_full_disk_of_event_files_ends_no_run(tmp_path):
     """More numbers than a file is buffered for, and a queue of tensorboardX holds."""
     before, shown = resource.getrlimit(resource.RLIMIT_FSIZE), Shown()
     many = {"step": 0} | {f"x{i}": float(i) for i in range(500)}
@@ -215,7 +215,7 @@ def biases(monkeypatch):
     return install
 
 
-def test_a_resumed_run_goes_on_under_its_id_and_a_replaced_one_does_not(tmp_path, biases):
+def test_resumed_run_keeps_its_id_unless_overwritten(tmp_path, biases):
     fake = biases()
     exporter, settings = exporters.WeightsAndBiases("project"), {"script": "control", "seed": 0}
     for _ in range(2):
@@ -233,7 +233,7 @@ def test_a_resumed_run_goes_on_under_its_id_and_a_replaced_one_does_not(tmp_path
     ]
 
 
-def test_a_service_that_does_not_answer_ends_no_run(biases):
+def test_unreachable_service_ends_no_run(biases):
     biases(ConnectionError("no route to host"))
     shown = Shown()
     with exporting(shown, exporters.WeightsAndBiases("project")) as reporter:
@@ -246,7 +246,7 @@ def test_a_service_that_does_not_answer_ends_no_run(biases):
     )
 
 
-def test_weights_and_biases_keeps_a_run_that_is_sent_later(tmp_path, monkeypatch):
+def test_weights_and_biases_stores_offline_runs(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     exporter = exporters.WeightsAndBiases("jaxrl_po")

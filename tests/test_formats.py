@@ -52,7 +52,7 @@ def kept(tmp_path):
     return tmp_path / "run_of_0_4"
 
 
-def test_a_run_of_0_4_is_loaded_evaluated_drawn_and_resumed(kept, tmp_path):
+def test_version_04_run_is_loaded_evaluated_drawn_resumed(kept, tmp_path):
     policy = run.load(kept, checkpoint="latest")
     np.testing.assert_allclose(squares(policy.params), SUM_OF_SQUARES, rtol=1e-3)
     assert policy.act(jnp.zeros(4)) in (0, 1)
@@ -65,7 +65,7 @@ def test_a_run_of_0_4_is_loaded_evaluated_drawn_and_resumed(kept, tmp_path):
 
 
 @pytest.mark.usefixtures("no_compilation")
-def test_a_removed_setting_is_one_line_unless_at_its_default(kept):
+def test_removed_setting_is_refused_unless_default(kept):
     stored = json.loads((kept / "config.json").read_text())
 
     def told(reproducible):
@@ -104,7 +104,7 @@ def restored(folder, **fields):
         return store.read(2), store.load(like)[1]
 
 
-def test_the_count_of_a_cosine_of_0_4_is_dropped(optimizers):
+def test_cosine_count_of_version_04_is_dropped(optimizers):
     """Its moments of one leaf per parameter become the flat ones of the method's own Adam."""
     held, state = restored(optimizers / "cosine", schedule="cosine", decay_iterations=4)
     assert held[".opt_state[2].count"] == held[".opt_state[1][0].count"] == 4
@@ -119,7 +119,7 @@ def test_the_count_of_a_cosine_of_0_4_is_dropped(optimizers):
             assert np.any(former)
 
 
-def test_moments_of_a_named_optimizer_of_0_4_are_kept(optimizers):
+def test_moments_of_version_04_optimizers_are_kept(optimizers):
     held, state = restored(optimizers / "adamw", optimizer="adamw")
     former = {name: array for name, array in held.items() if name.startswith(".opt_state")}
     now = checkpoint.to_host(state)
@@ -127,7 +127,7 @@ def test_moments_of_a_named_optimizer_of_0_4_are_kept(optimizers):
         np.testing.assert_array_equal(now[name], array)
 
 
-def test_muon_of_0_4_starts_again_where_adam_takes_over(optimizers):
+def test_muon_of_version_04_restarts_its_adam(optimizers):
     """It took the input layer and the heads; a network of one layer has no hidden matrix."""
     held, state = restored(optimizers / "muon", optimizer="muon")
     inner = state.opt_state[1].inner_states
@@ -154,7 +154,7 @@ def rms(transformation):
 @pytest.mark.parametrize("size", [0, 2**20], ids=["leaves", "flat"])
 @pytest.mark.parametrize("of_policy", [False, True], ids=["joint", "policy"])
 @pytest.mark.parametrize("swept", [False, True], ids=["alone", "swept"])
-def test_a_cosine_of_0_4_has_the_moments_of_today(name, size, of_policy, swept):
+def test_cosine_of_version_04_has_current_moments(name, size, of_policy, swept):
     """With actor and critic or the policy alone, large or small, alone or with swept settings."""
     params = ActorCritic({"b": jnp.ones((2, 3)), "a": jnp.full(4, 2.0)}, {"c": jnp.ones((3, 1))})
     trained = params.policy if of_policy else params
@@ -182,7 +182,7 @@ def test_optimizers_of_0_4_load_and_resume(optimizers, name):
     assert [row["iteration"] for row in resumed.rows] == [0, 1, 2, 3, 4]
 
 
-def test_a_named_optimizer_of_0_4_goes_on_as_before(optimizers):
+def test_named_optimizer_of_version_04_resumes_identically(optimizers):
     run.resume(optimizers / "adamw", total_steps=256)
     policy = run.load(optimizers / "adamw", checkpoint="latest")
     np.testing.assert_allclose(squares(policy.params), RESUMED, rtol=1e-4)
@@ -210,9 +210,7 @@ def test_a_policy_loads_without_its_optimizer_state(kept, monkeypatch):
         (None, r"config\.json has no format number, as before version 0\.4, and jaxrl_po"),
     ],
 )
-def test_a_folder_of_another_format_is_named_and_left_as_it_is(
-    kept, no_compilation, number, message
-):
+def test_folder_of_another_format_is_left_unchanged(kept, no_compilation, number, message):
     settings = json.loads((kept / "config.json").read_text()) | {"format": number}
     if number is None:
         del settings["format"]
@@ -241,7 +239,7 @@ def test_what_an_older_version_began_blocks_a_folder(kept):
         run.train(run.Experiment(env="CartPole-v1", out=str(kept)))
 
 
-def test_a_checkpoint_of_a_later_format_is_named_and_kept(tmp_path, monkeypatch):
+def test_checkpoint_of_a_later_format_is_retained(tmp_path, monkeypatch):
     state = {"w": jnp.ones(2)}
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMATS", (1, 2))

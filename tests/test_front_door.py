@@ -106,9 +106,7 @@ def test_the_command_lists_its_commands(capsys):
     ],
     ids=["module", "script"],
 )
-def test_a_command_is_the_same_from_the_module_and_from_its_script(
-    begin, request, monkeypatch, capfd
-):
+def test_module_and_script_are_the_same_command(begin, request, monkeypatch, capfd):
     """In a process of its own: `test_script_flags`."""
     command = ["plot"] if request.node.callspec.id == "module" else []
     monkeypatch.setattr(sys, "argv", ["", *command])
@@ -140,7 +138,7 @@ def test_every_script_starts_as_a_user_starts_it(path, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_an_interrupt_while_all_is_loaded_is_one_line(monkeypatch, capsys):
+def test_interrupt_during_imports_is_one_line(monkeypatch, capsys):
     def interrupted(main):
         raise KeyboardInterrupt
 
@@ -151,7 +149,7 @@ def test_an_interrupt_while_all_is_loaded_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted: nothing was started\n"
 
 
-def test_a_backend_of_matplotlib_that_is_not_there_is_named(tmp_path):
+def test_unknown_matplotlib_backend_is_named(tmp_path):
     """In a process of its own, with as much of matplotlib as looks at it."""
     (tmp_path / "matplotlib.py").write_text("raise ValueError('bogus is not a valid backend')")
     done = subprocess.run(
@@ -165,7 +163,7 @@ def test_a_backend_of_matplotlib_that_is_not_there_is_named(tmp_path):
     assert done.stderr == "error: MPLBACKEND=bogus: bogus is not a valid backend\n"
 
 
-def test_a_system_without_forks_is_told_what_is_missing():
+def test_system_without_fork_is_refused():
     """In a process of its own, which takes its system for Windows from there on."""
     code = (
         "import os, pathlib; from jaxrl_po import __main__; os.name = 'nt'; __main__.entry('plot')"
@@ -184,7 +182,7 @@ def test_a_system_without_forks_is_told_what_is_missing():
 
 
 @pytest.mark.slow
-def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
+def test_user_environment_is_learned(files):
     env, out = f"--env={files / 'mine.py'}:Corridor", files / "run"
     arguments = [*tiny.CONTROL, env, "--config.learning_rate=0.05", f"--out={out}"]
     assert launch.control(arguments) == 0
@@ -214,9 +212,7 @@ def test_a_picture_that_fails_fails_no_run(seeds, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
-    files, monkeypatch, capsys
-):
+def test_user_environment_is_found_from_another_folder(files, monkeypatch, capsys):
     env, out = "--env=mine.py:Corridor", f"--out={files / 'run'}"
     monkeypatch.chdir(files)
     first = [*tiny.CONTROL, "--total_steps=32", env, out, "--deterministic"]
@@ -260,7 +256,7 @@ def test_a_sweep_survives_a_picture_that_fails(files, monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_task_of_ones_own_is_trained_and_starts_another_run(files, capsys):
+def test_user_task_trains_and_starts_another_run(files, capsys):
     task = f"--task={files / 'tasks.py'}:one_digit"
     left_out = ("--task.", "--warm_start.", "--show", "--eval_samples", "--total_steps")
     small = [flag for flag in tiny.LANGUAGE if not flag.startswith(left_out)]
@@ -292,7 +288,7 @@ def test_what_a_file_lacks_is_named(files, source, message):
         user_code.make("env", str(files / source))
 
 
-def test_a_file_whose_name_is_too_long_is_not_there():
+def test_too_long_file_name_is_not_found():
     with pytest.raises(ConfigError, match="there is no file"):
         user_code.make("env", f"{'a' * 300}.py:f")
 
@@ -418,7 +414,7 @@ class Endless:
 @pytest.mark.parametrize(
     ("values", "message"), [(6, "add max_steps_in_episode"), (5, "got 5 values")]
 )
-def test_an_evaluation_needs_a_bound_and_a_wrong_step_is_said_first(values, message):
+def test_evaluation_needs_step_limit_after_valid_step(values, message):
     problem = control.make_problem(Endless(), num_envs=2, num_steps=2)
     with pytest.raises(ConfigError, match=message):
         control.make_evaluate(Endless(values), problem)

@@ -138,7 +138,7 @@ def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored, 
     assert lines(tmp_path) == lines(scored[0])
 
 
-def test_a_failure_in_the_middle_is_scored_0_and_told(tmp_path, scored):
+def test_later_failure_scores_0_and_is_reported(tmp_path, scored):
     reporter = Silent()
     run(tmp_path, "forgets", reporter=reporter)
     failures = [row["reward_failures"] for row in lines(tmp_path)[1:]]
@@ -149,7 +149,7 @@ def test_a_failure_in_the_middle_is_scored_0_and_told(tmp_path, scored):
     assert sum("forgets raised KeyError: 'forgotten'" in line for line in reporter.reported) == 1
 
 
-def test_a_failure_on_the_first_batch_ends_the_run_and_keeps_what_there_was(tmp_path, scored):
+def test_first_failure_ends_run_and_keeps_folder(tmp_path, scored):
     with pytest.raises(RewardError, match=r"reward_functions\.py:raises raised ZeroDivisionError"):
         run(tmp_path, "raises")
     with Store(tmp_path / "checkpoints" / "latest") as latest:
@@ -193,7 +193,7 @@ def tabular():
     return state, learner, jax.jit(learner.sample), jax.jit(learner.update)
 
 
-def test_a_step_is_the_composition_of_sample_and_update():
+def test_step_composes_sample_and_update():
     state, learner, sample, update = tabular()
     composed = update(*sample(state))
     whole = jax.jit(learner.step)(state)
@@ -252,7 +252,7 @@ def test_keeping_only_informative_groups_needs_no_score_inside():
     assert float(metrics["signal"].count) == float(jnp.sum(batch.mask[4:]))
 
 
-def test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it():
+def test_task_data_reaches_the_scorer_unchanged():
     """A solution of countdown is as long as a completion may be, and no mask hides a part of it."""
     task = language.tasks.countdown(2, max_number=9)
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=2, mlp_width=8).build(

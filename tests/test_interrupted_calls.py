@@ -105,7 +105,7 @@ def test_one_interrupt_ends_a_loop_over_trainings():
 
 
 @pytest.mark.parametrize("iteration", [0, ENDS])
-def test_an_interrupt_counts_in_the_first_and_last_row(iteration):
+def test_interrupt_counts_in_first_and_last_row(iteration):
     with pytest.raises(run.Interrupted) as error:
         train(on_row=signals_at(iteration, signal.SIGINT))
     assert error.value.trained.rows[-1]["iteration"] == iteration

@@ -43,7 +43,7 @@ ROUGH = trpo.Config(
 )
 
 
-def test_trpo_on_tokens_stays_within_its_region_or_moves_nothing():
+def test_trpo_on_tokens_stays_within_its_region():
     """The exact KL over the tokens of a batch after every step; a refused step is bit-exact."""
     learner = trpo.make(as_arrays(ROUGH), PROBLEM)
 
@@ -127,7 +127,7 @@ def test_accuracy_stands_against_generated_tokens():
     assert second.split()[5:8] == ["0.733", "[0.667,", "0.800]"]
 
 
-def test_useful_steps_are_those_taken_on_tokens_with_an_advantage():
+def test_useful_steps_have_tokens_with_an_advantage():
     """20 iterations of 2 × 4 steps, half taken, a quarter of the tokens with a signal: 20.
 
     For TRPO the accepted steps count.
@@ -145,7 +145,7 @@ def test_useful_steps_are_those_taken_on_tokens_with_an_advantage():
     )
 
 
-def test_a_cell_that_cannot_be_measured_is_a_dash():
+def test_unmeasurable_cell_is_a_dash():
     cells = {
         "models": {"policy": 2_000_000, "critic": 1_000_000},
         "optimizer bytes": 6_000_000,
@@ -171,7 +171,7 @@ def test_a_cell_that_cannot_be_measured_is_a_dash():
     assert any(line.endswith("| -1.00 |") for line in lines)
 
 
-def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatch):
+def test_methods_have_valid_flags_and_known_names(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 

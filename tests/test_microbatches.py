@@ -116,7 +116,7 @@ def test_evaluation_that_does_not_fit_is_an_error():
         require_evaluation(Memory(0, 3000), 2900)
 
 
-def test_available_memory_is_the_limit_less_what_the_process_holds(monkeypatch):
+def test_available_memory_is_limit_minus_resident(monkeypatch):
     monkeypatch.setattr(memory, "resident_bytes", lambda: 200)
     monkeypatch.setattr(memory, "limit_bytes", lambda: 1000)
     assert [memory.available_bytes(devices) for devices in (1, 2)] == [800, 400]  # of one CPU
@@ -136,7 +136,7 @@ def test_processes_of_a_host_share_its_memory(monkeypatch):
 
 @pytest.mark.parametrize("file", ["{}/memory.max", "memory/{}/memory.limit_in_bytes"])
 @pytest.mark.parametrize("group", ["", "slice", "slice/job"])
-def test_limit_is_that_of_a_container_or_the_machine(tmp_path, monkeypatch, file, group):
+def test_limit_is_of_container_or_machine(tmp_path, monkeypatch, file, group):
     groups = tmp_path / "self"
     groups.write_text("4:cpu,memory:/slice/job\n3:cpu:/other\n0::/slice/job\n")
     limit, other = (tmp_path / f"./{file.format(each)}" for each in (group, "other"))
@@ -209,7 +209,7 @@ def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, 
     assert [n for n in range(1, 33) if plan.job.rebuild(n) is not None] == numbers
 
 
-def test_chosen_number_is_exported_and_stands_in_its_place(tmp_path):
+def test_chosen_number_is_exported(tmp_path):
     began = SimpleNamespace(begin=lambda *start: began.starts.append(start), starts=[])
     began.write = began.close = lambda *_: None
     shown = SimpleNamespace(report=None, phase=None, update=lambda *_: None)

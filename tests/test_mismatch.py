@@ -61,7 +61,7 @@ def first_metrics(**changes):
     return jax.jit(lambda state: learner.sample(state)[1].metrics)(begun())
 
 
-def test_more_noise_is_more_distance_and_none_is_none():
+def test_distance_grows_with_noise_from_zero():
     assert problem().log_prob_matches_sampler
     found = [first_metrics(noise=noise) for noise in (0.1, 0.3)]
     for name in ("sampler_kl", "learner_kl", "sampler_max_ratio"):
@@ -134,7 +134,7 @@ def test_the_kl_of_an_update_is_that_of_the_old_policy_and_not_of_the_sampler():
     assert float(found.value()) == pytest.approx(mean, rel=0.05)
 
 
-def test_a_lower_precision_samples_and_the_learner_keeps_its_own():
+def test_sampler_precision_leaves_learner_precision():
     sampler = language.Sampler(dtype="bfloat16")
     assert sampler.of(NETWORK).dtype == jnp.bfloat16
     assert language.Sampler(dtype="float32").of(NETWORK) is NETWORK

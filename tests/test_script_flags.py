@@ -215,9 +215,7 @@ from jaxrl_po.run.experiment.experiment import Experiment
         ),
     ],
 )
-def test_bad_input_ends_before_compiling_and_leaves_no_folder(
-    tmp_path, capsys, script, argument, message
-):
+def test_bad_input_leaves_no_folder(tmp_path, capsys, script, argument, message):
     main, small = {
         "control": (launch.control, tiny.CONTROL),
         "language": (launch.language, tiny.LANGUAGE),
@@ -255,7 +253,7 @@ def test_a_word_that_is_no_flag_is_named():
         ("total_timesteps", "total_steps"),
     ],
 )
-def test_what_other_libraries_call_a_field_leads_to_ours(argument, meant):
+def test_names_of_other_libraries_suggest_ours(argument, meant):
     message = f"^{argument}: is not a setting; did you mean {meant}\\?$"
     with pytest.raises(ConfigError, match=message):
         settings.parse(control.SCRIPT, [f"--{argument}=1"])
@@ -277,7 +275,7 @@ def test_every_other_name_is_of_a_field():
     assert not set(flags.ALIASES) & ppo
 
 
-def test_help_is_of_the_flags_that_most_runs_need(capsys):
+def test_help_shows_the_common_flags(capsys):
     given = ["--algorithm=ppo", "--help"]
     for command, most in ((launch.control, 30), (launch.language, 40)):
         assert command(given) == 0
@@ -318,7 +316,7 @@ def test_help_lists_every_field_with_its_default(monkeypatch, capsys):
         assert f"  {flag}" in text
 
 
-def test_the_process_ends_with_status_2_and_one_line(tmp_path):
+def test_process_exits_2_with_one_line(tmp_path):
     status, output, errors = finish(
         start("control", "--config.gama=0.9", f"--out={tmp_path / 'new'}")
     )
@@ -340,7 +338,7 @@ def test_help_of_language_shows_defaults_and_presets(capsys):
     assert "--config.gamma=0.99\n" in capsys.readouterr().out
 
 
-def test_a_decay_that_ends_before_the_run_is_refused(tmp_path):
+def test_decay_shorter_than_the_run_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"^config.decay_iterations: must be 0 or at least 100, .* got 3"
     ):
@@ -381,7 +379,7 @@ def test_a_sweep_has_the_defaults_of_its_memory():
     assert sweeping.read(sweeping.SCRIPT, given, sweeping.ControlSweep()).tuned["config.early_stop"]
 
 
-def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_down):
+def test_decayed_run_is_not_extended(tmp_path, written_down):
     out = tmp_path / "run"
     decays = [*tiny.CONTROL, "--config.decay_iterations=100", f"--out={out}"]
     written_down(launch.control, decays)
@@ -423,7 +421,7 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, written_down):
         (["--algorithm=grpo"], 3),
     ],
 )
-def test_overlong_shaping_does_not_punish_the_longest_right_answer(
+def test_overlong_shaping_spares_the_longest_right_answer(
     tmp_path, monkeypatch, written_down, arguments, want
 ):
     asked, make_problem = [], language_lib.make_problem
@@ -487,7 +485,7 @@ def other_values(field):
     scripts_with_defaults(),
     ids=lambda part: " ".join(part) if isinstance(part, list) else part.name,
 )
-def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
+def test_no_flag_conflicts_with_a_script_default(script, run):
     """A default that loses its effect must not be an error."""
     options = settings.parse(script, run).config.run
     refused = {}
@@ -514,16 +512,12 @@ def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
         ("control", ["--algorithm=trpo", "--env=CartPole-v1", "--config.estimator=monte_carlo"]),
     ],
 )
-def test_a_run_starts_where_a_default_has_lost_its_effect(
-    tmp_path, written_down, script, arguments
-):
+def test_default_without_effect_does_not_block_runs(tmp_path, written_down, script, arguments):
     main = {"control": launch.control, "language": launch.language}[script]
     written_down(main, ["--devices=1", *arguments, f"--out={tmp_path / 'run'}"])
 
 
-def test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from_it(
-    tmp_path, written_down
-):
+def test_resumed_run_names_the_flag_that_differs(tmp_path, written_down):
     out = f"--out={tmp_path / 'language'}"
     written_down(launch.language, [*tiny.LANGUAGE, "--warm_start.accuracy=0.75", out])
     with pytest.raises(

@@ -65,7 +65,7 @@ def test_an_initial_policy_is_made_once(tmp_path, monkeypatch):
     assert experiment.settings["warm_start.steps"] == 1
 
 
-def test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not():
+def test_difference_beyond_the_margin_holds():
     higher, lower = judged(0.8, 0.5, by=0.1), judged(0.5, 0.8, by=0.1)
     assert (higher.verdict, higher.improvement) == (HOLDS, 1.0)
     assert (lower.verdict, lower.improvement) == (FAILS, 0.0)
@@ -74,7 +74,7 @@ def test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not():
     assert judged(0.5, 0.5, by=0.0).verdict == OPEN
 
 
-def test_no_verdict_rests_on_an_arm_at_the_edge_of_its_sweep():
+def test_arm_at_sweep_edge_gives_no_verdict():
     outcome = judged(0.8, 0.5, by=0.1, inside=False)
     assert outcome.p < 0.001
     assert outcome.verdict == OPEN
@@ -88,7 +88,7 @@ def test_a_level_is_compared_with_the_margin_alone():
         np.testing.assert_allclose(outcome.difference, 0.8, atol=0.02)
 
 
-def test_the_verdict_of_a_claim_is_that_of_its_comparisons():
+def test_verdict_of_claim_follows_its_comparisons():
     outcome = judged(0.8, 0.5, by=0.1)
     for verdicts, whole in (
         ((HOLDS, HOLDS), HOLDS),
@@ -139,19 +139,19 @@ def test_holm_lies_between_bonferroni_and_no_correction(p):
     assert max(sides[0], default=0.0) <= min(sides[1], default=1.0)
 
 
-def test_holm_asks_more_of_the_first_than_of_the_last():
+def test_holm_is_stricter_for_the_first():
     assert claims.holm([0.03, 0.04]) == [False, False]
     assert claims.holm([0.02, 0.04]) == [True, True]
 
 
-def test_scores_with_ranges_of_their_own_are_put_on_one_scale():
+def test_scores_are_rescaled_by_their_ranges():
     claim = about((Comparison("a", "b", 0.0),), ranges={"one": (-2.0, 2.0)})
     tuned = Tuned(1.0, True, {"greedy_accuracy": np.array([[0.0], [1.0]])})
     assert claim.scores("one", tuned).tolist() == [0.5, 0.75]
     assert claim.scores("two", tuned).tolist() == [0.0, 1.0]
 
 
-def test_an_arm_is_trained_only_where_it_is_compared():
+def test_arm_trains_only_where_compared():
     claim = about((Comparison("a", "b", 0.0, settings=("two",)), Comparison("a", None, 0.0)))
     assert claim.settings_of("a") == ["one", "two"]
     assert claim.settings_of("b") == ["two"]
@@ -189,7 +189,7 @@ def test_a_sweep_goes_on_beyond_its_edge():
         assert len(runs.asked) == asked
 
 
-def test_a_sweep_stays_within_the_range_of_its_flag():
+def test_sweep_stays_within_range_of_flag():
     arm = Arm({"algorithm": "ppo"}, "config.gamma", (0.5, 0.6))
     claim = about((Comparison("a", "b", 0.0),))._replace(
         arms={"a": arm, "b": arm}, settings={"one": {"env": "CartPole-v1"}}
@@ -205,7 +205,7 @@ def test_a_sweep_stays_within_the_range_of_its_flag():
     assert asked == [[0.5, 0.6], [0.72, 0.864]]  # not 1.04 and 1.24
 
 
-def test_what_is_tuned_for_need_not_be_the_last_value():
+def test_tuning_objective_need_not_be_last_value():
     class Late(Tried):
         def train(self, values, seeds, base_seed):
             early = {1.0: 0.2, 2.0: 0.9, 4.0: 0.1}
@@ -264,7 +264,7 @@ def small(tmp_path):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, monkeypatch):
+def test_claim_runs_from_file_to_verdict(small, tmp_path, capsys, monkeypatch):
     out = tmp_path / "study"
     arguments = [f"--claim={small}:claim", f"--out={out}", "--compilation_cache="]
     assert trial.main(arguments) == 0
@@ -304,7 +304,7 @@ def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, mo
     assert not (out / "verdict.json").exists()
 
 
-def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path, finished):
+def test_study_lanes_equal_runs_of_the_command(tmp_path, finished):
     """The same flags and seed by `jaxrl-po control` give the same evaluation."""
     out = finished("control", tmp_path / "run")
     stored = json.loads((out / "config.json").read_text())
@@ -327,7 +327,7 @@ def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path, finished):
         np.testing.assert_allclose(returns, lines[iteration]["greedy_return"], rtol=1e-4)
 
 
-def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, small):
+def test_untestable_claim_is_one_line(tmp_path, small):
     fine = about((Comparison("a", "b", 0.0),))
     for claim, line in (
         (about(()), "must have a comparison"),

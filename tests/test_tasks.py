@@ -326,7 +326,7 @@ def test_a_task_has_the_ranges_of_its_flags(name):
                     make(**vars(record()) | {field.name: outside})
 
 
-def test_a_row_of_the_table_gives_a_task_its_flags(monkeypatch):
+def test_registry_entry_gives_a_task_its_flags(monkeypatch):
     @config.record
     class Mine:
         """Settings of a task of ours."""
@@ -342,7 +342,7 @@ def test_a_row_of_the_table_gives_a_task_its_flags(monkeypatch):
         settings.parse(SCRIPT, ["--task=sorting", "--task.depth=2"])
 
 
-def test_answers_that_are_written_lowest_digit_first_say_so():
+def test_lowest_digit_first_answers_are_noted():
     for name, case in cases().items():
         lowest_first = case.answer is not None and "reverse" in case.answer.__code__.co_names
         assert ("lowest digit first" in case.task.note) == lowest_first, name

@@ -36,7 +36,7 @@ def train(iterations, **options):
     return run.train(LEARNER, iterations, seeds=2, steps_per_iteration=32, **options)
 
 
-def test_a_learner_of_ones_own_leaves_what_a_command_leaves_and_is_resumed(tmp_path, capsys):
+def test_learner_leaves_command_files_and_resumes(tmp_path, capsys):
     options = {"evaluate": EVALUATE, "score": "return", "watch": ("entropy",), "log_every": 2}
     whole = train(4, out=tmp_path / "whole", **options)
     left = {path.name for path in (tmp_path / "whole").iterdir()}
@@ -136,7 +136,7 @@ def test_a_folder_without_its_learner_says_so(stopped, finished, tmp_path):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_is_resumed_with_a_learner_that_is_made_again(stopped, tmp_path):
+def test_run_resumes_with_a_learner_made_again(stopped, tmp_path):
     out = shutil.copytree(stopped, tmp_path / "run")
     again = a2c.make(a2c.Config(), PROBLEM)
     resumed = run.train(again, 4, seeds=2, steps_per_iteration=32, out=out, resume=True)
@@ -183,7 +183,7 @@ def test_what_cannot_run_loses_nothing(tmp_path):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_where_no_metric_is_named_the_return_is_drawn(tmp_path, monkeypatch):
+def test_return_is_drawn_if_no_metric_named(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
         "jaxrl_po.run.figures.plotting.save", lambda panels, path: drawn.extend(panels)
@@ -225,7 +225,7 @@ def test_bad_arguments_are_named(arguments, message):
         run.train(LEARNER, **{"iterations": 1, **arguments})
 
 
-def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished):
+def test_loaded_control_policy_acts_as_evaluated(tmp_path, finished):
     out = finished("control", tmp_path / "run")
     policy = run.load(out, checkpoint="latest", seed_index=1)
     assert policy.settings["env"] == "CartPole-v1"
@@ -363,7 +363,7 @@ def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
         run.train(experiment, log_every=3)
 
 
-def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
+def test_experiment_is_data_of_its_command():
     experiment = run.Experiment(task="addition", algorithm="grpo", over={"task.num_digits": 1})
     assert experiment.script == "language"
     assert experiment.settings == {"task": "addition", "algorithm": "grpo", "task.num_digits": 1}
@@ -401,7 +401,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_that_a_hook_ends_says_so_in_its_summary(tmp_path, capsys):
+def test_summary_says_that_a_hook_ended(tmp_path, capsys):
     def on_row(row):
         if row["iteration"] == 1:
             raise run.Stop("enough")
@@ -440,7 +440,7 @@ print(used, more.state.step.tolist())
 """
 
 
-def test_learner_uses_all_cores_and_the_same_random_numbers(tmp_path):
+def test_learner_uses_all_cores_with_same_randomness(tmp_path):
     root = Path(__file__).parent
     environment = scripts.surroundings() | {"PYTHONPATH": f"{root.parent}{os.pathsep}{root}"}
     done = subprocess.run(
@@ -457,7 +457,7 @@ def test_learner_uses_all_cores_and_the_same_random_numbers(tmp_path):
     assert "4 seeds on 2 devices, 2 on each" in done.stdout
 
 
-def test_the_keywords_of_an_experiment_are_the_flags_of_its_command():
+def test_experiment_keywords_are_flags_of_its_command():
     for script in SCRIPTS.values():
         for field in flags.settable(script.options):
             if script.name == "control" and field.name == "demonstrations":

@@ -17,12 +17,12 @@ only a larger difference is as far
   + draws >= abs(whole)
 a verdict although an arm is at the edge of its sweep
   experiments.studies.claims.claim:
-    test_studies.py::test_no_verdict_rests_on_an_arm_at_the_edge_of_its_sweep
+    test_studies.py::test_arm_at_sweep_edge_gives_no_verdict
   - told = rejected and enough and all(each.inside for each in used)
   + told = rejected
 the margin is zero
   experiments.studies.claims.claim:
-    test_studies.py::test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not
+    test_studies.py::test_difference_beyond_the_margin_holds
   - side = HOLDS if outcome.difference > comparison.by else FAILS
   + side = HOLDS if outcome.difference > 0 else FAILS
 settings are pooled before the tails are cut
@@ -31,7 +31,7 @@ settings are pooled before the tails are cut
   + return statistics.interquartile_mean(np.concatenate(arm))
 no correction for several comparisons
   experiments.studies.claims.claim:
-    test_studies.py::test_holm_asks_more_of_the_first_than_of_the_last
+    test_studies.py::test_holm_is_stricter_for_the_first
   - if p[i] > level / (len(p) - rank):
   + if p[i] > level:
 what is reported was tuned on

@@ -4,7 +4,7 @@ from wrong import Wrong, table
 
 TEXT = """
 a surrogate with a quantile of its minibatch is computed in parts
-  algorithms.surrogates: test_surrogates.py::test_a_surrogate_that_reads_its_minibatch_gets_it_whole
+  algorithms.surrogates: test_surrogates.py::test_surrogate_reading_its_minibatch_gets_it_whole
   - return Parts(None, None)
   + return Parts(of_row, None)
 the optimizer ignores its ε
@@ -198,11 +198,11 @@ an absolute tolerance
   + tolerance=tolerance / optax.tree.norm(uphill))
   +         step
 the page of --help holds every flag
-  run.experiment.flags: test_script_flags.py::test_help_is_of_the_flags_that_most_runs_need
+  run.experiment.flags: test_script_flags.py::test_help_shows_the_common_flags
   - if everything or config.setting_of(field).common]
   + ]
 a step that may be left out is traced twice
-  updates: test_updates.py::test_a_loss_is_traced_once_for_its_counts_and_once_for_its_gradient
+  updates: test_updates.py::test_loss_is_traced_once_for_counts_and_gradient
   - (carry, no_metrics), traced, carry
   + (carry, no_metrics), step, carry
 the penalty of PPO is KL(old ‖ new) in either direction

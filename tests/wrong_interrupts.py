@@ -28,7 +28,7 @@ a second interrupt in a hook counts as the first
   - if self.stop.is_set():
   + if False:
 an interrupt in the last row is lost
-  run.loop.runner: test_interrupted_calls.py::test_an_interrupt_counts_in_the_first_and_last_row
+  run.loop.runner: test_interrupted_calls.py::test_interrupt_counts_in_first_and_last_row
   - interrupted = cut or processes.any_of(stop.is_set())
   + interrupted = cut
 an interrupt while curves are drawn is lost

@@ -189,7 +189,7 @@ a text without the tokens that the tokenizer adds
   + self.tokenizer.encode(row.prompt)
 adapters go on over another base
   run.store.provenance:
-    test_pretrained_runs.py::test_another_base_is_refused_and_a_missing_one_is_named
+    test_pretrained_runs.py::test_other_base_is_refused_and_missing_named
   - if digest and before != digest:
   + if digest and not before:
 a run begins with the base of the adapters alone
@@ -198,7 +198,7 @@ a run begins with the base of the adapters alone
   + over.params
 loaded parameters are constants of the program
   run.experiment.composition:
-    test_pretrained_runs.py::test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text
+    test_pretrained_runs.py::test_base_is_an_argument_of_the_programs
   - self._compose(method, warm_start, pair[1])
   + self._compose(method, warm_start, given)
 an answer is right in its own tokens alone
@@ -270,7 +270,7 @@ prompts are padded as the first rows are
   + mask_BxRxS[:groups, :shared, :shared]
 members that are left out leave whole groups
   algorithms.group_policy:
-    test_shared_prompts.py::test_members_that_are_left_out_leave_no_whole_groups
+    test_shared_prompts.py::test_omitted_members_make_groups_partial
   - config.num_minibatches == 1 and not extra_samples
   + config.num_minibatches == 1
 log-probabilities and entropies in the order of the other
@@ -290,11 +290,11 @@ a KL counts the groups beside every n-th
   - chosen._replace(mask=mask)
   + chosen
 a KL in parts that do not divide its rows is of fewer parts
-  algorithms.actor_critic: test_lengths.py::test_the_parts_of_a_kl_are_no_larger_than_asked_for
+  algorithms.actor_critic: test_lengths.py::test_parts_of_kl_are_within_their_size
   - n for n in range(num_parts, rows + 1) if rows % n == 0
   + n for n in range(num_parts, 0, -1) if rows % n == 0
 side by side, rows are cut to the longest of the first
-  lengths: test_lengths.py::test_side_by_side_all_are_cut_to_the_longest_and_one_branch_runs
+  lengths: test_lengths.py::test_vmapped_rows_are_cut_to_the_longest
   - return _of_all(longest.max()), False
   + return _of_all(longest[0]), False
 the rows of shuffled minibatches are not sorted
@@ -306,7 +306,7 @@ a critic reads shuffled rows as groups
   - plain=plain,  # the critic's minibatches are shuffled
 old log-probabilities are of another pass than the ratio's
   algorithms.npg:
-    test_shared_prompts.py::test_old_log_probabilities_are_of_the_pass_that_an_update_reads[trpo]
+    test_shared_prompts.py::test_old_log_probs_match_pass_of_update[trpo]
   -         problem,
   -         estimate=
   +         plain,
@@ -317,7 +317,7 @@ some rows of a Fisher product are read as groups
   + policy
 shuffled rows are read as groups
   algorithms.ppo:
-    test_shared_prompts.py::test_shuffled_rows_of_a_method_with_a_critic_are_read_whole
+    test_shared_prompts.py::test_shuffled_rows_with_critic_are_read_whole
   - config.num_minibatches == 1)
   + True)
 only the first end of a folder ends a right answer

@@ -4,27 +4,27 @@ from wrong import table
 
 WRONG = table("""
 a hook holds the line itself and may change it
-  run.loop.progress: test_hooks.py::test_a_hook_gets_each_line_and_may_add_numbers
+  run.loop.progress: test_hooks.py::test_hook_gets_each_row_and_adds_numbers
   - on_row(copy.deepcopy(row))
   + on_row(row)
 a run that a hook ends lacks its last evaluation
-  run.loop.runner: test_hooks.py::test_a_hook_ends_a_run_saved_and_evaluated_and_it_goes_on
+  run.loop.runner: test_hooks.py::test_hook_ends_run_saved_evaluated_and_resumable
   - row |= {} if evaluated else self.evaluation(place)
   + row |= {}
 a run whose step size has decayed is told to change its decay
   run.experiment.settings:
-    test_script_flags.py::test_a_run_whose_step_size_has_decayed_is_not_extended
+    test_script_flags.py::test_decayed_run_is_not_extended
   -         if resumed:
   -
   +         if resumed and origins[DECAY] == "stored":
   +
 a study tunes beyond the range of its flag
-  experiments.studies.claims.trial: test_studies.py::test_a_sweep_stays_within_the_range_of_its_flag
+  experiments.studies.claims.trial: test_studies.py::test_sweep_stays_within_range_of_flag
   - asked = list(filter(runs.admits, further))
   + asked = further
 a run that begins with another forgets what that saw of observations
   run.experiment.earlier:
-    test_init_from.py::test_every_seed_of_a_control_run_starts_where_the_first_of_the_earlier_one_stopped
+    test_init_from.py::test_control_seeds_start_from_earlier_first_seed
   - return begins, collector._replace(replicated={**collector.replicated, **of_run})
   + return begins, collector
 a class that is given is imported a second time
@@ -39,7 +39,7 @@ a method ignores an argument that it lacks
   - if source and name not in parameters:
   + if False:
 values that were found for another optimizer stay
-  run.experiment.user_code: test_own_losses.py::test_tuned_values_of_what_is_replaced_are_left_out
+  run.experiment.user_code: test_own_losses.py::test_tuned_values_of_replaced_parts_are_omitted
   - for name, value in values.items() if name not in fields}
   + for name, value in values.items()}
 a policy needs the loss of its run
@@ -88,7 +88,7 @@ a training state shows its arrays
   - _record.__repr__ = short_repr
   + _record.__str__ = short_repr
 an error of a section has no prefix
-  run.experiment.flags: test_flags.py::test_located_gives_a_field_the_prefix_of_its_section
+  run.experiment.flags: test_flags.py::test_located_error_has_the_prefix_of_its_section
   - return ConfigError(join(prefix, error.field), error.message)
   + return error
 a batch of observations is acted on with one random number
@@ -143,7 +143,7 @@ help describes the fields of the class itself alone
   + for each in fields if each.name in vars(cls).get("__annotations__", ()))
 a control run is read by way of the one that it began from
   run.experiment.earlier:
-    test_init_from.py::test_a_control_run_needs_the_run_that_it_began_from_no_more
+    test_init_from.py::test_control_run_outlives_its_initial_run
   -         config = script.continued(config)
   -
 a name that a notebook imports is gone

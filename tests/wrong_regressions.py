@@ -36,13 +36,13 @@ microbatches divide rows that are not learned from
   - (config.train_prompts or prompts, members)
   + (prompts, members)
 a resumed sweep takes the tuned settings of today
-  run.experiment.sweeping: test_sweeps.py::test_a_sweep_that_is_resumed_is_the_one_that_was_begun
+  run.experiment.sweeping: test_sweeps.py::test_resumed_sweep_keeps_its_settings
   - asked = asked._replace(flags=asked.flags | found)
   + tuned = control.tuned(control.ControlOptions())
   +     asked = asked._replace(flags=asked.flags | found, tuned=tuned)
 each CPU device has all the memory of the machine
   run.devices.memory:
-    test_microbatches.py::test_available_memory_is_the_limit_less_what_the_process_holds
+    test_microbatches.py::test_available_memory_is_limit_minus_resident
   - (limit // sharing - resident_bytes()) // devices
   + limit // sharing - resident_bytes()
 a program that does not fit runs nevertheless
@@ -50,11 +50,11 @@ a program that does not fit runs nevertheless
   - (self.peak or 0) <= space)
   + (self.peak or 0) <= space or space != 1)
 only the outermost control group is read
-  run.devices.memory: test_microbatches.py::test_limit_is_that_of_a_container_or_the_machine
+  run.devices.memory: test_microbatches.py::test_limit_is_of_container_or_machine
   - *path.strip("/").split("/")]
   + ""]
 settings that are chosen later are not exported
-  run.store.exporters: test_microbatches.py::test_chosen_number_is_exported_and_stands_in_its_place
+  run.store.exporters: test_microbatches.py::test_chosen_number_is_exported
   - for exporter in exporters], start
   + for exporter in exporters], copy.deepcopy(start)
 a program fits though the compiler refused it
@@ -67,7 +67,7 @@ a resumed run chooses its microbatches anew
   + FLAG not in settings.given
 names in pictures are read as TeX
   run.figures.plotting:
-    test_plotting.py::test_names_stand_as_they_are_whatever_a_matplotlibrc_asks_for
+    test_plotting.py::test_names_are_literal_under_any_matplotlibrc
   - "text.parse_math": False
   + "text.parse_math": True
 a picture that fails fails the run
@@ -123,11 +123,11 @@ FORCE_COLOR puts cursor codes into files
   - self._console.file.isatty() and not
   + self._console.is_terminal and not
 all runs of a sweep have the settings of the first
-  run.experiment.assembly: test_sweeps.py::test_runs_are_trained_from_one_evaluation_to_the_next
+  run.experiment.assembly: test_sweeps.py::test_runs_train_from_evaluation_to_evaluation
   - for setting in settings for _ in range
   + for setting in settings[:1] * len(settings) for _ in range
 what is drawn log-uniformly is drawn uniformly
-  run.experiment.sweeping: test_sweeps.py::test_draws_follow_from_the_seed_and_lie_where_they_must
+  run.experiment.sweeping: test_sweeps.py::test_draws_follow_seed_and_lie_in_range
   - np.exp(generator.uniform(np.log(low), np.log(high), count))
   + generator.uniform(low, high, count)
 draws are rounded to four digits
@@ -144,26 +144,26 @@ a run that is resumed from Python cannot grow
   - {"out": out, "resume": True, **more}
   + {"out": out, "resume": True}
 of the metrics of a call, those of iterations that it had not are kept
-  run.loop.programs: test_runner.py::test_a_chunk_is_calls_of_its_program_of_some_seconds_each
+  run.loop.programs: test_runner.py::test_chunk_is_split_into_timed_calls
   - lambda x, now=now: np.asarray(x)[:now]
   + lambda x: np.asarray(x)
 every chunk begins with a call of one iteration
-  run.loop.programs: test_runner.py::test_a_chunk_is_calls_of_its_program_of_some_seconds_each
+  run.loop.programs: test_runner.py::test_chunk_is_split_into_timed_calls
   - begun, done, rows = time.perf_counter(), 0, list[Metrics]()
   + begun, done, rows, size = time.perf_counter(), 0, list[Metrics](), 1
 processes disagree on how many iterations a call has
   run.loop.programs:
-    test_runner.py::test_processes_agree_on_how_long_a_call_is_and_on_when_they_stop
+    test_runner.py::test_processes_agree_on_call_length_and_stop
   - min(processes.gather(max(1, int(SECONDS_OF_CALL * done / took))))
   + max(1, int(SECONDS_OF_CALL * done / took))
 the line of a chunk that was cut holds only what came after
   run.loop.runner:
-    test_runner.py::test_a_run_that_was_stopped_within_a_chunk_equals_one_that_was_not
+    test_runner.py::test_run_stopped_within_a_chunk_equals_uninterrupted
   - aside = read_aside(
   + _ = read_aside(
 what was set aside before is lost when the chunk is cut again
   run.loop.runner:
-    test_runner.py::test_a_run_that_was_stopped_within_a_chunk_equals_one_that_was_not
+    test_runner.py::test_run_stopped_within_a_chunk_equals_uninterrupted
   - write_aside(self.folder / ASIDE, self.aside)
   + write_aside(self.folder / ASIDE, means)
 a signal waits for the end of a chunk that is scored
@@ -212,7 +212,7 @@ rows that are read as whole groups are computed in parts
   - slots=parts.slots if problem.fast_paths.grouped is None else None
   + slots=parts.slots
 rows that are cut at the longest are computed in more parts
-  updates: test_lengths.py::test_rows_that_are_cut_are_computed_in_no_more_parts
+  updates: test_lengths.py::test_cut_rows_are_not_split_further
   - self.slots is not None and self.by_length is None
   + self.slots is not None
 the critic's rows count as one slot each
@@ -233,11 +233,11 @@ seeds are updated in groups on every device
   - dividing[0] if dividing and target.one_core_each else num_seeds
   + dividing[0] if dividing else num_seeds
 a seed without a number makes a state the best
-  run.loop.log: test_runner.py::test_a_line_without_a_number_of_some_seed_is_not_the_best
+  run.loop.log: test_runner.py::test_row_with_a_nan_seed_is_not_best
   - score is not None and np.isfinite(scores).all()
   + score is not None
 whatever has the shape of a masked slot is zeroed
-  learner: test_halves.py::test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it
+  learner: test_halves.py::test_task_data_reaches_the_scorer_unchanged
   - return batch._replace(**{name: jax.tree.map(zero, getattr(batch, name)) for name in ZEROED})
   + like = lambda x: zero(x) if x.shape[:2] == batch.mask.shape else x
   +     return batch._replace(inputs=jax.tree.map(like, batch.inputs))
@@ -253,7 +253,7 @@ a surrogate is given the columns of rows
   + .items()
 the KL is that before the update
   algorithms.actor_critic:
-    test_algorithms.py::test_kl_is_one_quantity_that_of_the_whole_update[gspo-4]
+    test_algorithms.py::test_kl_is_of_the_whole_update[gspo-4]
   - divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
   + divergences.k3(part.log_prob, part.log_prob)
 without a baseline returns are shifted and scaled, and shifted back unscaled
@@ -312,7 +312,7 @@ a stride that starts anew in every part and on every device
   - first = -(device * num_parts + jnp.arange(num_parts)) * rows % stride
   + first = 0 * (device * num_parts + jnp.arange(num_parts))
 the sampler's log-probabilities are the old policy's in half precision
-  learner: test_old_policy.py::test_cached_and_whole_passes_differ_and_the_learners_own_are_taken
+  learner: test_old_policy.py::test_learner_pass_replaces_cached_pass
   - if not problem.log_prob_matches_sampler:
   + if False:
 what is carried is scored by parameters that did not draw it
@@ -339,7 +339,7 @@ a short run is all warm-up
   + method.warm_up_iterations
 a completion that fills its budget is rewarded although an end is required
   run.data.scoring:
-    test_answers.py::test_a_pattern_reaches_the_worker_and_what_does_not_end_scores_0
+    test_answers.py::test_pattern_that_does_not_end_scores_0
   - np.where(cut, np.float32(0.0), x) for x in scored[:2]
   + x for x in scored[:2]
 the first number of a text is its answer
@@ -359,7 +359,7 @@ an overwritten sweep goes on with the programs of the one before
   - "table.txt", "programs")
   + "table.txt")
 a run replaces one that it began with by way of another
-  run.experiment.models: test_init_from.py::test_no_run_takes_the_place_of_one_that_it_began_with
+  run.experiment.models: test_init_from.py::test_run_does_not_overwrite_its_initial_run
   - root(stored.get("init_from", ""), here, *seen)
   + root(stored.get("init_from", ""))
 the first line that is left passes for that of the initial policy
@@ -391,11 +391,11 @@ one row with an answer answers for all
   - return all(row.columns.get(ANSWER)
   + return any(row.columns.get(ANSWER)
 a row on which a reward fails scores 0
-  run.data.scoring: test_scoring.py::test_rows_on_which_a_reward_fails_leave_the_mean
+  run.data.scoring: test_scoring.py::test_rows_with_failed_reward_leave_the_mean
   - np.where(pending & ~scores.failed, scores.values, values)
   + np.where(pending, scores.values, values)
 a part of the rows selects a checkpoint
-  run.loop.log: test_runner.py::test_a_mean_over_a_part_of_the_rows_selects_no_checkpoint
+  run.loop.log: test_runner.py::test_partial_mean_selects_no_checkpoint
   - -float(np.mean(row.get(FAILED, 0.0)))
   + 0.0
 a failing evaluation ends the run
@@ -417,7 +417,7 @@ a mixed number is a product
   + {mixed[2]}\cdot\frac
 a picture that fails is left half written
   run.figures.plotting:
-    test_plotting.py::test_a_picture_that_fails_leaves_the_one_before_and_nothing_else
+    test_plotting.py::test_failed_picture_leaves_the_one_before
   - temporary.unlink(missing_ok=True)
   + pass
 the last of two sizes of an axis is that of the mesh

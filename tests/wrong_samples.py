@@ -126,11 +126,11 @@ the return of trunks that go on is logged
   + masked.total(trunk.episode_return)
 # The policy is restricted to the tokens that the sampler kept.
 a token is held with the set of another step
-  language.sampling: test_kept.py::test_what_is_scored_is_what_was_sampled_token_by_token
+  language.sampling: test_kept.py::test_scored_tokens_are_the_sampled_tokens
   - jnp.zeros_like(kept)), t)
   + jnp.zeros_like(kept)), jnp.maximum(t - 1, 0))
 the policy is not renormalised over what the sampler kept
-  language.networks: test_kept.py::test_what_is_scored_is_what_was_sampled_token_by_token
+  language.networks: test_kept.py::test_scored_tokens_are_the_sampled_tokens
   - kept=inputs.kept,
   + kept=None,
 the reference is not renormalised over what the sampler kept
@@ -138,11 +138,11 @@ the reference is not renormalised over what the sampler kept
   - (batch.inputs, batch.action), math.gcd
   + (batch.inputs._replace(kept=None), batch.action), math.gcd
 the filters read logits that the temperature divides twice
-  language.sampling: test_kept.py::test_what_is_scored_is_what_was_sampled_token_by_token
+  language.sampling: test_kept.py::test_scored_tokens_are_the_sampled_tokens
   - None if greedy else kept_tokens(logits, decoding)
   + None if greedy else kept_tokens(logits / decoding.temperature, decoding)
 an action that is not listed is certain
-  language.unembedding: test_kept.py::test_what_is_scored_is_what_was_sampled_token_by_token
+  language.unembedding: test_kept.py::test_scored_tokens_are_the_sampled_tokens
   - jnp.where(chosen, self.slots().log_probs(), -jnp.inf)
   + jnp.where(chosen, self.slots().log_probs(), 0.0)
 slots of a list that hold no token have a probability
@@ -182,22 +182,22 @@ all blocks decode with the parameters of the first
 # Dialogues.
 all replies are drawn with one key
   language.conversation:
-    test_dialogues.py::test_an_environment_is_given_its_own_state_the_message_and_a_key_of_its_own
+    test_dialogues.py::test_environment_gets_its_state_message_and_own_key
   - (rows.keys, columns + t)
   + (rows.keys, columns + 0 * t)
 a reply is drawn with the key of a token
   language.conversation:
-    test_dialogues.py::test_an_environment_is_given_its_own_state_the_message_and_a_key_of_its_own
+    test_dialogues.py::test_environment_gets_its_state_message_and_own_key
   - (rows.keys, columns + t)
   + (rows.keys, t)
 members of a group begin in the states of other prompts
   language.conversation:
-    test_dialogues.py::test_an_environment_is_given_its_own_state_the_message_and_a_key_of_its_own
+    test_dialogues.py::test_environment_gets_its_state_message_and_own_key
   - state = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), state)
   + state = jax.tree.map(lambda x: jnp.tile(x, (group_size, *[1] * (x.ndim - 1))), state)
 what stood in a longer message before stands behind a shorter one
   language.conversation:
-    test_dialogues.py::test_an_environment_is_given_its_own_state_the_message_and_a_key_of_its_own
+    test_dialogues.py::test_environment_gets_its_state_message_and_own_key
   - turns=turn.turns + 1
   + turns=turn.turns + 1, message=turn.message
 dialogues at temperature 1
@@ -267,11 +267,11 @@ a reward model is fitted to held-out prompts
 # Scores of many runs.
 the arms of P(better) exchanged
   experiments.studies.claims.claim:
-    test_studies.py::test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not
+    test_studies.py::test_difference_beyond_the_margin_holds
   - statistics.probability_of_improvement(*pair)
   + statistics.probability_of_improvement(*pair[::-1])
 the interval of the probability that the first run is better
-  cli.plot: test_plotting.py::test_the_probability_of_improvement_is_that_over_the_first_run
+  cli.plot: test_plotting.py::test_probability_of_improvement_compares_with_first_run
   - statistics.improvement_interval(scores, first)
   + statistics.improvement_interval(first, scores)
 intervals of 90 % are called 95 %
@@ -290,13 +290,13 @@ a summary leaves out the seeds that diverged
   + final = np.array(rows[-1][score], np.float64)
 an interval without an episode is a gap
   run.figures.plotting:
-    test_plotting.py::test_an_interval_without_an_episode_carries_the_last_return
+    test_plotting.py::test_interval_without_episode_repeats_last_return
   -             values = statistics.carried(values)
   -
   +             pass
   +
 a sweep is scored by its last two evaluations
-  run.experiment.sweeping: test_sweeps.py::test_a_score_is_the_mean_of_the_last_three_evaluations
+  run.experiment.sweeping: test_sweeps.py::test_score_is_mean_of_last_three_evaluations
   - [:, -3:].mean
   + [:, -2:].mean
 """

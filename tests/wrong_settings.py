@@ -17,7 +17,7 @@ an untuned run is tuned
   + if False:
 a resumed run takes other settings than it had
   run.experiment.settings:
-    test_script_flags.py::test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from_it
+    test_script_flags.py::test_resumed_run_names_the_flag_that_differs
   - if compares:
   + if False:
 the environment of a run is made twice
@@ -54,7 +54,7 @@ former values of stored settings are not read
   + for pair in ():
 a renamed draw changes the draws of the others
   run.experiment.flags:
-    test_settings.py::test_former_names_keep_their_place_and_former_values_are_read
+    test_settings.py::test_former_names_and_values_are_read
   - return {names.get(name, name): value for name, value in found.items()}
   + moved = [*(found.keys() - names.keys()), *(found.keys() & names.keys())]
   +     return {names.get(name, name): found[name] for name in moved}
@@ -80,6 +80,6 @@ WRONG = [
         "run.experiment.plan",
         '"origin": earlier.get("origin", {}) | ',
         '"origin": ',
-        ("test_settings.py::test_config_json_has_the_origins_also_of_a_resumed_run",),
+        ("test_settings.py::test_config_json_keeps_origins_of_resumed_runs",),
     ),
 ]

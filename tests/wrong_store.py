@@ -4,15 +4,15 @@ from wrong import table
 
 WRONG = table("""
 the count of a cosine of 0.4 is wanted no more, and stops a run
-  run.store.checkpoint: test_formats.py::test_the_count_of_a_cosine_of_0_4_is_dropped
+  run.store.checkpoint: test_formats.py::test_cosine_count_of_version_04_is_dropped
   - if MUON in name or re.fullmatch(
   + if MUON in name and re.fullmatch(
 moments of 0.4 are joined in the order of their names
-  run.store.checkpoint: test_formats.py::test_the_count_of_a_cosine_of_0_4_is_dropped
+  run.store.checkpoint: test_formats.py::test_cosine_count_of_version_04_is_dropped
   - for each in parameters if old + each in found
   + for each in sorted(parameters, reverse=True) if old + each in found
 Adam keeps its count where it takes over from Muon
-  run.store.checkpoint: test_formats.py::test_muon_of_0_4_starts_again_where_adam_takes_over
+  run.store.checkpoint: test_formats.py::test_muon_of_version_04_restarts_its_adam
   - if ADAM in name and leaf.size}
   + if ADAM in name and leaf.size and name not in found}
 a policy is loaded with the state of its optimizer
@@ -37,19 +37,19 @@ a checkpoint that is deleted while it is read is taken for whole
   + if arrays:
   +                     return iteration, arrays
 a folder of a later format is read as if it were of this one
-  run.errors: test_formats.py::test_a_folder_of_another_format_is_named_and_left_as_it_is
+  run.errors: test_formats.py::test_folder_of_another_format_is_left_unchanged
   - if number in FORMATS:
   + if number:
 a checkpoint of a later format is read as if it were of this one
-  run.store.checkpoint: test_formats.py::test_a_checkpoint_of_a_later_format_is_named_and_kept
+  run.store.checkpoint: test_formats.py::test_checkpoint_of_a_later_format_is_retained
   - if why := unread_format(arrays.pop(FORMAT, None)):
   + if (number := arrays.pop(FORMAT, None)) is None and (why := unread_format(number)):
 what a link leads to is overwritten
-  run.store.folder: test_folder.py::test_overwriting_removes_links_and_not_what_they_lead_to
+  run.store.folder: test_folder.py::test_overwriting_removes_links_and_keeps_their_targets
   - if path.is_symlink() or not path.is_dir():
   + if not path.is_dir():
 a file system without locks is in use by another run
-  run.store.folder: test_folder.py::test_a_file_system_without_locks_is_said_and_used
+  run.store.folder: test_folder.py::test_file_system_without_locks_is_noted_and_used
   - except BlockingIOError:
   + except OSError:
 an exporter is not closed
@@ -63,11 +63,11 @@ every process exports
   + plan.exporters
 a learner trains on one core after the import of gymnax
   run.devices.parallel:
-    test_train_and_load.py::test_learner_uses_all_cores_and_the_same_random_numbers
+    test_train_and_load.py::test_learner_uses_all_cores_with_same_randomness
   - tuple(_cpu_client(count).devices())
   + ()
 a run waits for an exporter however long that takes
-  run.store.exporters: test_exporters.py::test_an_exporter_that_hangs_is_told_and_the_run_goes_on
+  run.store.exporters: test_exporters.py::test_hanging_exporter_is_reported_and_run_continues
   - self.join(PATIENCE)
   + self.join()
 a file of code of any content may take the place of one that was moved
