@@ -133,7 +133,7 @@ def test_benchmark_counts_what_it_times(capsys, monkeypatch):
 
 
 def test_benchmark_counts_the_products_that_there_are():
-    """All products of two matrices in the forward pass; those of attention have leading axes."""
+    """All products of two matrices in the forward pass; those in attention have leading axes."""
     task = benchmark_language.language.tasks.addition(3)
     sizes = {"width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 40}
     for layers in (1, 3):

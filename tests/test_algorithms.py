@@ -276,7 +276,7 @@ def test_in_double_precision_eight_devices_equal_one(case):
         keys = jax.random.split(jax.random.key(0), 2)
         befores = [init(key) for key in keys]
         together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *befores)
-        # Seeds share what is frozen.
+        # Seeds share the frozen parameters.
         frozen = befores[0].params.frozen
         after, metrics = jax.jit(placed.step)(
             together._replace(params=together.params._replace(frozen=frozen))

@@ -1,4 +1,4 @@
-"""Rewards that find an answer in a text, and what is said where every completion is wrong."""
+"""Rewards that find an answer in a text, and the explanation if every completion is wrong."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Programs for a target: those for a GPU have few operations, and compute what a CPU's do."""
+"""Programs for a target: a GPU's have few operations and give the results of a CPU's."""
 
 import chex
 import flax.linen as nn
@@ -71,7 +71,7 @@ def loops(function, *arguments):
 
 
 def scans(function, *arguments):
-    """How many steps each loop of a program takes at a time."""
+    """Returns the number of steps that each loop of a program takes at a time."""
     return [each.params["unroll"] for each in loops(function, *arguments)]
 
 
@@ -196,7 +196,7 @@ def on_sums(algorithm, config, target):
 
 
 def choices(make, algorithm, config, target, monkeypatch):
-    """What the library chooses by platform, as a traced program shows it.
+    """Returns the choices by platform that a traced program shows.
 
     How many steps short loops take at a time, whether a loop hands on all trained parameters as one
     vector, whether products are the CPU's own, and whether a minibatch is read in parts.

@@ -91,7 +91,7 @@ FAMILIES = {"MuJoCo": "envpool:HalfCheetah-v4"}
 
 
 def env_of(stem):
-    """The environment of a file: that of a suite has its colon as a hyphen."""
+    """Returns the environment of a file, whose name has a hyphen for the colon of a suite."""
     suite, _, name = stem.partition("-")
     return f"{suite}:{name}" if suite in SUITES else FAMILIES.get(stem, stem)
 

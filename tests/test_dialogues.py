@@ -1,4 +1,4 @@
-"""Dialogues: one decode loop for all rows, what a batch of them holds, and the games."""
+"""Dialogues: one decode loop for all rows, the content of a batch, and the games."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ PROMPTS, GROUP = 4, 3
 
 
 class Said(NamedTuple):
-    """The state of a dialogue that keeps what was said."""
+    """State of a dialogue that records its messages."""
 
     messages: jax.Array
     written: jax.Array
@@ -36,7 +36,7 @@ class Said(NamedTuple):
 
 
 def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lambda n, first: n):
-    """Replies with as many tokens as `heard` of turn and first token says; then `garbage`.
+    """Returns a dialogue whose replies have `heard(turn, first token)` tokens, then `garbage`.
 
     The reward of turn k is k; done after `ends_at` turns, or never.
     """
@@ -484,7 +484,7 @@ def test_reset_and_step_make_a_dialogue():
 
 
 def wide():
-    """One that counts and answers in the widest integers and floats that there are."""
+    """Returns a dialogue that counts and answers in the widest integers and floats."""
     narrow = parrot(turns=2, budget=2, reply_length=2, heard=lambda n, first: n)
 
     def respond(*given):

@@ -54,7 +54,7 @@ SCRIPTS = sorted(
     for path in ROOT.glob(f"experiments/{folder}/*.py")
 )
 ROW = re.compile(r"^\| `(\w+)` \|(.*)\|$", re.M)
-PROGRAMS = {  # the snippets of a page, each of which may continue the one before it
+PROGRAMS = {  # the snippets of a page; each may continue the one before it
     page: "\n".join(
         code
         for kind, source, code in FENCE.findall((DOCS / page).read_text())
@@ -76,7 +76,7 @@ def prose(path):
 
 
 def anchors(path):
-    """Explicit ids, and those that headings get."""
+    """Returns explicit ids and the ids that headings get."""
     headings = re.findall(r"^#+ (.+?)(?: \{ #(\w+) \})?$", prose(path), re.M)
     return {given or re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title, given in headings}
 
@@ -93,7 +93,7 @@ def fields(algorithm):
 
 @functools.cache
 def training_flags(script):
-    """The flags of a command that trains, under any algorithm, way to collect, task and reward."""
+    """Returns the flags of a training command under any algorithm, sampling, task and reward."""
     variants = [{"algorithm": algorithm} for algorithm in registry.METHODS]
     if script is control:
         variants += [{"sampling": sampling} for sampling in control.SAMPLINGS]
@@ -113,7 +113,7 @@ def training_flags(script):
 
 @functools.cache
 def pretrained_folder():
-    """A folder from which a command sees that a model is pretrained."""
+    """Makes a folder that a command recognises as a pretrained model."""
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return folder
@@ -125,7 +125,7 @@ def fields_of(record):
 
 @functools.cache
 def flags_of():
-    """What a command line may begin with, and the flags that may follow."""
+    """Returns the starts of command lines, each with the flags that may follow."""
     found = {
         "jaxrl-po control": training_flags(control),
         "jaxrl-po language": training_flags(language),
@@ -153,7 +153,7 @@ def flags_of():
 
 
 def commands(text):
-    """Each command line of a page, in a block or between backquotes, and the flags that it gives.
+    """Returns the command lines of a page, in a block or between backquotes, with their flags.
 
     >>> commands("see `jaxrl-po plot a --out=b`, `--seeds=1`")
     [('jaxrl-po plot', {'out'})]
@@ -173,7 +173,7 @@ def commands(text):
 
 
 def known(flag, among):
-    """Whether it is one of these; `prefix.*` stands for all that begin so."""
+    """Returns whether a flag is among these; `prefix.*` stands for every flag with this prefix."""
     if flag.endswith("*"):
         return any(other.startswith(flag[:-1]) for other in among)
     return flag in among
@@ -299,7 +299,7 @@ def test_pseudo_code_fits_critic_to_unwhitened_advantages(path):
 
 @pytest.mark.parametrize("path", [README, DOCS / "index.md", DOCS / "cli.md"], ids=name)
 def test_commands_run_in_the_order_of_the_page(path):
-    """What a command reads was written by one before it."""
+    """A command reads only files that an earlier command wrote."""
     made = set()
     for language_of_fence, _, code in FENCE.findall(path.read_text()):
         for line in "" if language_of_fence else code.splitlines():
@@ -348,12 +348,12 @@ def test_api_describes_every_public_name():
     assert {f"jaxrl_po.{name}" for name in jaxrl_po.__all__} <= described
     for module in (words.tasks, words.dialogues, words.pretrained):
         public = {name for name in module.__all__ if callable(getattr(module, name))}
-        twice = {"Countdown", "Prompt", "Task"}  # described with what they are of
+        twice = {"Countdown", "Prompt", "Task"}  # described beside their functions
         assert {f"{module.__name__}.{name}" for name in public - twice} <= described
 
 
 def run(code, folder):
-    """What a snippet prints, in a process of its own, compiled as a user's is."""
+    """Returns the output of a snippet, run in a separate process and compiled as a user's is."""
     environment = {
         **{key: value for key, value in os.environ.items() if key != "XLA_FLAGS"},
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -371,7 +371,9 @@ def run(code, folder):
     return done.stdout.strip()
 
 
-PRINTED = re.compile(r"^print\(.*\)  # (.*)$", re.M)  # what a snippet prints stands behind it
+PRINTED = re.compile(
+    r"^print\(.*\)  # (.*)$", re.M
+)  # the output of a snippet is in the comment behind it
 
 
 def numbers(text):

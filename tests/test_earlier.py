@@ -234,7 +234,7 @@ def test_runs_on_different_environments_are_not_ranked(tmp_path, capsys, drawn):
         "[3,",
         "4]",
         "3",
-    ]  # nothing is said of a seed on Acrobot being better than one on CartPole
+    ]  # a seed on Acrobot is not compared with a seed on CartPole
     assert "1.00 [1.00, 1.00]" in c
 
 
@@ -299,7 +299,7 @@ def test_what_cannot_be_compared_is_named(tmp_path, arguments, error, message):
 
 
 class Page(HTMLParser):
-    """What a browser would build: open tags, text, and sources of pictures."""
+    """Parsed page: open tags, text, and sources of pictures."""
 
     def __init__(self, text):
         super().__init__()
@@ -321,7 +321,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(tmp_path):
-    """Of two runs, one of which wrote what must not become HTML."""
+    """Writes a report of two runs; the second has texts that must not become HTML."""
     paths = [
         fake_run(tmp_path / name, scores) for name, scores in (("a", [1.0, 2.0]), ("b", [2.0, 2.5]))
     ]

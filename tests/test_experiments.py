@@ -1,4 +1,4 @@
-"""What runs of both scripts write, also if they are stopped, extended, or resumed elsewhere.
+"""Files of runs of both scripts, also of stopped, extended and moved runs.
 
 Kills of their processes are in `test_kills`, in short in `test_interrupts`.
 """

@@ -276,7 +276,7 @@ class Own:
 
 
 class Own:
-    """An exporter that keeps its calls, and spoils what it is given."""
+    """An exporter that records its calls and empties its arguments."""
 
     def __init__(self):
         self.calls = []

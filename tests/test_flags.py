@@ -150,8 +150,8 @@ def test_a_script_has_defaults_of_its_own():
     defaults = {"total_steps": 9, "config.gamma": 0.25, "config.early_stop": True}
     records = merged(["--config.gamma=0.75"], stored={"config.early_stop": False}, preset=defaults)
     assert records[""].total_steps == 9
-    assert records["config"].gamma == 0.75  # what is given comes first
-    assert records["config"].early_stop is False  # then what is stored
+    assert records["config"].gamma == 0.75  # flags come first
+    assert records["config"].early_stop is False  # then stored values
 
 
 def test_script_default_without_effect_does_not_apply():

@@ -43,7 +43,7 @@ def test_a_folder_that_was_only_claimed_is_free(tmp_path):
 
 @pytest.fixture
 def begun(tmp_path):
-    """What an interrupt leaves while the programs compile."""
+    """Folder of a run that was interrupted while its programs compiled."""
     folder.write_settings(tmp_path, {"script": "control", "seed": 3})
     (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
     (tmp_path / "metrics.jsonl").write_text('{"iterat')

@@ -1,4 +1,4 @@
-"""The promise of docs/save_and_load.md: what version 0.4 wrote is read; another format is named.
+"""The promise of docs/save_and_load.md: files of version 0.4 are read; other formats are named.
 
 `run_of_0_4.tar.xz` is the folder of
 
@@ -42,7 +42,7 @@ from jaxrl_po.types import ActorCritic, TrainState
 KEPT = Path(__file__).parent / "run_of_0_4.tar.xz"
 SUM_OF_SQUARES = 17.0158  # of the policy's parameters, as they were when the folder was written
 OPTIMIZERS = Path(__file__).parent / "optimizers_of_0_4.tar.xz"
-RESUMED = 17.05767  # the same of `adamw` where 0.4 went on to 256 steps
+RESUMED = 17.05767  # squares of the `adamw` policy that version 0.4 trained to 256 steps
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def squares(params):
 
 
 def restored(folder, **fields):
-    """What the checkpoint holds, by name, and the state of today that is made of it."""
+    """Returns the arrays of the checkpoint by name, and the current state made of them."""
     env, network = gymnax.make("CartPole-v1")[0], control.NetworkSettings(width=4, depth=1)
     problem = control.make_problem(env, num_envs=4, num_steps=16, network=network)
     sizes = {"num_minibatches": 2, "num_epochs": 1, "learning_rate": 1e-3}
@@ -155,7 +155,7 @@ def rms(transformation):
 @pytest.mark.parametrize("of_policy", [False, True], ids=["joint", "policy"])
 @pytest.mark.parametrize("swept", [False, True], ids=["alone", "swept"])
 def test_cosine_of_version_04_has_current_moments(name, size, of_policy, swept):
-    """With actor and critic or the policy alone, large or small, alone or with swept settings."""
+    """Covers actor and critic or the policy alone, both sizes, and swept settings."""
     params = ActorCritic({"b": jnp.ones((2, 3)), "a": jnp.full(4, 2.0)}, {"c": jnp.ones((3, 1))})
     trained = params.policy if of_policy else params
     cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, 9))
@@ -189,7 +189,7 @@ def test_named_optimizer_of_version_04_resumes_identically(optimizers):
 
 
 def test_a_policy_loads_without_its_optimizer_state(kept, monkeypatch):
-    """An optimizer of another structure, as that of a later version, is not read."""
+    """The state of an optimizer with another structure, as in a later version, is not read."""
     latest = kept / "checkpoints" / "latest"
     with checkpoint.Store(latest) as store:
         arrays = store.read(2)

@@ -1,4 +1,4 @@
-"""What a newcomer meets first: the command, files of their own, errors of a contract."""
+"""First steps of a newcomer: the command, user files, and errors of a contract."""
 
 import json
 import os
@@ -125,7 +125,7 @@ OURS = sorted(path for path in EXPERIMENTS.rglob("*.py") if path.parent.name != 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
 def test_every_script_starts_as_a_user_starts_it(path, tmp_path):
-    """From another folder, with nothing on the path but what Python puts there."""
+    """The script runs in another folder, with Python's default path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, str(path), "--help"],

@@ -33,7 +33,7 @@ METHODS = {
 
 
 def with_base(problem):
-    """The problem with its policy as an adapter: what is trained is added to a frozen base."""
+    """Returns the problem with its policy as an adapter: trained factors over a frozen base."""
 
     def init(key):
         params, collector = problem.init(key)

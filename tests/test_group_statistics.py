@@ -148,7 +148,7 @@ def test_root_of_trained_members_weighs_surrogate():
 
 
 def test_fresh_strata_are_plain_grpo():
-    """With a stratum per group the first iteration is that of GRPO; a second visit differs."""
+    """A stratum per group gives GRPO's first iteration; a second visit differs."""
     apart = PROBLEM._replace(collect=lambda *args: number_groups(*args), strata=GROUPS)
     running = dataclasses.replace(PLAIN, running_statistics=True)
     same(gradient_of(running, apart)[0], gradient_of(PLAIN)[0])

@@ -1,4 +1,4 @@
-"""`on_row`: what it gets, what it adds, and how it ends a run."""
+"""`on_row`: its argument, the numbers it adds, and how it ends a run."""
 
 import json
 import traceback
@@ -23,7 +23,7 @@ def saved(path, like):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run whose hook adds two numbers, and empties what it is given."""
+    """Run whose hook adds two numbers and empties its argument."""
     path, seen = tmp_path_factory.mktemp("whole"), []
 
     def on_row(row):

@@ -1,4 +1,4 @@
-"""Interrupts of `run.train`, `run.resume` and `run.sweep`: their result, and what goes on."""
+"""Interrupts of `run.train`, `run.resume` and `run.sweep`: their result and resumption."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ ENDS = 6
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Those of a Python that is not under `nohup`; after each test they are as before it."""
+    """Signal handlers of a Python without `nohup`; each test must restore them."""
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     before = [signal.getsignal(each) for each in SIGNALS]
     yield before

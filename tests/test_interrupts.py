@@ -1,4 +1,4 @@
-"""Signals: what a run saves and says when it is interrupted or killed."""
+"""Signals: saved files and messages of interrupted and killed runs."""
 
 import os
 import random

@@ -67,7 +67,7 @@ def dense(logits, among):
 
 @functools.cache
 def measured(held):
-    """A batch, what `apply` says of every token, and a loss of all quantities with its gradient."""
+    """Returns a batch, `apply` at every token, and a loss of all quantities with its gradient."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unembedding, "HELD", held)
         problem = make()
@@ -127,7 +127,7 @@ def test_scored_tokens_are_the_sampled_tokens(held):
 
 @REPRESENTATIONS
 def test_gradients_are_those_of_the_dense_formula(held):
-    """Of log-probabilities, entropies and the KL to another policy, over the same sets."""
+    """Checks log-probabilities, entropies and the KL to another policy, over the same sets."""
     _, _, _, ((value, gradient), (want, its)) = measured(held)
     np.testing.assert_allclose(value, want, rtol=1e-5)
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(its)) > 0.1
@@ -160,7 +160,7 @@ def test_set_of_one_token_learns_nothing():
 
 
 def first_step(problem, config):
-    """The batch and the metrics of the first update, with what `apply` says of the actions."""
+    """Returns the batch and metrics of the first update, and `apply` at the actions."""
     learner = grpo.make(as_arrays(config), problem)
 
     @jax.jit

@@ -196,7 +196,7 @@ def test_methods_have_valid_flags_and_known_names(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_lecture_s_table_is_measured(tmp_path, capsys):
-    """Every cell of a small comparison, against what can be counted by hand."""
+    """Every cell of a small comparison equals its count by hand."""
     out = tmp_path / "family"
     sizes = [
         "--seeds=2",

@@ -25,7 +25,7 @@ TASK = addition(2)
 SHALLOW = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2, mlp_width=8, gated=False)
 DEEP = SHALLOW.clone(layers=5)
 BUDGET = 40
-ROWS = [3, 40, 1, 12, 9, 0, 25, 10]  # lengths, of which 10, 20 and 40 are computed
+ROWS = [3, 40, 1, 12, 9, 0, 25, 10]  # lengths; rows are cut to 10, 20 or 40
 
 
 def samples_of(rows, steps=BUDGET):
@@ -39,7 +39,7 @@ def shorten(samples, steps):
 
 
 def count(samples):
-    """The number of slots that are computed, and what they hold."""
+    """Returns the number of computed slots and their sum."""
     return jnp.float32(samples.mask.shape[1]), jnp.sum(samples.action, where=samples.mask)
 
 

@@ -26,7 +26,7 @@ NUMBERS = (1, 2, 3, 4, 6, 12)
 
 
 def choose(space, peak_of, fixed=400, floor=0, rows=12):
-    """The chosen number and all that were compiled, of a job with a peak of each number."""
+    """Returns the chosen number and the compiled numbers of a job with these peaks."""
     compiled = []
 
     def rebuild(number):
@@ -236,7 +236,7 @@ SFT = [
 
 
 def run_in(space, out, *more):
-    """The number of microbatches and the peak of a run, where a device has `space` bytes."""
+    """Returns the number of microbatches and the peak of a run on a device of `space` bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "available_bytes", lambda devices: space)
         assert launch.language([f"--out={out}", *SFT, "--total_steps=64", *more]) == 0
@@ -255,7 +255,7 @@ def plenty(tmp_path_factory):
 
 
 def test_supervised_training_prints_both_losses_and_its_memory(plenty):
-    _, said = plenty  # the cross entropy of what is learned and of what is held out
+    _, said = plenty  # the cross entropies of training and held-out prompts
     assert re.search(r": loss \S+  held out loss \S+  64/64 ", said)
     assert re.search(r"a device holds \S+ kB of state and needs \S+ \S+ of 1\.0 TB", said)
 

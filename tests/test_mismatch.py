@@ -1,4 +1,4 @@
-"""A sampler that differs from the learner: what each knob does, what is logged, and corrections."""
+"""A sampler that differs from the learner: its settings, metrics and corrections."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ def problem(**changes):
 
 
 def test_noise_is_of_that_size_on_every_logit_and_the_sampler_says_so():
-    """Of two tokens, log π / (1 − π) moves by the difference of two draws: a std of √2 σ."""
+    """Computes the odds of two tokens: log π / (1 − π) moves by two draws, a std of √2 σ."""
     rows, decoding = 4000, sampling.Decoding(1, 2.0)
     keys, logits = jax.random.split(jax.random.key(0), rows), jnp.zeros((rows, 2))
 
@@ -43,7 +43,7 @@ def test_noise_is_of_that_size_on_every_logit_and_the_sampler_says_so():
     odds = (2 * token - 1) * (log_prob - np.log1p(-np.exp(log_prob)))
     assert float(odds.std()) == pytest.approx(np.sqrt(2.0) * 0.5 / 2.0, rel=0.05)
     assert abs(float(odds.mean())) < 0.03
-    assert float(np.exp(log_prob).mean()) > 0.5  # it is what was drawn from
+    assert float(np.exp(log_prob).mean()) > 0.5  # the sampler drew from it
     _, other, _ = draw(4)
     assert abs(np.corrcoef(log_prob, other)[0, 1]) < 0.1
 

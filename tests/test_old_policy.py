@@ -21,7 +21,7 @@ SIZES = language.ModelSettings(
     width=16, layers=1, heads=2, kv_heads=1, mlp_width=16, dtype="bfloat16"
 )
 POLICY = SIZES.build(TASK.tokenizer.size)
-# Nothing moves, so that every ratio is that of the first step.
+# Nothing moves, so that every ratio equals the first step's.
 STILL = 1e-30
 
 
@@ -88,7 +88,7 @@ def test_learner_pass_replaces_cached_pass():
 
 
 def test_the_batch_already_holds_the_learners_own():
-    """So that what reads it before the update, a KL penalty say, needs no second pass."""
+    """A reader before the update, such as a KL penalty, then needs no second pass."""
     _, batch, again, _ = first()
     np.testing.assert_allclose(batch.log_prob, again.log_prob, atol=1e-3)
     assert np.abs(batch.log_prob - batch.columns["sampler_log_prob"]).max() > 5e-3

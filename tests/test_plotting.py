@@ -167,7 +167,7 @@ NAMES = ["$\\frac{", "a_b^2 $x$ {y}", "_first & last", "'q' \"r\" 100% #1 ~", "\
 
 @pytest.fixture
 def texts(monkeypatch):
-    """The texts of what is drawn, by a user whose matplotlibrc asks for TeX and for no legends."""
+    """Texts of a drawn figure, for a user whose matplotlibrc asks for TeX and other legends."""
     shown = []
 
     def write(figure, path):

@@ -1,4 +1,4 @@
-"""PPO: what each field does, golden loss, probe environments with known answers."""
+"""PPO: effect of each field, golden loss, probe environments with known answers."""
 
 import dataclasses
 

@@ -38,13 +38,13 @@ def adapted(finished, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def place(finished, adapted):
-    """Its pretrained folder, with prompts; read only."""
+    """Pretrained folder of that run, with prompts; read only."""
     return finished.place
 
 
 @pytest.fixture
 def begun(monkeypatch):
-    """Runs of no steps are traced, and of their training nothing."""
+    """Flags of runs without steps, whose training is not compiled."""
     shapes.trace_only(monkeypatch)
     monkeypatch.setattr(programs, "check", lambda job: None)
     monkeypatch.setattr(programs, "compile_chunk", lambda *_: (None, Memory(0, None)))
@@ -190,7 +190,7 @@ def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_pat
     assert jax.tree.structure(state.params.policy) == jax.tree.structure(first)
     assert launch.language(flags) == 0
     again = pretrained.load(export_of(tmp_path / "run", tmp_path / "model", "--checkpoint=latest"))
-    # The numbers of the checkpoint, and not those of the folder that the run began with.
+    # The numbers of the checkpoint, unlike the initial folder's.
     assert max(jax.tree.leaves(jax.tree.map(np.max, again.params))) == 0.0
     assert max(jax.tree.leaves(jax.tree.map(np.max, first))) > 0.0
 
@@ -209,9 +209,9 @@ def test_an_export_narrows_what_training_did_not_change():
 
 
 def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
-    """Over a base in bfloat16, most of what they change would be rounded away.
+    """Over a base in bfloat16, most of their changes would be rounded away.
 
-    What they do not change is exported as it was.
+    Unchanged tensors are exported in the type of the base.
     """
     half = ["--seeds=1", "--model.dtype=bfloat16", *ADAPTED, *begun]
     base = pretrained.load(place / "model", param_dtype="bfloat16")

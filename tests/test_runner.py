@@ -257,7 +257,7 @@ def test_one_program_serves_every_chunk_and_every_length(tmp_path):
 
 
 def test_later_of_equal_scores_is_best(tmp_path):
-    """Where no evaluation tells them apart, the policy that was trained is loaded."""
+    """A tie between initial and trained policy selects the trained one."""
     log = Log(tmp_path / "metrics.jsonl", "score", after=0)
     rows = [{"iteration": i, "score": [x], "score/mean": x} for i, x in enumerate((0.0, 0.0, -1.0))]
     assert [log.write(row) for row in rows] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Rewards from Python functions, and every way in which one can fail."""
+"""Rewards from Python functions, and every kind of failure."""
 
 import asyncio
 import pickle

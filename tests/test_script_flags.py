@@ -1,4 +1,4 @@
-"""What scripts make of their flags before anything compiles."""
+"""Flags of scripts, read before anything compiles."""
 
 import functools
 

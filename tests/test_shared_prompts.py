@@ -46,7 +46,7 @@ def spread(tree):
 
 
 def drawn(problem):
-    """Parameters, and rows of which those of a group begin alike."""
+    """Returns parameters, and rows that share a prompt within each group."""
     generator = np.random.default_rng(0)
     params, collector = jax.eval_shape(problem.init, jax.random.key(0))
     _, batch = jax.eval_shape(problem.collect, params, collector, jax.random.key(1))
@@ -210,7 +210,7 @@ IN_ORDER = {
 
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_methods_with_a_critic_read_prompts_once_too(name):
-    """Those of the policy: the critic, and some rows for Fisher products, are read whole."""
+    """The policy reads prompts once; the critic and rows of Fisher products are read whole."""
     problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC)
     learners = [
         IN_ORDER[name](each) for each in (problem, problem._replace(fast_paths=FastPaths()))

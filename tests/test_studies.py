@@ -100,7 +100,7 @@ def test_verdict_of_claim_follows_its_comparisons():
 
 
 def test_intervals_hold_nineteen_of_twenty_resamples():
-    """Of a hundred draws of a coin k are heads, and the mean of the middle half is k / 50 − ½."""
+    """With k heads in a hundred draws of a coin, the mean of the middle half is k / 50 − ½."""
     coin = [np.repeat([0.0, 1.0], 50)]
     for other, half in ((None, 0.2), (coin, 0.2 * 2**0.5)):
         level = 0.5 if other is None else 0.0
@@ -280,13 +280,13 @@ def test_claim_runs_from_file_to_verdict(small, tmp_path, capsys, monkeypatch):
     assert np.shape(curves["greedy_accuracy"]) == (3, 2)
     assert np.shape(curves["response_length"]) == (3, 2)
 
-    # What is done is not trained again.
+    # Finished arms are not trained again.
     monkeypatch.setattr(trial.run, "sweep", None)
     (out / "table.txt").unlink()
     assert trial.main([*arguments, "--resume"]) == 0
     assert (out / "table.txt").read_text() == table
 
-    # What was said before cannot be changed after.
+    # A stated claim cannot be changed.
     small.write_text(small.read_text().replace("None, 0.5", "None, 0.1"))
     with pytest.raises(
         ConfigError,

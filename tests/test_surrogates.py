@@ -1,4 +1,4 @@
-"""A surrogate of one's own: what it must return is said while it is traced."""
+"""A user's surrogate: its result is checked while it is traced."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Sweeps: what they train, what they leave, how they go on, and what they refuse."""
+"""Sweeps: their training, files, resumption and errors."""
 
 import errno
 import json
@@ -170,7 +170,7 @@ def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
 
 
 def test_an_overwritten_sweep_begins_anew(tmp_path, swept, programs_run):
-    """What another sweep left of its programs would be resumed."""
+    """Programs that another sweep left would be resumed."""
     out = shutil.copytree(swept, tmp_path / "sweep")
     (out / "programs" / "1" / "checkpoints").mkdir(parents=True)
     assert sweep.main([*SMALL, *RANGES, f"--out={out}", "--overwrite"]) == 0

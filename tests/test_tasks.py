@@ -62,7 +62,7 @@ def test_splits_share_no_problem(name):
 
 @EVERY
 def test_verifier_agrees_with_the_host_on_any_tokens(name):
-    """Right answers, edited and shuffled ones, those of another problem, and garbage."""
+    """Completions are right, edited, shuffled, of another problem, and random."""
     case, (prompts, answers) = cases()[name], drawn(name)
     task, rng = case.task, np.random.default_rng(0)
     length = task.answer_length + 3

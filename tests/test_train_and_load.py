@@ -1,4 +1,4 @@
-"""`run.train` and `run.load`: from Python what the commands do from flags."""
+"""`run.train` and `run.load`: the commands, called from Python."""
 
 import dataclasses
 import json

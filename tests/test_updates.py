@@ -90,7 +90,7 @@ def test_microbatches_do_not_change_the_update(num_microbatches):
 
 
 def computed_rows(**options):
-    """Rows that the program computes at a time: those of the products with the parameters."""
+    """Returns the rows that the program multiplies with the parameters at a time."""
     optimizer = optax.sgd(0.1)
     update = updates.gradient_update(regression, optimizer, **options)
     arguments = PARAMS, optimizer.init(PARAMS), make_samples(rows=64), jax.random.key(0)

@@ -1,4 +1,4 @@
-"""Wrong programs of empty minibatches, Flax collections, and what is no network."""
+"""Wrong programs of empty minibatches, Flax collections, and objects that are not networks."""
 
 from wrong import Wrong, table
 

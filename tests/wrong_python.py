@@ -1,4 +1,4 @@
-"""Wrong programs of what is had from Python: hooks, objects of one's own, policies."""
+"""Wrong programs of the Python interface: hooks, user-defined objects, policies."""
 
 from wrong import table
 

@@ -1,4 +1,4 @@
-"""Wrong programs of what is sampled and what is made of it: memories, groups, dialogues, scores."""
+"""Wrong programs of samples and their use: memories, groups, dialogues, scores."""
 
 from wrong import Wrong, table
 
