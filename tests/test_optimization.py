@@ -335,7 +335,7 @@ def test_muon_refuses_networks_of_a_user(role):
 
 
 def test_muon_orthogonalises_hidden_matrices_alone():
-    """The step of a hidden matrix has singular values near 1; the step of a head has Adam's signs."""
+    """Steps of hidden matrices have singular values near 1; steps of heads have Adam's signs."""
     problem = control.make_problem(ENV, num_envs=2, num_steps=2)
     config = ppo.Config(optimizer="muon", learning_rate=1.0, max_grad_norm=1e9, weight_decay=0.0)
     optimizer = optimizers.choose(config, problem, None, optimizers.adam)
