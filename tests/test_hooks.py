@@ -4,7 +4,8 @@ import json
 import traceback
 
 import pytest
-from toy_run import SEEDS, Silent, bits, job, lines
+from scripts import lines
+from toy_run import SEEDS, Silent, bits, job
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.loop import progress, runner

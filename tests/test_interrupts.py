@@ -11,7 +11,8 @@ import time
 import jax
 import pytest
 import toy_run
-from toy_run import Silent, bits, job, lines, run, toy
+from scripts import lines
+from toy_run import Silent, bits, job, run, toy
 
 from jaxrl_po.run.loop import runner, signals
 from jaxrl_po.run.loop.signals import SIGNALS

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 from probes import one_piece
-from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
+from scripts import lines
+from toy_run import SEEDS, Silent, bits, greedy, job, run, toy
 
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.transcripts import Examples
