@@ -8,8 +8,6 @@ import importlib.util
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
 import textwrap
 from pathlib import Path
@@ -17,20 +15,14 @@ from pathlib import Path
 import jax
 import pytest
 import trial
+from scripts import python
 
 import jaxrl_po
 from jaxrl_po import __main__ as command_line
 from jaxrl_po import language as words
 from jaxrl_po.cli import evaluate, export, plot, render, report
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import (
-    control,
-    flags,
-    language,
-    registry,
-    settings,
-    sweeping,
-)
+from jaxrl_po.run.experiment import control, flags, language, registry, settings, sweeping
 from jaxrl_po.run.store import metrics
 
 ROOT = Path(__file__).parent.parent
@@ -359,14 +351,7 @@ def run(code, folder):
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", textwrap.dedent(code), cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -423,16 +408,7 @@ def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
     pytest.importorskip("latex2mathml")
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "api" / "run" / "index.html").stat().st_size > 100_000
     assert "<math" in (tmp_path / "site" / "algorithms" / "trpo" / "index.html").read_text()

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnax
@@ -22,7 +20,7 @@ from jaxrl_po.algorithms import a2c, ppo
 from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control as control_command
-from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment import earlier, flags
 from jaxrl_po.run.experiment.experiment import SCRIPTS
 from jaxrl_po.run.store import metrics
 
@@ -166,10 +164,10 @@ def test_without_steps_iterations_are_shown(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert "training: 1/1 iterations" in shown.out
     assert shown.err.endswith("curves.png was not drawn, all else is there: RuntimeError: no TeX\n")
-    assert (drawn[0].x_label, drawn[0].y_label) == (
-        "iterations, each seed",
-        "episode return (reward units)",
-    )
+    labels = ("iterations, each seed", "episode return (reward units)")
+    assert (drawn[0].x_label, drawn[0].y_label) == labels
+    # The return is drawn if no metric is named.
+    assert [series.metric for series in drawn[0].series] == ["episode_return"]
 
 
 @pytest.mark.usefixtures("trace_only")
@@ -180,16 +178,6 @@ def test_what_cannot_run_loses_nothing(tmp_path):
     with pytest.raises(ConfigError, match="num_minibatches"):
         run.train(unfit, 1, out=tmp_path / "run", overwrite=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-
-
-@pytest.mark.usefixtures("trace_only")
-def test_return_is_drawn_if_no_metric_named(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        "jaxrl_po.run.figures.plotting.save", lambda panels, path: drawn.extend(panels)
-    )
-    train(1, out=tmp_path / "run")
-    assert [series.metric for series in drawn[0].series] == ["episode_return"]
 
 
 @pytest.mark.usefixtures("trace_only")
@@ -242,23 +230,20 @@ def test_loaded_control_policy_acts_as_evaluated(tmp_path, finished):
         if terminated or truncated:
             break
     # The same initial states, by the run's own evaluation of the same parameters.
-    world = control_command.open_world(config_of(out))
-    problem = control_command.build_problem(config_of(out), world)
+    config = earlier.read(control_command.SCRIPT, "run", str(out))
+    world = control_command.open_world(config)
+    problem = control_command.build_problem(config, world)
     evaluated = control.make_evaluate(world.env, problem, num_episodes=64)
-    stacked = stacked_state(out)
+    stacked = earlier.state(control_command.SCRIPT, config, "run", str(out), "latest")[2]
     one = jax.tree.map(lambda x: x[1], stacked)
     spread = evaluated(one.params, one.collector, jax.random.key(0))["return"]
     assert float(spread.min()) <= total <= float(spread.max())
     jax.tree.map(np.testing.assert_array_equal, policy.params, one.params)
-    distribution = problem.apply(
-        one.params, control.statistics.normalize(one.collector, observation)[None]
-    )[0]
-    assert int(policy.act(observation)) == int(distribution.mode()[0])
-    raw = problem.apply(one.params, observation[None])[0].logits
-    seen = problem.apply(
-        one.params, control.statistics.normalize(one.collector, observation)[None]
-    )[0].logits
-    assert np.abs(np.asarray(raw - seen)).max() > 1e-3  # or the comparison above shows nothing
+    normal = control.statistics.normalize(one.collector, observation)
+    seen, raw = (problem.apply(one.params, x[None])[0] for x in (normal, observation))
+    assert int(policy.act(observation)) == int(seen.mode()[0])
+    # Otherwise the comparison above shows nothing.
+    assert np.abs(np.asarray(raw.logits - seen.logits)).max() > 1e-3
     drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
     assert drawn == {0, 1}
     with pytest.raises(
@@ -277,18 +262,6 @@ def test_loaded_control_policy_acts_as_evaluated(tmp_path, finished):
         run.load(out, checkpoint="worst")
     with pytest.raises(ConfigError, match=r"^folder: must be the folder of a run .* got \S+;"):
         run.load(tmp_path)
-
-
-def config_of(out):
-    from jaxrl_po.run.experiment import earlier
-
-    return earlier.read(control_command.SCRIPT, "run", str(out))
-
-
-def stacked_state(out):
-    from jaxrl_po.run.experiment import earlier
-
-    return earlier.state(control_command.SCRIPT, config_of(out), "run", str(out), "latest")[2]
 
 
 def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):
@@ -394,12 +367,6 @@ def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
         run.Experiment(**keywords)
 
 
-def test_numbers_of_numpy_are_numbers():
-    numbers = {"config.gamma": np.float32(0.5), "config.early_stop": np.bool_(True)}
-    made = run.Experiment(seeds=np.int64(2), over=numbers)
-    assert dict(made.settings) == {"seeds": 2, "config.gamma": 0.5, "config.early_stop": True}
-
-
 @pytest.mark.usefixtures("trace_only")
 def test_summary_says_that_a_hook_ended(tmp_path, capsys):
     def on_row(row):
@@ -443,14 +410,8 @@ print(used, more.state.step.tolist())
 def test_learner_uses_all_cores_with_same_randomness(tmp_path):
     root = Path(__file__).parent
     environment = scripts.surroundings() | {"PYTHONPATH": f"{root.parent}{os.pathsep}{root}"}
-    done = subprocess.run(
-        [sys.executable, "-c", ON_ALL_CORES],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=environment,
-    )
+    done = scripts.python("-c", ON_ALL_CORES, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
     *_, refused, used = done.stdout.splitlines()
     assert refused.startswith("devices: must divide the 4 seeds or the 1 rows")
     assert used == "[2, 1, 2] [3, 3, 3, 3]"
