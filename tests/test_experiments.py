@@ -189,11 +189,17 @@ def test_stopped_resumed_extended_run_equals_uninterrupted(runs, tmp_path, monke
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 320
 
 
-def test_resuming_under_other_versions_is_noted(runs, tmp_path, capsys):
-    out = shutil.copytree(runs / "control", tmp_path / "run")
-    stored = json.loads((out / "config.json").read_text())
+def with_older_jax(run, out, **settings):
+    """Copies a run as if an older version of JAX had made it."""
+    shutil.copytree(run, out)
+    stored = json.loads((out / "config.json").read_text()) | settings
     stored["resolved"]["versions"]["jax"] = "0.0.1"
     (out / "config.json").write_text(json.dumps(stored))
+    return out
+
+
+def test_resuming_under_other_versions_is_noted(runs, tmp_path, capsys):
+    out = with_older_jax(runs / "control", tmp_path / "run")
     assert launch.control(["--resume", f"--out={out}"]) == 0
     told = [
         line for line in capsys.readouterr().out.splitlines() if "in a changed environment" in line
@@ -206,17 +212,12 @@ def test_resuming_under_other_versions_is_noted(runs, tmp_path, capsys):
 
 
 def test_deterministic_run_refuses_other_versions(runs, tmp_path):
-    out = shutil.copytree(runs / "control", tmp_path / "run")
-    stored = json.loads((out / "config.json").read_text()) | {"deterministic": True}
-    stored["resolved"]["versions"]["jax"] = "0.0.1"
-    (out / "config.json").write_text(json.dumps(stored))
+    out = with_older_jax(runs / "control", tmp_path / "run", deterministic=True)
     before = snapshot(out)
-    with pytest.raises(
-        ConfigError, match=rf"^deterministic: promises .* jax: 0\.0\.1 → {jax.__version__}"
+    for given, message in (
+        ([], rf"promises .* jax: 0\.0\.1 → {jax.__version__}"),
+        (["--deterministic=false"], r"must be true, as in the run .* got false"),
     ):
-        launch.control(["--resume", f"--out={out}"])
-    with pytest.raises(
-        ConfigError, match=r"^deterministic: must be true, as in the run .* got false"
-    ):
-        launch.control(["--resume", "--deterministic=false", f"--out={out}"])
+        with pytest.raises(ConfigError, match=f"^deterministic: {message}"):
+            launch.control(["--resume", *given, f"--out={out}"])
     assert snapshot(out) == before

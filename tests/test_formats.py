@@ -45,11 +45,16 @@ OPTIMIZERS = Path(__file__).parent / "optimizers_of_0_4.tar.xz"
 RESUMED = 17.05767  # squares of the `adamw` policy that version 0.4 trained to 256 steps
 
 
+def unpacked(path, folder):
+    """Unpacks an archive; returns its folder."""
+    with tarfile.open(path) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / path.name.removesuffix(".tar.xz")
+
+
 @pytest.fixture
 def kept(tmp_path):
-    with tarfile.open(KEPT) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / "run_of_0_4"
+    return unpacked(KEPT, tmp_path)
 
 
 def test_version_04_run_is_loaded_evaluated_drawn_resumed(kept, tmp_path):
@@ -83,9 +88,7 @@ def test_removed_setting_is_refused_unless_default(kept):
 
 @pytest.fixture
 def optimizers(tmp_path):
-    with tarfile.open(OPTIMIZERS) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / "optimizers_of_0_4"
+    return unpacked(OPTIMIZERS, tmp_path)
 
 
 def squares(params):

@@ -160,10 +160,10 @@ def test_arm_trains_only_where_compared():
 class Tried:
     """Runs whose objective is a known function of the tuned value."""
 
-    def __init__(self, best, values=(1.0, 2.0, 4.0)):
+    def __init__(self, score):
         self.claim = about((Comparison("a", "b", 0.0),))
-        self.arm, self.seeds, self.asked = Arm({}, RATE, values), (1, 1), []
-        self.best = best
+        self.arm, self.seeds, self.asked = Arm({}, RATE, (1.0, 2.0, 4.0)), (1, 1), []
+        self.score = score
 
     def admits(self, value):
         return True
@@ -171,10 +171,12 @@ class Tried:
     def train(self, values, seeds, base_seed):
         assert base_seed == trial.TUNING
         self.asked.append(list(values))
-        return [
-            {"greedy_accuracy": np.full((seeds, 2), -abs(np.log(value / self.best)))}
-            for value in values
-        ]
+        return [{"greedy_accuracy": np.array([self.score(value)] * seeds)} for value in values]
+
+
+def peak(best):
+    """Returns a score of two equal values, highest at `best`."""
+    return lambda value: [-abs(np.log(value / best))] * 2
 
 
 def test_a_sweep_goes_on_beyond_its_edge():
@@ -184,7 +186,7 @@ def test_a_sweep_goes_on_beyond_its_edge():
         (0.25, 0.25, True, 2),
         (1e9, 256.0, False, 3),
     ):
-        runs = Tried(best)
+        runs = Tried(peak(best))
         assert trial.tune(runs) == (value, inside)
         assert len(runs.asked) == asked
 
@@ -206,24 +208,16 @@ def test_sweep_stays_within_range_of_flag():
 
 
 def test_tuning_objective_need_not_be_last_value():
-    class Late(Tried):
-        def train(self, values, seeds, base_seed):
-            early = {1.0: 0.2, 2.0: 0.9, 4.0: 0.1}
-            return [{"greedy_accuracy": np.array([[early[x], 0.1 * x]])} for x in values]
-
-    runs = Late(2.0)
+    early = {1.0: 0.2, 2.0: 0.9, 4.0: 0.1}
+    runs = Tried(lambda value: [early[value], 0.1 * value])
     runs.claim = runs.claim._replace(objective=claims.last("greedy_accuracy", of=2))
     assert trial.tune(runs) == (2.0, True)
 
 
 def test_a_diverged_value_is_never_the_best():
-    class Diverging(Tried):
-        def train(self, values, seeds, base_seed):
-            curves = super().train(values, seeds, base_seed)
-            curves[-1]["greedy_accuracy"][:] = np.nan
-            return curves
-
-    assert trial.tune(Diverging(4.0)) == (2.0, True)
+    score = peak(4.0)
+    runs = Tried(lambda value: score(value) if value < 4.0 else [np.nan] * 2)
+    assert trial.tune(runs) == (2.0, True)
 
 
 SMALL = {
@@ -419,12 +413,9 @@ def test_a_run_that_failed_counts_as_the_worst():
 def test_fewer_than_five_seeds_tell_nothing():
     claim = about((Comparison("a", "b", 0.0),))
     for seeds, told in ((4, OPEN), (5, HOLDS)):
-        arms = {
-            name: Tuned(
-                1e-3, True, {"greedy_accuracy": np.linspace(low, low + 0.1, seeds)[:, None]}
-            )
-            for name, low in (("a", 0.8), ("b", 0.1))
-        }
+        ranges = (("a", 0.8), ("b", 0.1))
+        scores = {name: np.linspace(low, low + 0.1, seeds) for name, low in ranges}
+        arms = {x: Tuned(1e-3, True, {"greedy_accuracy": y[:, None]}) for x, y in scores.items()}
         assert claims.judge(claim, {"one": arms, "two": arms})[0].verdict == told
 
 

@@ -14,6 +14,7 @@ import pytest
 import scripts
 import shapes
 import tiny
+from test_experiments import with_older_jax
 
 from jaxrl_po import control, run
 from jaxrl_po.algorithms import a2c, ppo
@@ -84,16 +85,15 @@ def stopped(tmp_path_factory):
 
 
 def test_what_differs_from_the_run_is_named(stopped):
-    with pytest.raises(ConfigError, match=r"^out: \S+ already holds files; give resume"):
-        train(4, out=stopped, log_every=2)
-    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run .* got 3; leave it"):
-        run.train(LEARNER, 4, seeds=3, steps_per_iteration=32, out=stopped, resume=True)
-    with pytest.raises(
-        ConfigError, match=r"^log_every: must be 2, as in the run .* got 3; leave it"
+    given = {"iterations": 4, "seeds": 2, "log_every": 2, "resume": True}
+    for changed, message in (
+        ({"resume": False}, r"^out: \S+ already holds files; give resume"),
+        ({"seeds": 3}, r"^seeds: must be 2, as in the run .* got 3; leave it"),
+        ({"log_every": 3}, r"^log_every: must be 2, as in the run .* got 3; leave it"),
+        ({"iterations": 1}, r"^iterations: must be at least 2, those of .* got 1: "),
     ):
-        train(4, out=stopped, log_every=3, resume=True)
-    with pytest.raises(ConfigError, match=r"^iterations: must be at least 2, those of .* got 1: "):
-        train(1, out=stopped, log_every=2, resume=True)
+        with pytest.raises(ConfigError, match=message):
+            run.train(LEARNER, **given | changed, steps_per_iteration=32, out=stopped)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,7 @@ def test_run_resumes_with_a_learner_made_again(stopped, tmp_path):
 
 @pytest.mark.usefixtures("trace_only")
 def test_learner_resumes_under_other_versions_with_a_line(stopped, tmp_path, capsys):
-    out = shutil.copytree(stopped, tmp_path / "run")
-    stored = json.loads((out / "config.json").read_text())
-    stored["resolved"]["versions"]["jax"] = "0.0.1"
-    (out / "config.json").write_text(json.dumps(stored))
+    out = with_older_jax(stopped, tmp_path / "run")
     train(3, out=out, resume=True, log_every=2)
     assert f"may differ: jax: 0.0.1 → {jax.__version__}\n" in capsys.readouterr().out
 
