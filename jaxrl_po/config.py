@@ -222,6 +222,13 @@ def setting_of(field: dataclasses.Field[Any]) -> Setting:
     return setting
 
 
+def is_record(value: object) -> bool:
+    """Returns whether a value is a class that `record` has made."""
+    if not (isinstance(value, type) and dataclasses.is_dataclass(value)):
+        return False
+    return all(SETTING in field.metadata for field in dataclasses.fields(value))
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[Record]) -> type[Record]:
     """Class decorator: a frozen dataclass of `number` and `static` fields, as a pytree.

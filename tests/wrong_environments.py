@@ -94,7 +94,7 @@ WRONG = [
     Wrong(
         "a late answer is taken for the next",
         "run.data.workers",
-        "        _kill(self.pid)  # a late answer would be taken for the next one's\n"
+        "        _kill(self.pid)  # a late answer would count as an answer to the next message\n"
         "        self.close()\n",
         "",
         (WORKERS + "test_a_late_answer_is_not_that_to_the_next_message",),

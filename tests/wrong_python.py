@@ -213,6 +213,6 @@ a memory of the user's is its text
   + pass
 an object that scores batches is called with texts
   run.experiment.rewarding: test_extensions.py::test_each_extension_is_one_file
-  - return value if isinstance(value, scoring.Scorer) else None
+  - return value if is_one else None
   + return None
 """)

@@ -48,7 +48,7 @@ a scalar of JAX is no number over an experiment
   + dict(values)
 a sweep takes lists of text for numbers
   run.experiment.sweeping: test_static_values.py::test_a_sweep_takes_arrays_and_lists_of_scalars
-  - flags.convert({name: value}, sections)
+  - flags.convert(with_names({name: value}), sections)
   + {name: value}
 parameters of gymnax are ignored
   run.experiment.suites:

@@ -1,10 +1,10 @@
 """Evaluates the policies of a run again: `jaxrl-po evaluate --run=runs/first --size=1024`.
 
-Every seed is evaluated greedily, all at the same iteration: that of the best mean score over seeds,
-or the latest. The score that selected the best checkpoint is biased upwards by that selection.
-Episodes, and prompts that a task makes, are therefore drawn anew, from `--seed`; of prompts in a
-file, each row of the test set is asked once, and none of them selects a checkpoint. Writes
-`evaluation.json` to the folder of the run, or to `--out`.
+Every seed is evaluated greedily, all at the same iteration: the best checkpoint by the mean score
+over seeds, or the latest. The score that selected the best checkpoint is biased upwards by that
+selection. Episodes, and prompts that a task generates, are therefore drawn anew, from `--seed`. For
+prompts in a file, each row of the test set is asked once; the test set does not select checkpoints.
+The command writes `evaluation.json` to the folder of the run, or to `--out`.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ from jaxrl_po.run.experiment.experiment import SCRIPTS
 from jaxrl_po.run.experiment.options import RunConfig
 from jaxrl_po.run.store import folder, statistics
 
-# The flag that sets the size of an evaluation, by script.
+# Maps each training command to the flag that sets the size of an evaluation.
 SIZES = {"control": "eval_episodes", "language": "eval_prompts"}
 
 Scores = dict[str, np.ndarray[Any, Any]]
-"""Name to the mean of each seed, `[S]`."""
+"""Maps the name of a score to the mean of each seed, `[S]`."""
 
 
 @config_lib.record
@@ -63,7 +63,7 @@ def evaluate(options: Options, script: Command, config: RunConfig) -> tuple[int,
     """Evaluates every seed of the run; `--size` replaces the size of its config.
 
     Returns:
-      The iteration of the checkpoint; episodes or prompts of each seed, in words; the scores.
+      Iteration of the checkpoint; number of episodes or prompts per seed, in words; the scores.
     """
     if options.size:
         sizes: Any = {SIZES[script.name]: options.size}
@@ -99,7 +99,7 @@ def record(options: Options, script: Command, config: RunConfig) -> None:
     """Writes greedy episodes of the first seed to `--record`.
 
     Raises:
-      ConfigError: the run is not one in control, or in an environment that cannot be recorded.
+      ConfigError: the run does not belong to `control`, or its environment cannot be recorded.
     """
     if not isinstance(config, ControlConfig):
         raise ConfigError("record", "is for a run of jaxrl-po control")
@@ -125,7 +125,7 @@ def record(options: Options, script: Command, config: RunConfig) -> None:
 
 
 def table(scores: Scores) -> str:
-    """One line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
+    """Formats a line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
     lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
     for name, values in scores.items():
         iqm = statistics.with_interval(values)

@@ -1,8 +1,8 @@
 """Writes the model that a run trained: `jaxrl-po export --run=runs/first --out=trained`.
 
-The folder is one that `transformers` and `--init_from` read; adapters are merged into the matrices.
-A parameter that training did not change keeps the type of the base; any other is float32, in which
-nothing of the training is lost.
+`transformers` and `--init_from` can read the folder; adapters are merged into the matrices. A
+parameter that training did not change keeps the type of the base model; any other is float32, which
+preserves the training result exactly.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Options:
 
 
 def as_base(params: PyTree, base: PyTree) -> PyTree:
-    """Returns the parameters; those equal to the base's have its type."""
+    """Returns the parameters; those that equal the base model's get its type back."""
 
     def kept(x: jax.Array, before: jax.Array) -> jax.Array:
         return before if np.array_equal(x, before.astype(x.dtype)) else x
@@ -54,7 +54,7 @@ def as_base(params: PyTree, base: PyTree) -> PyTree:
 
 
 def rounded_away(params: PyTree, base: PyTree, dtype: str) -> tuple[int, int]:
-    """Counts the numbers that training changed, and those of them that a type rounds to the base's.
+    """Counts numbers that training changed, and how many of them a type rounds back to the base.
 
     Example:
       >>> base, params = np.array([1.0, 1.0]), np.array([1.0, 1.0001])

@@ -1,4 +1,4 @@
-"""What the training commands share: from arguments to an experiment, and its exit status."""
+"""Common part of the training commands: from arguments to an experiment and an exit status."""
 
 import functools
 import json
@@ -14,14 +14,15 @@ from jaxrl_po.run.experiment.options import Options
 
 
 def main(script: Command, argv: Sequence[str]) -> int:
-    """Runs a script from its arguments; returns its exit status.
+    """Runs a training command on its arguments; returns its exit status.
 
-    It is 0 if the run is done, or was interrupted and saved; 1 if it diverged, a reward function
-    failed on the first batch, an environment failed, or the folder could no longer be written.
+    The status is 0 if the run is done, or was interrupted and saved. It is 1 if the run diverged, a
+    reward function failed on the first batch, an environment failed, or the folder could no longer
+    be written.
 
     Raises:
       ConfigError: invalid flags, before anything is compiled or the folder is changed; or later, a
-        resumed run none of whose checkpoints can be used.
+        resumed run without any usable checkpoint.
     """
     asks, words = flags.help_of(argv)
     given = settings.tokenize(script, words)
@@ -44,7 +45,7 @@ def main(script: Command, argv: Sequence[str]) -> int:
 
 
 def _compile(experiment: Experiment, options: Options) -> int:
-    """Prints the memory of each program; returns 1 if one does not fit."""
+    """Prints the memory of each program; returns 1 if one does not fit, else 0."""
     from jaxrl_po.run import aot
 
     platform, _, count = options.compile_for.partition(":")

@@ -1,10 +1,10 @@
 """Compares runs: `jaxrl-po plot runs/a runs/b --out=runs/plot`.
 
-Learning curves (interquartile mean over seeds with its 95 % bootstrap interval) and the
-performance profile of the final scores (share of the seeds at or above each score) are drawn, and
-the table has the probability of improvement over the first run. Writes `plot.png` and `table.txt`
-to `--out`, or the figure alone to a file. Runs on different environments or tasks are labelled as
-such, and only those on that of the first run are compared with it.
+The figure shows learning curves (interquartile mean over seeds with its 95 % bootstrap interval)
+and the performance profile of the final scores (share of the seeds at or above each score); the
+table has the probability of improvement over the first run. The command writes `plot.png` and
+`table.txt` to `--out`, or the figure alone to a file. If runs are on different environments or
+tasks, their labels say so, and the first run is compared only with runs on its own.
 """
 
 import itertools
@@ -52,11 +52,11 @@ class Run(NamedTuple):
     """An earlier run, as read from its folder.
 
     Attributes:
-      label: its folder, without the part that all runs share; with the place where that differs
+      label: folder of the run, without the part that all runs share; with the place if that differs
         between runs.
-      rows: its lines of metrics.
-      config: its settings, flag name to value.
-      place: its environment or task.
+      rows: lines of metrics.
+      config: settings of the run, by flag name.
+      place: environment or task of the run.
     """
 
     label: str
@@ -66,10 +66,10 @@ class Run(NamedTuple):
 
 
 def read(paths: Sequence[str]) -> list[Run]:
-    """The runs in these folders.
+    """Reads the runs in these folders.
 
     Raises:
-      UsageError: no folders, more than there are colours, or one that holds no run.
+      UsageError: no folders, more folders than colours, or a folder that does not hold a run.
     """
     if not 1 <= len(paths) <= len(COLOURS):
         raise UsageError(
@@ -99,7 +99,7 @@ def read(paths: Sequence[str]) -> list[Run]:
 
 
 def places(configs: Sequence[Values]) -> list[str]:
-    """The environment or task of each run, with those settings of the task that differ.
+    """Returns the environment or task of each run, with the settings of the task that differ.
 
     Example:
       >>> places([{"env": "Acrobot-v1"}, {"task": "addition", "task.num_digits": 2}])
@@ -121,12 +121,12 @@ def places(configs: Sequence[Values]) -> list[str]:
 
 
 def differ(runs: Sequence[Run]) -> bool:
-    """Whether the runs are on different environments or tasks."""
+    """Returns whether the runs are on different environments or tasks."""
     return len({run.place for run in runs}) > 1
 
 
 def labels(paths: Sequence[str]) -> list[str]:
-    """The paths without their common leading folders.
+    """Returns the paths without their common leading folders.
 
     Example:
       >>> labels(["runs/a/first", "runs/b/first"]), labels(["runs/a"])
@@ -140,10 +140,10 @@ def labels(paths: Sequence[str]) -> list[str]:
 
 
 def choose_metric(asked: str, runs: Sequence[Run]) -> str:
-    """The name of the metric to compare: `asked`, or a score that all runs have.
+    """Returns the name of the metric to compare: `asked`, or a score that all runs have.
 
     Raises:
-      ConfigError: some run does not have it.
+      ConfigError: some run does not have the metric.
       UsageError: the runs have no metric in common.
     """
     available = [
@@ -175,7 +175,7 @@ def final(run: Run, metric: str) -> npt.NDArray[np.float64]:
 
 
 def table(runs: Sequence[Run], metric: str) -> str:
-    """One line per run: its final score and its probability of improvement over the first."""
+    """Formats a line per run: final score, and probability of improvement over the first run."""
     first = final(runs[0], metric)
     width = max(len(run.label) for run in runs)
     line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}}".format
@@ -195,12 +195,12 @@ def table(runs: Sequence[Run], metric: str) -> str:
 
 
 def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
-    """Share of the seeds at or above each score, with the 95 % bootstrap band."""
+    """Draws the share of seeds at or above each score, with the 95 % bootstrap band."""
     finals = [final(run, metric) for run in runs]
     everything = np.concatenate(finals)
     finite = everything[np.isfinite(everything)]
     low, high = (finite.min(), finite.max()) if finite.size else (np.nan, np.nan)
-    # Up to the best score, which a run whose seeds all reach it ends at, at 1.
+    # Levels end at the best score, at which a run has share 1 if all of its seeds reach it.
     levels = np.linspace(low - 0.05 * (high - low or abs(high) or 1.0), high, 200)
     below = np.nextafter(levels, -np.inf)
     for i, (scores, colour) in enumerate(zip(finals, COLOURS, strict=False)):
@@ -209,7 +209,7 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
         band = np.percentile(statistics.performance_profile(draws, below), statistics.TAILS, axis=1)
         axes.fill_between(levels, *band, color=colour, alpha=0.18, linewidth=0)
         profile = statistics.performance_profile(scores, below)
-        # Equal profiles lie one on another: the first is the widest.
+        # Equal profiles lie on top of each other, so the first one drawn is the widest.
         width = 2.2 + 1.5 * (len(runs) - 1 - i)
         axes.plot(levels, profile, color=colour, linewidth=width, solid_capstyle="butt")
     axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -233,7 +233,7 @@ def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
 
 
 def asked(argv: Sequence[str], name: str, summary: str, record: type[Any]) -> tuple[list[str], Any]:
-    """The folders of runs that come before the flags, and the flags' options; see `flags.ask`."""
+    """Splits arguments into folders of runs, which come first, and options; see `flags.ask`."""
     folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
     return folders, flags.ask(argv[len(folders) :], name, summary, record)
 

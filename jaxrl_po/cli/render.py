@@ -1,10 +1,8 @@
-"""Shows what a run learned: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
+"""Shows the trained policy: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
 
-Of a `jaxrl-po control` run, finished or still running, one episode of one seed as a GIF, played
-from jaxrl_po.types import PyTree
-from jaxrl_po.types import PyTree
-from a checkpoint, which is only read. Of a `jaxrl-po language` run, what its first seed wrote at
-the last evaluation, as text.
+For a `jaxrl-po control` run, finished or still running, the command plays one episode of one seed
+from a checkpoint, which is only read, and writes a GIF. For a `jaxrl-po language` run, it prints
+the completions of the first seed at the last evaluation.
 """
 
 import contextlib
@@ -35,11 +33,11 @@ from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainSt
 
 
 class Scene(NamedTuple):
-    """How an environment is shown.
+    """Drawing style of an environment.
 
     Attributes:
-      draw: draws one time step.
-      fps: frames per second that suit its pace.
+      draw: `(axes, episode, t) -> None`, draws one time step.
+      fps: frames per second that suit the environment's pace.
     """
 
     draw: Draw
@@ -87,7 +85,7 @@ class Options:
     )
 
 
-STEPS = 1000  # in one call of the program that plays
+STEPS = 1000  # number of steps in one call of the compiled program that plays
 
 
 class Player(NamedTuple):
@@ -96,9 +94,9 @@ class Player(NamedTuple):
     Attributes:
       world: Environment of the run.
       problem: Problem whose policy acts.
-      state: of the seed; its observation statistics are not updated.
-      iteration: of the checkpoint.
-      title: algorithm, environment and seed.
+      state: State of the seed; its observation statistics are not updated.
+      iteration: Iteration of the checkpoint.
+      title: Algorithm, environment and seed, as a title.
     """
 
     world: control.World
@@ -123,7 +121,7 @@ def restore(options: Options, config: ControlConfig) -> Player:
 def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
     """Plays one episode; `key` is consumed.
 
-    It is the first of the episodes that `control.make_evaluate` plays with this key.
+    The episode is the first one that `control.make_evaluate` plays with the same key.
     """
     # One episode needs one starting state.
     environment = adapt(player.world.env)._replace(refresh=None)
@@ -152,7 +150,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
         over = bool((part.transition.terminated | part.transition.truncated).any())
     trajectory = jax.tree.map(lambda *parts: np.concatenate(parts), *parts)
     transition = trajectory.transition
-    # The environment resets itself and plays on, so cut after the first end.
+    # The environment resets itself and continues, so cut after the first end.
     ended = np.flatnonzero(transition.terminated | transition.truncated)
     length = min(int(ended[0]) + 1 if over else max_steps, max_steps)
     seen = jax.tree.map(
@@ -164,10 +162,10 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
 
 def to_draw(seen: PyTree) -> Floats:
-    """The part of an episode's observations `[T + 1, …]` that is drawn, in [0, 1] if it is bytes.
+    """Returns the drawn part of an episode's observations `[T + 1, …]`; bytes are scaled to [0, 1].
 
-    That is the whole of an array; of a structured observation its image, or else all numbers that
-    the policy sees side by side.
+    An array is drawn completely; a structured observation by its image, or without an image by all
+    numbers that the policy reads, side by side.
     """
     policy = seen.policy if isinstance(seen, Observation) else seen
     leaves = [
@@ -181,11 +179,11 @@ def to_draw(seen: PyTree) -> Floats:
 
 
 class Camera:
-    """A single environment of gymnasium as a pool of one, whose pictures can be taken.
+    """A single gymnasium environment as a pool of one, which can render images.
 
     Args:
-      env: made with `render_mode="rgb_array"`.
-      seed: of its first episode.
+      env: environment made with `render_mode="rgb_array"`.
+      seed: random seed of its first episode.
     """
 
     def __init__(self, env: Any, seed: int):
@@ -193,25 +191,25 @@ class Camera:
         self.fps = int(env.metadata.get("render_fps", 30))
 
     def reset(self) -> Array:
-        """See `pools.Pool`."""
+        """Starts an episode as `vector_envs.Pool` does; returns observations `[1, …]`."""
         return np.asarray(self._env.reset(seed=self._seed)[0])[None]
 
     def step(self, action: Array) -> Stepped:
-        """See `pools.Pool`."""
+        """Takes one step as `vector_envs.Pool` does, with actions `[1, …]`."""
         observation, *others = self._env.step(playable(self._env.action_space)(action)[0])[:4]
         return Stepped(np.asarray(observation)[None], *(np.asarray(x)[None] for x in others))
 
     def picture(self) -> Frame:
-        """What the environment looks like now, `[H, W, 3]`."""
+        """Renders the environment in its present state, `[H, W, 3]`."""
         return np.asarray(self._env.render(), np.uint8)
 
     def close(self) -> None:
-        """See `pools.Pool`."""
+        """Closes the environment."""
         self._env.close()
 
 
 def film(player: Player, source: Source, options: Options, max_steps: int) -> tuple[Episode, Scene]:
-    """Plays one episode on the host, and shows it by the environment's own pictures if it can.
+    """Plays one episode on the host, drawn from the environment's own images if it renders any.
 
     Raises:
       PoolError: the environment failed.
@@ -241,13 +239,13 @@ def film(player: Player, source: Source, options: Options, max_steps: int) -> tu
         draw = functools.partial(rendering.picture, pictures=taken)
         return episode, Scene(draw, min(camera.fps, 50))
     print(f"drawn from the observations, since gymnasium takes no pictures here: {why}")
-    if observed.ndim == 4:  # images: of a stack of frames, the newest
+    if observed.ndim == 4:  # images: draw only the newest of stacked frames
         return episode._replace(observation=observed[..., -1:] / 255.0), Scene(rendering.grid, 15)
     return episode, OTHER
 
 
 def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
-    """The environment of gymnasium of that name, or None and why it takes no pictures."""
+    """Returns a camera on the gymnasium environment, or None and why it cannot render."""
     import gymnasium
 
     if not os.environ.get("DISPLAY"):
@@ -262,7 +260,7 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
             camera = Camera(gymnasium.make(name, render_mode="rgb_array", **arguments), seed)
             seen = camera.reset()
             camera.picture()
-    except Exception as error:  # of a package we do not know, for want of a display or of itself
+    except Exception as error:  # any error of another package: it or a display may be missing
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
     observed = jax.eval_shape(source.spaces.observe, seen[0]).shape
     if observed != source.spaces.observation.shape:
@@ -272,7 +270,7 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
 
 
 def transcribe(options: Options) -> int:
-    """Prints what a run of language wrote last, or writes it to a file."""
+    """Prints the latest samples of a language run, or writes them to a file."""
     for name in vars(options):
         if name not in ("run", "out") and config_lib.changed(options, name):
             raise ConfigError(name, "must be left out with a run of jaxrl-po language")

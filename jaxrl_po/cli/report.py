@@ -1,8 +1,8 @@
-"""An HTML page about one or several runs: `jaxrl-po report runs/a runs/b --out=runs/report.html`.
+"""Writes an HTML page about runs: `jaxrl-po report runs/a runs/b --out=runs/report.html`.
 
-Figures and style are embedded, so the file can be sent and read anywhere. It holds the final
+Figures and style are embedded, so the file can be sent and read anywhere. It contains the final
 scores, the learning curves and their comparison, sample completions, the hardware and software of
-each run, and the settings (those that differ first).
+each run, and the settings (settings that differ come first).
 """
 
 import base64
@@ -50,7 +50,7 @@ class Options:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table; a cell is HTML, with or without its own `<td>`."""
+    """Returns an HTML table; a cell is HTML, with or without its own `<td>`."""
     cells = [[f"<th>{cell}</th>" for cell in head]]
     cells += [[x if x.startswith("<td") else f"<td>{x}</td>" for x in row] for row in rows]
     lines = (f"<tr>{''.join(row)}</tr>" for row in cells)
@@ -58,14 +58,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def picture(path: Path, text: str, kind: str = "") -> str:
-    """A PNG file, embedded in the page."""
+    """Returns an HTML image with the content of a PNG file."""
     data = base64.b64encode(path.read_bytes()).decode()
     source = f"data:image/png;base64,{data}"
     return f'<p><img class="{kind}" alt="{html.escape(text)}" src="{source}"></p>'
 
 
 def settings(runs: Sequence[plot.Run]) -> str:
-    """A table of all settings; those that differ come first and are marked."""
+    """Returns a table of all settings; settings that differ come first and are marked."""
     names = dict.fromkeys(name for run in runs for name in run.config if name != "resolved")
     shown = {name: [json.dumps(run.config.get(name)) for run in runs] for name in names}
     rows = []
@@ -77,7 +77,7 @@ def settings(runs: Sequence[plot.Run]) -> str:
 
 
 def examples(path: Path) -> str:
-    """A table of what was written at the first and the last evaluation; empty if nothing was."""
+    """Returns a table of samples at the first and the last evaluation; empty without samples."""
     try:
         rows = metrics.read(path)
     except ConfigError as error:
@@ -95,14 +95,14 @@ def examples(path: Path) -> str:
 
 
 def circumstances(run: plot.Run) -> str:
-    """A table of what the numbers depend on besides the settings: hardware, versions, code."""
+    """Returns a table of influences besides the settings: hardware, versions and code."""
     resolved: dict[str, Any] = run.config.get("resolved", {})
     said = {name: json.dumps(value, ensure_ascii=False) for name, value in resolved.items()}
     return table(["", ""], [[html.escape(x) for x in row] for row in said.items()])
 
 
 def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
-    """The whole document."""
+    """Returns the complete HTML document."""
     title = " · ".join(run.label for run in runs)
     with tempfile.TemporaryDirectory() as scratch:
         comparison = Path(scratch) / "plot.png"

@@ -1,11 +1,12 @@
-"""The impure part: devices, files, processes, progress, plots, and the commands that a user starts.
+"""The impure part: devices, files, processes, progress, plots, and the command-line programs.
 
 From Python: `run.train` runs an `Experiment` or trains a learner, `run.resume` resumes a run,
-`run.load` gives its policy, `run.sweep` searches hyperparameters, and `run.Stop`, raised in an
-`on_row`, ends a run. `run.TensorBoard` and `run.WeightsAndBiases` are exporters for `run.train`,
-`run.MethodEntry`, `run.TaskEntry` and `run.Scorer` for methods, tasks and rewards of the user.
-An interrupt of these functions raises `run.Interrupted`, which holds the result so far.
-They are imported when they are first used: a worker process needs nothing of JAX.
+`run.load` returns its policy, and `run.sweep` searches hyperparameters. An `on_row` callback that
+raises `run.Stop` ends a run. `run.TensorBoard` and `run.WeightsAndBiases` are exporters for
+`run.train`; `run.MethodEntry`, `run.TaskEntry` and `run.Scorer` register user-defined methods,
+tasks and rewards. If the user interrupts one of these functions, it raises `run.Interrupted`,
+which holds the result so far. Each name is imported at its first use, so that a worker process
+does not import JAX.
 """
 
 import importlib
@@ -53,7 +54,7 @@ _NAMES = {
 }
 
 
-if not TYPE_CHECKING:  # a checker would take any name for one
+if not TYPE_CHECKING:  # a type checker would accept any attribute name
 
     def __getattr__(name: str) -> object:
         for module, names in _NAMES.items():

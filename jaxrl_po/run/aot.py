@@ -1,4 +1,4 @@
-"""Programs of an experiment, compiled ahead of time for a machine that need not be attached."""
+"""Ahead-of-time compilation of an experiment's programs, for a machine that may be absent."""
 
 import dataclasses
 import functools
@@ -33,17 +33,17 @@ SMALLER = (
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """A program of an iteration, compiled for a machine.
+    """One program of a training iteration, compiled for one machine.
 
     Attributes:
-      name: Name of the program, with its number of microbatches above 1.
+      name: Name of the program, followed by its number of microbatches if that is above 1.
       machine: Name of the machine, as in `--compile_for`.
-      compile_seconds: Seconds of compilation on this computer.
-      memory: Bytes per device by the compiler: `arguments`, `outputs`, `temporaries`, `code` and
-        `total`; at most `total` for a program that the compiler refused.
+      compile_seconds: Seconds that compilation took on this computer.
+      memory: Bytes per device that the compiler reports: `arguments`, `outputs`, `temporaries`,
+        `code` and `total`; at most `total` for a program that the compiler refused.
       capacity: Bytes of a device's memory; None if unknown.
       fits: Whether the total is within the capacity.
-      reason: Compiler's message on a program that it refused; otherwise empty.
+      reason: Compiler's message about a program that it refused; otherwise empty.
       executable: JAX's compiled program; None if the compiler refused it.
     """
 
@@ -61,12 +61,12 @@ class CompiledProgram:
         return "" if self.executable is None else self.executable.as_text() or ""
 
     def as_json(self) -> Json:
-        """Returns all but the program itself as one JSON object."""
+        """Returns all fields except the executable as one JSON object."""
         fields = (field.name for field in dataclasses.fields(self) if field.name != "executable")
         return {name: getattr(self, name) for name in fields}
 
     def describe(self) -> str:
-        """Returns one line for people to read."""
+        """Returns one human-readable line."""
         need = self.reason
         if not need:
             sizes = {name: filesize.decimal(size) for name, size in self.memory.items()}
@@ -80,7 +80,7 @@ class CompiledProgram:
 
 
 def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgram]:
-    """Compiles the programs of an iteration, one after another; trains and writes nothing.
+    """Compiles the programs of an iteration, one after another; trains nothing, writes no files.
 
     Args:
       experiment: Experiment to compile; its folder is not touched.
@@ -88,16 +88,17 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgra
         `gpu` for the attached GPUs, or `cpu:8`, for which `jax_num_cpu_devices` must be set first.
 
     Yields:
-      One `CompiledProgram` for each program.
+      One `CompiledProgram` per program.
 
     Raises:
-      ConfigError: Unknown machine, or devices that do not divide seeds or rows.
-      RunError: The experiment fits with no number of microbatches; raised after the programs.
+      ConfigError: Unknown machine, or a number of devices that does not divide seeds or rows.
+      RunError: The experiment does not fit in memory, whatever the number of microbatches; raised
+        after the programs.
     """
     if machine.startswith("tpu:"):
         errors.require("compile_for", "libtpu", "tpu-compile")
     described = topology.describe(machine)
-    # A cache would keep programs that this computer cannot run.
+    # Do not cache: this computer cannot run these programs.
     settings = experiment.read()
     options = dataclasses.replace(settings.config.run, compilation_cache="")
     settings = settings._replace(config=dataclasses.replace(settings.config, run=options))
@@ -113,7 +114,7 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgra
 
 
 def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:
-    """Yields the programs with the fewest microbatches whose update fits."""
+    """Yields the programs with the fewest microbatches whose update fits in memory."""
     found = list[CompiledProgram]()
 
     def compile_job(job: Job, number: int = 1) -> Memory:
@@ -123,7 +124,7 @@ def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:
             compile_program(f"{name}{suffix}", function, arguments, machine)
             for name, function, arguments in functions
         ]
-        # As a run counts its own programs, so that it takes the same number.
+        # Counts memory as a training run does, so that both choose the same num_microbatches.
         like = functions[0][2][0]
         *sampling, memory = [
             memory_of(each.executable, like)
@@ -144,7 +145,7 @@ def _fitting(plan: Plan, machine: Machine) -> Iterator[CompiledProgram]:
 def _functions(
     job: Job, placement: Placement, axes: LogicalAxes | None
 ) -> Iterator[tuple[str, Callable[..., PyTree], tuple[PyTree, ...]]]:
-    """Yields name, function and arguments of the programs of an iteration."""
+    """Yields the name, function and arguments of each program of an iteration."""
     like = _state_like(job, placement, axes)
     if job.rewarded is None:
         yield "iteration", programs.chunk_of(job), (like, np.int32(0))
@@ -155,7 +156,7 @@ def _functions(
 
 
 def _state_like(job: Job, placement: Placement, axes: LogicalAxes | None) -> TrainState:
-    """Returns shapes, dtypes and shardings of the state."""
+    """Returns the shapes, dtypes and shardings of the training state."""
     shapes: TrainState = jax.eval_shape(job.learner.init, job.start)
     if axes is None or not placement.cuts_params:
         return _placed(shapes, parallel.state_spec(), placement)
@@ -164,7 +165,7 @@ def _state_like(job: Job, placement: Placement, axes: LogicalAxes | None) -> Tra
 
 
 def _placed(shapes: PyTree, specs: PyTree, placement: Placement) -> PyTree:
-    """Returns shapes with shardings, given by a prefix tree of partitions."""
+    """Returns shapes with shardings; `specs` is a prefix tree of partition specs."""
     mesh = parallel.make_mesh(placement)
     each = jax.tree.map(functools.partial(NamedSharding, mesh), jax.tree.broadcast(specs, shapes))
     return programs.with_shardings(shapes, each)
@@ -173,7 +174,7 @@ def _placed(shapes: PyTree, specs: PyTree, placement: Placement) -> PyTree:
 def compile_program(
     name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...], machine: Machine
 ) -> CompiledProgram:
-    """Compiles a function, its first argument donated."""
+    """Compiles a function and donates its first argument."""
     begun = time.perf_counter()
     lowered = jax.jit(function, donate_argnums=0).lower(*arguments)
     try:

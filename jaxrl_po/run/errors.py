@@ -1,4 +1,4 @@
-"""Errors of the run layer, checks of the values of flags, and how values are written."""
+"""Errors of the run layer, checks of flag values, and the text format of values."""
 
 import difflib
 import importlib.util
@@ -16,19 +16,21 @@ Entry = TypeVar("Entry")
 
 
 class RunError(Exception):
-    """A failure outside the library, after which the run cannot continue."""
+    """A failure outside the library that prevents the run from continuing."""
 
 
 class UsageError(Exception):
-    """An invalid request that is not about one setting, in one line."""
+    """An invalid request that is not about a single setting; its message is one line."""
 
 
 class UserCodeError(ConfigError):
-    """A file of the user's own, or a folder that a run began with, cannot be used."""
+    """A user's file, or the folder that a run starts from, cannot be used."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` with the nearest of `known`, or all of up to 100 if none is near.
+    """Returns `; did you mean …?` with the nearest known name.
+
+    Without a near name, the text lists all known names, or nothing if they exceed 100.
 
     Example:
       >>> suggest("CartPol", ["Pendulum-v1", "CartPole-v1"])
@@ -42,21 +44,21 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def lookup(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    """Returns `table[name]`; raises ConfigError, with the nearest entry, if it is missing."""
+    """Returns `table[name]`; raises ConfigError with the nearest name if it is missing."""
     if name not in table:
         raise ConfigError(flag, f"unknown name {name!r}{suggest(name, table)}")
     return table[name]
 
 
 def require(flag: str, package: str, extra: str) -> None:
-    """Raises ConfigError if a package that only a flag needs is not installed."""
+    """Raises ConfigError if a package that only this flag needs is not installed."""
     if importlib.util.find_spec(package) is None:
         message = f"needs the package {package}: pip install 'jaxrl_po[{extra}]'"
         raise ConfigError(flag, message)
 
 
 def json_object(flag: str, text: str) -> Json:
-    """Returns the value of a flag, a JSON object; raises ConfigError for anything else."""
+    """Returns the JSON object in a flag's value; raises ConfigError for any other value."""
     try:
         return dict(json.loads(text).items())
     except (AttributeError, ValueError):
@@ -64,7 +66,7 @@ def json_object(flag: str, text: str) -> Json:
 
 
 def shown(value: object) -> str:
-    """Returns a value as it is written on a command line.
+    """Returns a value as it would be typed on a command line.
 
     Example:
       >>> shown(True), shown((64, 64)), shown(0.1)
@@ -76,7 +78,7 @@ def shown(value: object) -> str:
 
 
 def wrapped(text: str, *, indent: str = "") -> str:
-    """Returns lines that end between words and fit the terminal, or 80 characters without one."""
+    """Returns text wrapped between words to the terminal's width, or to 80 without a terminal."""
     width = shutil.get_terminal_size().columns
     return textwrap.fill(
         text,
@@ -89,12 +91,12 @@ def wrapped(text: str, *, indent: str = "") -> str:
 
 
 def format_error(error: OSError, place: str | Path = "", then: str = "") -> str:
-    """Returns one line on a failure of the operating system.
+    """Returns one line that describes a failure of the operating system.
 
     Args:
-      error: failure; one of a write names no file.
+      error: the failure; a failed write does not name its file.
       place: file or folder to name if the error names no file.
-      then: advice at the end of the line.
+      then: advice that ends the line.
 
     Example:
       >>> format_error(OSError(28, "No space left on device"), "runs/a", "--resume continues")
@@ -106,7 +108,7 @@ def format_error(error: OSError, place: str | Path = "", then: str = "") -> str:
 
 
 def unread_format(number: object) -> str:
-    """Returns why a folder or checkpoint with this format number is not read, or an empty text."""
+    """Returns why files with this format number cannot be read; an empty text if they can."""
     if number in FORMATS:
         return ""
     reads = f"and jaxrl_po {__version__} reads {', '.join(map(str, FORMATS))}"

@@ -1,1 +1,1 @@
-"""Prompts, and the rewards of what is written to them."""
+"""Prompts, and rewards for the completions of prompts."""

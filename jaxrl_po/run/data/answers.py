@@ -1,6 +1,7 @@
 """Rewards that find an answer in free text: `last_number`, `contains` and `regex:…`.
 
-They run in the worker process of `scoring`, so this imports only what that needs.
+These rewards run in the worker process of `scoring`, so this module imports only the standard
+library.
 """
 
 import decimal
@@ -8,15 +9,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# A minus between numbers or words belongs to neither; 1,500 is one number, and 1e3 is a thousand.
+# A minus between numbers or words is not a sign; 1,500 is one number, and 1e3 is a thousand.
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?"
 NUMBER = re.compile(rf"(?:(?<![\w.)])-)?(?:(?<!\w){DIGITS}[eE][+-]?\d{{1,6}}(?!\w)|{DIGITS})")
-# Unicode's minus signs, and its hyphens and dashes where no range or compound can end.
+# Unicode's minus signs, and its hyphens and dashes unless a range or compound may precede them.
 MINUS = re.compile(r"[\u2212\ufe63\uff0d](?=\.?\d)|(?<![^\s(=\[{])[\u2010-\u2015](?=\.?\d)")
 
 
 def plain(text: str) -> str:
-    """Returns a text whose numbers have the minus sign of ASCII.
+    """Replaces the minus signs of numbers in a text by ASCII's.
 
     Example:
       >>> plain("a – b is −5")
@@ -26,7 +27,7 @@ def plain(text: str) -> str:
 
 
 def same(found: str, answer: str) -> bool:
-    """Returns whether two texts are equal except for surrounding space, or are the same number.
+    """Returns whether two texts are the same number, or equal except for surrounding space.
 
     Example:
       >>> same("1,200.0", "1200"), same(" Paris", "Paris"), same("1e3", "1000"), same("−5", "-5")
@@ -40,7 +41,7 @@ def same(found: str, answer: str) -> bool:
 
 
 def last_number(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """Returns 1 for a completion whose last number is the answer, else 0.
+    """Scores 1 for a completion whose last number is the answer, else 0.
 
     "1,500" and "2e3" are one number each; "−5" with Unicode's minus sign is −5, and "3–5" a range.
 
@@ -56,7 +57,7 @@ def last_number(completions: Sequence[str], answer: Sequence[str], **columns: An
 
 
 def contains(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """Returns 1 for a completion in which the answer stands as words or numbers of its own, else 0.
+    """Scores 1 for a completion that contains the answer as separate words or numbers, else 0.
 
     Example:
       >>> contains(["It is Paris.", "15", "1,500"], ["Paris", "5", "500"])
@@ -65,7 +66,7 @@ def contains(completions: Sequence[str], answer: Sequence[str], **columns: Any) 
     scores = []
     for text, right in zip(map(plain, completions), map(plain, answer), strict=True):
         word = right.strip()
-        if NUMBER.fullmatch(word):  # 500 is no part of 1,500
+        if NUMBER.fullmatch(word):  # the number 1,500 does not contain 500
             places = (found.span() for found in NUMBER.finditer(text) if found[0] == word)
         else:
             places = (found.span() for found in re.finditer(re.escape(word), text) if word)
@@ -74,7 +75,7 @@ def contains(completions: Sequence[str], answer: Sequence[str], **columns: Any) 
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Returns whether a part of a text is no part of a longer word or number."""
+    """Returns whether a part of a text is delimited, not within a longer word or number."""
     before, after = text[max(start - 1, 0) : start], text[end : end + 2]
     joined = re.match(r"\w|\.\d", after)
     return not (re.match(r"[\w.-]", before) or joined)
@@ -83,7 +84,7 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 def regex(
     completions: Sequence[str], answer: Sequence[str], *, pattern: str, **columns: Any
 ) -> list[float]:
-    r"""1 where the last match of a pattern, or its first group, is the answer, else 0.
+    r"""Scores 1 if a pattern's last match, or its first group, is the answer, else 0.
 
     Example:
       >>> regex(["Answer: 4. Answer: 5."], ["5"], pattern=r"Answer: (\d+)")

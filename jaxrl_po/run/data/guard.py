@@ -1,4 +1,4 @@
-"""An audit hook that refuses `eval` and `exec` of text while a reward function runs."""
+"""Audit hook that refuses `eval` and `exec` of text while a reward function runs."""
 
 import re
 import sys
@@ -9,22 +9,22 @@ from typing import Any
 
 LIBRARY = sysconfig.get_path("stdlib")
 GAP = r"(?:\s|\\|#.*\n)*"
-# Names that are called, calls of other expressions, decorators, imports and classes.
+# Matches called names, calls of other expressions, decorators, imports and classes.
 DEEDS = re.compile(
     rf"(?<!def )\b[^\W\d]\w*(?={GAP}\()|[)\]](?={GAP}\()|@|\b(?:import|class)\b{GAP}\w+"
 )
 
 
 class Guard:
-    """Refuses to run text as code, except text of the data set.
+    """Audit hook that refuses to run text as code, except for text from the data set.
 
-    The standard library, installed packages and modules that are being imported may compile text
-    unless it calls, imports or defines a name as a completion does. A refusal is recorded even if
-    the function catches its exception.
+    The standard library, installed packages and modules that are being imported may compile text,
+    unless the text calls, imports or defines a name that a completion also does. A refusal is
+    recorded even if the reward function catches its exception.
 
     Args:
-      harmless: `(text, file) -> bool`, further text that a file may compile; for a function of this
-        package, which then handles refusals itself. None to allow no more.
+      harmless: `(text, file) -> bool`, whether a file may compile this text as well; for a function
+        of this package that handles refusals itself. None to allow no further text.
     """
 
     def __init__(self, harmless: Callable[[str, str], bool] | None = None) -> None:
@@ -34,7 +34,7 @@ class Guard:
         sys.addaudithook(self._hear)
 
     def call(self, run: Callable[[], Any], given: Iterable[str], written: Iterable[str]) -> Any:
-        """Returns `run()`, which may run the `given` texts, and nothing of `written` ones."""
+        """Returns `run()`, which may run the `given` texts as code, but never `written` ones."""
         self._deeds = {deed for text in written for deed in deeds(text)}
         self._given, self.refused = frozenset(given), False
         self._untrusted.clear()
@@ -44,7 +44,7 @@ class Guard:
             self._given = None
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        # `eval` raises `compile` with the text, or a tree, and `exec` with the code and its file.
+        # `eval` triggers `compile` with the text or a tree, and `exec` with the code and its file.
         if self._given is None:
             return
         if event == "compile":
@@ -57,11 +57,11 @@ class Guard:
             raise PermissionError("a reward function must not run text as code")
 
     def _trusts(self, text: object, frame: FrameType) -> bool:
-        """Returns whether a frame may compile a text, or a syntax tree of a text heard before."""
+        """Returns whether a frame may compile a text, or the syntax tree of an earlier text."""
         file, outer = frame.f_code.co_filename, frame
         while outer.f_code is not Guard.call.__code__ and outer.f_back:
             if outer.f_code.co_filename.startswith("<frozen importlib"):
-                return True  # the code of a module knows of no completion
+                return True  # code of a module under import, written before any completion
             outer = outer.f_back
         installed = "site-packages" in file or "dist-packages" in file
         library = file.startswith(LIBRARY) and not installed
@@ -72,7 +72,7 @@ class Guard:
 
 
 def deeds(text: str) -> set[str]:
-    r"""Returns the names that a text calls, imports and defines, if it is code.
+    r"""Returns the names that a text calls, imports and defines, if the text is code.
 
     >>> sorted(deeds("import os\ndef f(x): return len (x)")), sorted(deeds("x**2 + 2*x"))
     (['import os', 'len'], [])

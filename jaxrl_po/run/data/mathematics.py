@@ -1,7 +1,7 @@
-r"""The reward `math`: whether an answer in `\boxed{}`, or after `####`, is the right one.
+r"""The reward `math`: 1 if the answer in `\boxed{}`, or after `####`, is right.
 
 The library `math-verify` (extra `math`) compares both as mathematics: ½, 0.5 and \frac{1}{2} are
-one. It runs in the worker process of `scoring`, so it imports only what that needs.
+equal. The worker process of `scoring` runs this module, so it imports only the necessary packages.
 """
 
 import contextlib
@@ -15,21 +15,21 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 
 BOXED, HASHES = re.compile(r"\\boxed\s*(?=\{)"), "####"
-# A number alone, where the text has no braces: \boxed 1/2 would be a box of 1.
+# A lone number, for texts without braces; \boxed 1/2 must not be read as a box of 1.
 BARE = re.compile(r"\\boxed\s*(-?(?:\d[\d,]*\d|\d)?(?:\.\d+)?)(?=[$\s)]|[.,;!?](?!\d)|$)")
-# Without the extraction of expressions outside LaTeX, which sympy reads by `eval`.
+# Omits the extraction of expressions outside LaTeX, which sympy reads by `eval`.
 LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
-# Longer ones are no answers; neither are towers of powers, which take for ever.
+# Longer texts are not answers; neither are towers of powers, whose evaluation never ends.
 LONGEST = 256
 TOWER = re.compile(r"\^.{0,8}\^|\^\{?\d{4,}|!\s*!|\d{4,}\s*!")
-# One number whose digits are in groups, as 1,234 or 1\,234 or 1{,}234: no list of numbers.
+# One number with grouped digits, such as 1,234 or 1\,234 or 1{,}234, not a list of numbers.
 SEPARATOR = r"(?:,|\{,\}|\\[,!: ]|[ ~\u00a0\u2009\u202f])"
 THOUSANDS = re.compile(rf"-?\d{{1,3}}(?:{SEPARATOR}\d{{3}})+(?:\.\d+)?(?:\\?%)?")
 MIXED = re.compile(r"(-?)(\d+)\s+(\d+)\s*/\s*(\d+)")  # 3 1/2
 EXPONENT = re.compile(r"(-?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,3})")  # 1.5e3
 MINUS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
-LIMIT = 2.0  # seconds of one completion
-# What sympy compiles of its own: its names, and literals of numbers and symbols.
+LIMIT = 2.0  # seconds allowed per completion
+# Text that sympy itself compiles: its names, and literals of numbers and symbols.
 NAMES = re.compile(
     r"from sympy import \*|(Integer|Float|Rational|Symbol) ?\( ?'?[\w.]*'? ?\) ?|\w+ ?"
 )
@@ -38,7 +38,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def harmless(text: str, file: str) -> bool:
-    """Whether a text that a file compiles while an answer is read is sympy's own.
+    """Returns whether a text compiled while an answer is read comes from sympy itself.
 
     Example:
       >>> harmless("Integer (12 )", ""), harmless("__import__('os').system('ls')", "")
@@ -48,9 +48,10 @@ def harmless(text: str, file: str) -> bool:
 
 
 def correct(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """1 for a completion whose answer equals that of its row, else 0.
+    """Scores 1 for a completion whose answer equals its row's answer, else 0.
 
-    0 without an answer, and for one that takes longer than `LIMIT`, as the value of 9^(9·10⁹) does.
+    The score is 0 for a completion without an answer, and for one that takes longer than `LIMIT`,
+    as the value of 9^(9·10⁹) does.
     """
     pairs = list(zip(answer, completions, strict=True))
     scores: list[float] = []
@@ -60,7 +61,7 @@ def correct(completions: Sequence[str], answer: Sequence[str], **columns: Any) -
 
 
 def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """Scores in order, by a child: all of them, or up to one that hangs or ends it, which has 0."""
+    """Scores pairs in a child process, up to one that hangs or crashes it, which scores 0."""
     here, there = os.pipe()
     child = os.fork()
     if child == 0:
@@ -68,12 +69,12 @@ def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             for right, text in pairs:
                 same = False
-                signal.setitimer(signal.ITIMER_REAL, LIMIT)  # ends it, whatever it computes
+                signal.setitimer(signal.ITIMER_REAL, LIMIT)  # ends the child whatever it computes
                 with contextlib.suppress(Exception):  # a parser's error is a wrong answer
                     same = equal(right, text)
                 os.write(there, b"1" if same else b"0")
         finally:
-            os._exit(0)  # whatever happens, it must not go on as the worker
+            os._exit(0)  # in any case, the child must not continue as the worker
     os.close(there)
     with os.fdopen(here, "rb") as pipe:
         scores = [float(each == ord("1")) for each in pipe.read()]
@@ -82,7 +83,7 @@ def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
 
 
 def final(text: str) -> str:
-    r"""Returns the answer of a text: the last `\boxed{}`, or the rest of the last line with `####`.
+    r"""Returns a text's answer: the last `\boxed{}`, or the rest of the last line with `####`.
 
     Example:
       >>> final(r"so \boxed{\frac{1}{2}}."), final("2 + 2 = 4\n#### 4"), final(r"\boxed 4")
@@ -104,11 +105,11 @@ def final(text: str) -> str:
 
 
 def equal(right: str, text: str) -> bool:
-    r"""Whether a text ends with the right answer.
+    r"""Returns whether a text ends with the right answer.
 
     Args:
-      right: the answer alone, or a text that ends with it.
-      text: of a completion.
+      right: answer alone, or a text that ends with it.
+      text: text of a completion.
 
     Example:
       >>> equal("0.5", r"\boxed{\frac{1}{2}}"), equal("x #### 1,234", "#### 1234"), equal("4", "4")

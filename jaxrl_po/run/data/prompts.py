@@ -18,21 +18,21 @@ from jaxrl_po.language.tokenizer import AnyTokenizer, make_tokenizer
 from jaxrl_po.types import PyTree
 
 PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
-COMPLETION, TEXT = "completion", "text"  # of rows of demonstrations
-CHAT = "chat"  # a template: a prompt as a user's message
-# Argument names of a reward function that are not columns of the file.
+COMPLETION, TEXT = "completion", "text"  # columns of demonstrations
+CHAT = "chat"  # value of task.template that makes a prompt a user's message
+# Arguments of reward functions that do not come from columns of the file.
 TAKEN = ("prompts", "completions", "completion_ids")
 TWICE = "a prompt begins with what the tokenizer adds, such as BOS: it is not written twice"
 
 
 class Text(NamedTuple):
-    """How a pretrained model reads prompts.
+    """Conversion of prompts to the tokens of a pretrained model.
 
     Attributes:
-      tokenizer: its own.
-      template: makes a prompt of messages; None where it has none.
-      context: the longest text, tokens; 0 where it names none.
-      arguments: of the template, besides the messages.
+      tokenizer: the model's tokenizer.
+      template: chat template that makes a prompt from messages; None if the model has none.
+      context: maximal number of tokens in a text; 0 if the model states no maximum.
+      arguments: arguments of the template, besides the messages.
     """
 
     tokenizer: TextTokenizer
@@ -41,12 +41,13 @@ class Text(NamedTuple):
     arguments: Mapping[str, Any] = {}
 
     def encode(self, row: "Row") -> tuple[int, ...]:
-        """The ids of a row's prompt: that of its messages by the template, or its text.
+        """Returns the ids of a row's prompt: its messages in the chat template, or its text.
 
-        Messages that end with the assistant's are continued.
+        If the last message is the assistant's, the completion continues it.
 
         Raises:
-          ConfigError: there is no template, it refuses the messages, or a token is not the model's.
+          ConfigError: the model has no template, the template refuses the messages, or a token
+            is outside the model's vocabulary.
         """
         template, messages = self.template, row.columns.get(MESSAGES)
         if messages is not None and template is None:
@@ -57,7 +58,7 @@ class Text(NamedTuple):
                     warnings.warn(TWICE, stacklevel=2)
                 return tuple(self.tokenizer.encode(row.prompt, special=True))
             continued = {"continue_final_message": messages[-1]["role"] == ASSISTANT}
-            # The template writes BOS, where the model has one.
+            # The template writes BOS, if the model has one.
             text = template.render(messages, **continued | dict(self.arguments))
             return tuple(self.tokenizer.encode(text))
         except ConfigError as error:
@@ -68,9 +69,9 @@ class Row(NamedTuple):
     """One prompt.
 
     Attributes:
-      columns: `prompt` or `messages`, `answer` and any others.
-      place: file and line, for messages.
-      flag: setting that names the file, for messages.
+      columns: `prompt` or `messages`, `answer` and any other columns.
+      place: file and line, for error messages.
+      flag: setting that names the file, for error messages.
     """
 
     columns: Mapping[str, Any]
@@ -83,16 +84,16 @@ class Row(NamedTuple):
 
     @property
     def prompt(self) -> str:
-        """The prompt; messages as JSON."""
+        """Returns the prompt; messages are returned as JSON."""
         if MESSAGES in self.columns:
             return json.dumps(self.columns[MESSAGES], sort_keys=True)
         return str(self.columns[PROMPT])
 
     def worded(self, template: str, system: str) -> "Row":
-        """The row with its prompt as a template has it, and with a message of the system.
+        """Returns the row with its prompt in a template, and with a system message.
 
         Raises:
-          ConfigError: it has messages where a prompt is needed, or a system message of its own.
+          ConfigError: the row has messages where a prompt is needed, or already a system message.
         """
         columns = dict(self.columns)
         if template and MESSAGES in columns:
@@ -108,10 +109,10 @@ class Row(NamedTuple):
         return self._replace(columns=columns)
 
     def demonstrations(self) -> "list[Row]":
-        """The row as rows with answers: its completion, each message of the assistant, or its text.
+        """Splits the row into rows with answers: completion, assistant's messages, or text.
 
         Raises:
-          ConfigError: it has none of these.
+          ConfigError: the row has neither completion, answer, assistant's message nor text.
         """
         columns = self.columns
         if TEXT in columns:
@@ -132,24 +133,24 @@ class Row(NamedTuple):
         return [self._replace(columns=each) for each in pairs]
 
     def identity(self, whole: bool) -> str:
-        """What tells the row from others: its prompt, or all of its columns."""
+        """Returns the text that distinguishes rows: the prompt, or all columns if `whole`."""
         return json.dumps(self.columns, sort_keys=True) if whole else self.prompt
 
 
 def read_jsonl(
     path: str, *, answers: bool = True, texts: bool = False, flag: str = "task.train"
 ) -> list[Row]:
-    """Reads the rows of a file; empty lines are skipped.
+    """Reads the rows of a file and skips empty lines.
 
     Args:
       path: path of the file.
       answers: whether each row must have an answer.
-      texts: whether a row may be a text, without a prompt.
-      flag: setting that names the file, for messages.
+      texts: whether a row may consist of a text without a prompt.
+      flag: setting that names the file, for error messages.
 
     Raises:
-      ConfigError: names the file, and the line that does not parse, lacks a column, or has other
-        columns than the first line.
+      ConfigError: a line does not parse, lacks a column, or has other columns than the first line;
+        the message names the file and the line.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -160,7 +161,7 @@ def read_jsonl(
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            # Files that were joined may have byte order marks inside.
+            # Concatenated files may contain byte order marks inside.
             row = Row({}, f"{path} line {number}", flag)
             rows.append(_parse(line.removeprefix("\ufeff"), row, answers, texts))
             if rows[-1].columns.keys() != rows[0].columns.keys():
@@ -176,7 +177,7 @@ def read_jsonl(
 def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
     try:
         columns = json.loads(line)
-        if "\\ud" in line.lower():  # perhaps half of a surrogate pair, which is no text
+        if "\\ud" in line.lower():  # perhaps half of a surrogate pair, which cannot be encoded
             json.dumps(columns, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise row.error(f"is not JSON: {error}") from None
@@ -197,7 +198,7 @@ def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
             raise row.error(f"lacks the column {name!r}; it has {', '.join(map(repr, columns))}")
     answer = columns.get(ANSWER, "")
     if answer is None and not answers:
-        answer = ""  # the functions that reward are given None
+        answer = ""  # passes the checks below; reward functions still receive None
     if isinstance(answer, int) and not isinstance(answer, bool):
         columns[ANSWER] = answer = str(answer)
     if not isinstance(answer, str):
@@ -216,7 +217,7 @@ def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
 
 
 def _check_chat(messages: Any, row: Row) -> None:
-    """Raises ConfigError, with message and field, unless each message has a text."""
+    """Raises ConfigError, with message number and field, unless each message has a text."""
     if not messages or not isinstance(messages, list):
         got = "an empty list" if messages == [] else type(messages).__name__
         raise row.error(f"{MESSAGES} must be a list of messages, got {got}")
@@ -235,17 +236,17 @@ def _check_chat(messages: Any, row: Row) -> None:
 
 
 class Columns:
-    """The function that gives the columns of rows, without the prompt; see `tasks.Task`.
+    """Function that returns the columns of rows, without the prompt; see `tasks.Task`.
 
     Args:
-      rows: rows that a problem is an index of.
+      rows: rows that a problem is an index into.
     """
 
     def __init__(self, rows: Sequence[Row]):
         self.rows = rows
 
     def __call__(self, problem: PyTree) -> Json:
-        """Returns each column of the rows with these indices, `[B]`."""
+        """Returns each column of the rows with these indices, as lists `[B]`."""
         chosen = [self.rows[i].columns for i in np.asarray(problem).tolist()]
         names = [name for name in self.rows[0].columns if name not in (PROMPT, MESSAGES)]
         return {name: [each[name] for each in chosen] for name in names}
@@ -258,18 +259,18 @@ class Columns:
 def split(
     rows: Sequence[Row], fraction: float, parts: int = 1, *, whole: bool = False
 ) -> list[list[Row]]:
-    """Training rows, then what is held out in equal parts, assigned by a hash of the prompt.
+    """Splits rows into training rows and equal held-out parts, by a hash of the prompt.
 
-    So equal prompts are in the same split, and the order of the rows does not matter.
+    Equal prompts therefore fall into the same split, and the order of the rows does not matter.
 
     Args:
-      rows: of one file.
-      fraction: approximate share of the prompts to hold out; each part gets one at least.
-      parts: of what is held out.
-      whole: tell rows by all of their columns.
+      rows: rows of a single file.
+      fraction: approximate share of the prompts to hold out; each part gets at least one prompt.
+      parts: number of held-out parts.
+      whole: whether to distinguish rows by all of their columns.
 
     Raises:
-      ConfigError: no row is left to train on.
+      ConfigError: no row remains to train on.
 
     Example:
       >>> rows = [Row({"prompt": f"{i}?", "answer": "!"}, "") for i in range(1000)]
@@ -308,25 +309,25 @@ def make_task(
     text: Text | None = None,
     whole: bool = False,
 ) -> Task:
-    """A task over rows, in the tokens of a pretrained model, or with one token per character.
+    """Makes a task from rows, in a pretrained model's tokens, or with one token per character.
 
     Args:
-      name: of the task.
+      name: name of the task.
       train: training rows.
       test: held-out rows.
-      validation: held-out rows that select a checkpoint, none of them a row of `train`.
-      characters: the alphabet; empty takes the characters that occur.
-      max_prompt_length: maximum length of a prompt, tokens; 0 for no maximum.
-      text: how a pretrained model reads prompts; None for a token per character.
-      whole: tell rows by all of their columns, so that prompts may repeat.
+      validation: held-out rows that select a checkpoint, disjoint from `train`.
+      characters: alphabet of the tokenizer; empty for the characters that occur.
+      max_prompt_length: maximum number of tokens in a prompt; 0 for no maximum.
+      text: conversion of prompts for a pretrained model; None for one token per character.
+      whole: whether to distinguish rows by all of their columns, so that prompts may repeat.
 
     Returns:
-      The task: a completion is correct if it equals `answer`, or if it is empty where rows have no
-      answer. Its columns are those of the rows, without the prompt.
+      The task. A completion is correct if it equals `answer`, or if it is empty and the rows have
+      no answer. The columns of the task are the columns of the rows, without the prompt.
 
     Raises:
-      ConfigError: names the line whose prompt is too long, is in both splits, or cannot be written
-        in the tokens.
+      ConfigError: a prompt is too long, is in both splits, or cannot be written in the tokens; the
+        message names the line.
     """
     known = [*train, *validation]
     rows = [*known, *test]
@@ -342,7 +343,7 @@ def make_task(
         ids = [tuple(tokenizer.encode(row.prompt)) for row in rows]
     else:
         tokenizer, ids = text.tokenizer, [text.encode(row) for row in rows]
-    ids = [prompt or (tokenizer.eos,) for prompt in ids]  # before a text that has no prompt
+    ids = [prompt or (tokenizer.eos,) for prompt in ids]  # EOS precedes a text without a prompt
     context = 0 if text is None else text.context
     for row, prompt in zip(rows, ids, strict=True):
         for limit, what in (
@@ -367,7 +368,7 @@ def make_task(
 
 
 def _alphabet(rows: Sequence[Row], characters: str) -> AnyTokenizer:
-    """A token per character; raises ConfigError for a row that has another, or messages."""
+    """Makes a character tokenizer; raises ConfigError for unknown characters or for messages."""
     texts = [(row, PROMPT, row.prompt) for row in rows]
     texts += [(row, ANSWER, row.columns.get(ANSWER) or "") for row in rows]
     tokenizer = make_tokenizer(characters or "".join(sorted(set("".join(t for *_, t in texts)))))

@@ -1,6 +1,7 @@
 """Tasks of reasoning-gym (extra `language`): their items as prompts, their scores as a reward.
 
-It also runs in the worker process of `scoring`, so it imports only what that needs.
+The worker process of `scoring` also imports this module, which therefore imports nothing beyond
+the needs of scoring.
 """
 
 import functools
@@ -14,15 +15,15 @@ from reasoning_gym.factory import DATASETS
 from jaxrl_po.run.data.workers import Json
 
 NAMES = tuple(sorted(DATASETS))
-CHECKED = 16  # items whose reference answers are scored when the task is made
+CHECKED = 16  # number of items whose reference answers are scored when the task is made
 
 
 def items(name: str, *, seed: int, size: int, options: Mapping[str, object]) -> list[Json]:
-    """The items of a data set as rows, with the columns that `score_answer` takes.
+    """Returns the items of a data set as rows, with the columns that `score_answer` takes.
 
     Args:
-      name: one of `NAMES`.
-      seed: of the data set.
+      name: name of the data set, one of `NAMES`.
+      seed: seed of the data set.
       size: number of items.
       options: further fields of the data set's config.
 
@@ -43,7 +44,7 @@ def items(name: str, *, seed: int, size: int, options: Mapping[str, object]) -> 
         rows.append(
             {
                 "prompt": item["question"],
-                "question": item["question"],  # the prompt may have a template around it
+                "question": item["question"],  # separate, since a template may surround the prompt
                 "answer": item["answer"],
                 "dataset": name,
                 "options": json.dumps(options),
@@ -67,7 +68,7 @@ def score_answer(
     metadata: Sequence[object],
     **columns: Any,
 ) -> list[float]:
-    """Returns the score of reasoning-gym for each completion, in [0, 1]; 0 if its parser raises."""
+    """Returns reasoning-gym's score per completion, in [0, 1]; 0 if its parser raises."""
     scores = []
     rows = zip(completions, dataset, options, question, answer, metadata, strict=True)
     for completion, name, given, *parts in rows:

@@ -1,4 +1,4 @@
-"""Recorded episodes of `--demonstrations`, an .npz file."""
+"""Recorded episodes that `--demonstrations` names, in an .npz file."""
 
 import zipfile
 
@@ -11,10 +11,10 @@ from jaxrl_po.config import ConfigError
 
 
 def read(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:
-    """Observations and actions `[N, …]` of recorded episodes.
+    """Reads observations and actions `[N, …]` of recorded episodes.
 
     Raises:
-      ConfigError: the file cannot be read, lacks an array, or is of another environment.
+      ConfigError: the file cannot be read, lacks an array, or fits another environment.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:

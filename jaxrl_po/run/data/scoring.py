@@ -1,8 +1,8 @@
 """Reward functions in Python: called on text, between `sample` and `update` of a learner.
 
-Each function runs in its own process, `scoring_worker`, so that a call can be ended when it exceeds
-its time limit; a thread could not be. Like in TRL's GRPOTrainer, a function is called with keyword
-arguments (prompts, completions, columns of the task) and returns a number per completion.
+Each function runs in its own process, `scoring_worker`, so that a call that exceeds its time limit
+can be killed, which is impossible in a thread. As in TRL's GRPOTrainer, a function is called with
+keyword arguments (prompts, completions, columns of the task) and returns a number per completion.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch, Metrics, PyTree
 
-FAILURES, FAILED = "reward_failures", "evaluation_failures"  # of training, of evaluations
-ABSENT = ""  # key of a report
+FAILURES, FAILED = "reward_failures", "evaluation_failures"  # in training, in evaluations
+ABSENT = ""  # key of the report on completions that no function scored
 
 Columns = Mapping[str, Sequence[Any]]
-"""Name to a list with one JSON value per completion."""
+"""Columns by name: a list with one JSON value per completion."""
 Floats = npt.NDArray[np.float32]
 
 
@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float32]
 class Scorer(Protocol):
     """A reward that is computed on the host, between `sample` and `update` of a learner.
 
-    One that is a context manager is entered for the run.
+    A scorer that is a context manager is entered for the duration of the run.
     """
 
     def score_batch(
@@ -47,21 +47,21 @@ class Scorer(Protocol):
         """Returns the batch with `score` and `reward` filled in, and metrics `[S]`.
 
         Args:
-          batch: stacked over S seeds, without a reward; see `language.give_reward`.
-          first: whether it is the first batch of the run, where a failure should end the run.
-          report: called with lines for the user.
+          batch: batch stacked over S seeds, without a reward; see `language.give_reward`.
+          first: flag for the first batch of the run, whose failures should end the run.
+          report: `(line) -> None`, called with lines for the user.
         """
 
 
 def opened(scorer: Scorer | None) -> contextlib.AbstractContextManager[object]:
-    """Returns the context in which a scorer is used."""
+    """Returns the scorer's context manager, or a null context if it is not one."""
     if isinstance(scorer, contextlib.AbstractContextManager):
         return scorer
     return contextlib.nullcontext()
 
 
 class RewardError(RunError):
-    """A reward function failed or cannot be loaded; the message says which."""
+    """A reward function failed or cannot be loaded; the message names the function."""
 
 
 class Reward(NamedTuple):
@@ -70,7 +70,7 @@ class Reward(NamedTuple):
     Attributes:
       source: `file.py:function` or `module:function`.
       weight: factor of its score in the reward, which is the sum over functions.
-      arguments: of each call, beside what is scored.
+      arguments: keyword arguments of each call, besides the columns.
     """
 
     source: str
@@ -79,16 +79,16 @@ class Reward(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The function's name, under which it is logged."""
+        """Returns the function's name, which also names its metrics."""
         return self.source.rpartition(":")[2]
 
 
 class Scores(NamedTuple):
-    """The result of one call of a function.
+    """Result of one call of a reward function.
 
     Attributes:
-      values: `[B]`, 0 where it failed, NaN where it judges nothing (it returned None).
-      failed: `[B]`, bool.
+      values: scores `[B]`: 0 if the function failed, NaN if it returned None (does not score it).
+      failed: `[B]`, bool, the completions on which it failed.
       why: reason of the failure, or empty.
     """
 
@@ -98,12 +98,12 @@ class Scores(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What the functions make of completions, `[S, B]`.
+    """Scores of completions by all reward functions, `[S, B]`.
 
     Attributes:
-      raw: raw scores; NaN where no function judges, as in the others.
-      reward: weighted sum over those that judge.
-      measures: name to what is logged as its mean.
+      raw: raw scores; NaN, as in the other fields, if every function returned None.
+      reward: weighted sum over the functions that returned a score.
+      measures: values by name, logged as their means.
     """
 
     raw: Floats
@@ -112,46 +112,46 @@ class Scored(NamedTuple):
 
 
 class Here:
-    """A function that was given in Python, in place of its process: nothing ends a call that hangs.
+    """A function passed in Python, called in this process: a call that hangs cannot be killed.
 
     Args:
-      function: see `Reward`.
+      function: reward function, see `Reward`.
     """
 
     def __init__(self, function: Callable[..., Any]):
         self._function, self._message = function, ""
 
     def send(self, message: object, limit: float | None = None, late: str = "") -> None:
-        """Keeps what is asked, as another process would get it."""
+        """Stores the request as JSON, as it would reach another process."""
         self._message = json.dumps(message)
 
     def receive(self) -> Json:
-        """The answer to it."""
+        """Calls the function on the stored request and returns its reply."""
         return scoring_worker.answer(self._function, None, json.loads(self._message))
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        """Does nothing, since no process needs to end."""
 
 
 class Worker:
     """A reward function in its own process, which is restarted after it was killed or died.
 
     Args:
-      source: see `Reward`; a function that was given in Python is called in this process.
-      timeout: limit of one call, seconds.
-      arguments: see `Reward`.
+      source: name of the function, see `Reward`; a function passed in Python runs in this process.
+      timeout: time limit of one call, seconds.
+      arguments: keyword arguments of each call, see `Reward`.
     """
 
     def __init__(self, source: str, timeout: float, arguments: Mapping[str, object] = {}):
         self._source, self._timeout, self._arguments = source, timeout, arguments
         self._process: workers.Process | Here | None = None
-        self._asked = (0, "")  # the pending call: number of completions, failure
+        self._asked = (0, "")  # pending call: number of completions, reason of a failure
 
     def start(self) -> None:
         """Starts the process and loads the function, unless it is running.
 
         Raises:
-          RewardError: it cannot be loaded.
+          RewardError: the function cannot be loaded.
         """
         if isinstance(self._source, PythonObject):
             self._process = Here(self._source.value)
@@ -165,7 +165,7 @@ class Worker:
                 raise RewardError(f"{self._source} cannot be loaded: {error}") from None
 
     def ask(self, columns: Columns, count: int) -> None:
-        """Starts a call on `count` completions; its time limit begins now."""
+        """Starts a call on `count` completions; its time limit starts now."""
         self._asked = count, ""
         try:
             self.start()
@@ -176,7 +176,7 @@ class Worker:
             self._process.send(columns, self._timeout, late)
 
     def take(self) -> Scores:
-        """Waits for the result of the pending call, up to its time limit."""
+        """Waits for the result of the pending call, at most until its time limit."""
         count, why = self._asked
         reply = {"error": why}
         if self._process is not None:
@@ -209,18 +209,20 @@ class HostScore:
 
     The functions run concurrently. Each is called once per seed, so that a seed's rewards do not
     depend on the other seeds. The reward is Σ weight · score, at the last token. The raw score is
-    that of the first function; it decides which groups are informative.
+    the first function's score; it decides which groups are informative.
 
-    Where a function fails (it raises, exceeds its time limit, or returns something other than a
+    If a function fails (it raises, exceeds its time limit, or returns something other than a
     finite number per completion), the score is 0. On the first batch of a run, a failure is an
-    error instead. Where it returns None for a completion, it does not judge it: the others do, and
-    where none does, the completion takes no part; see `language.give_reward`.
+    error instead. If a function returns None for a completion, only the other functions score it;
+    if all return None, the completion takes no part; see `language.give_reward`.
 
     Args:
-      rewards: at least one, with different names.
-      task: its columns are passed to the functions; if it has none, its demonstration as `answer`.
-      timeout: limit of one call, seconds.
-      require_end: a completion without an end within its budget scores 0, raw score and reward.
+      rewards: at least one function, with different names.
+      task: task whose columns are passed to the functions; without columns, its demonstration is
+        passed as `answer`.
+      timeout: time limit of one call, seconds.
+      require_end: whether a completion without an end within its token budget gets raw score and
+        reward 0.
 
     Metrics:
       `accuracy` (the raw score), `wrong_length` (tokens of the completions with raw score 0),
@@ -229,7 +231,7 @@ class HostScore:
       any function failed).
 
     Raises:
-      ConfigError: names the argument that cannot work.
+      ConfigError: an argument cannot work; the error names it.
     """
 
     def __init__(
@@ -249,7 +251,7 @@ class HostScore:
         self._say: Callable[[str], None] = functools.partial(print, flush=True)
 
     def __enter__(self) -> "HostScore":
-        """Loads the functions; raises ConfigError where one cannot be loaded."""
+        """Loads the functions; raises ConfigError if one of them cannot be loaded."""
         try:
             for worker in self._workers:
                 worker.start()
@@ -266,12 +268,12 @@ class HostScore:
     def score_batch(
         self, batch: Batch, *, first: bool, report: Callable[[str], None]
     ) -> tuple[Batch, Metrics]:
-        """See `Scorer`; leaves of `batch` lead with `[S]`.
+        """Scores a batch as `Scorer` specifies; leaves of `batch` lead with `[S]`.
 
         Args:
-          batch: without a reward.
+          batch: batch without a reward.
           first: whether this is the first batch of the run.
-          report: called with a line when a function fails for the first time.
+          report: `(line) -> None`, called when a function fails for the first time.
 
         Raises:
           RewardError: a function fails on the first batch.
@@ -307,20 +309,20 @@ class HostScore:
     def score(
         self, columns: Sequence[Columns], count: int, *, first: bool, report: Callable[[str], None]
     ) -> "Scored":
-        """Calls the functions, once for each seed.
+        """Calls the functions, once per seed.
 
         Args:
-          columns: of each seed, what the functions are given.
-          count: B, completions of a seed.
-          first: see `Scorer`.
-          report: see `Scorer`.
+          columns: keyword arguments of the functions, for each seed.
+          count: B, number of completions per seed.
+          first: flag for the first batch of the run, see `Scorer`.
+          report: `(line) -> None`, called with lines for the user, see `Scorer`.
 
         Raises:
-          RewardError: a function fails, and it is the first time that they are called.
+          RewardError: a function fails in the first call of the run.
         """
         by_seed = []
         for given in columns:
-            # Ask all before waiting for any: the functions run at the same time.
+            # Send all requests before waiting for a reply, so that the functions run concurrently.
             for worker in self._workers:
                 worker.ask(given, count)
             by_seed.append([worker.take() for worker in self._workers])
@@ -350,20 +352,20 @@ class HostScore:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Names of what `score` measures."""
+        """Returns the names of the measures that `score` computes."""
         return ("reward", FAILURES, *(f"reward/{reward.name}" for reward in self._rewards))
 
     def judge(self, answers: Answers) -> tuple[Answers, npt.NDArray[np.bool_]]:
         """Scores the answers of one seed by the function of the raw score.
 
-        Those that it does not judge are scored by the other functions, in order.
+        Answers for which that function returns None are scored by the other functions, in order.
 
         Returns:
-          The answers, whose score is NaN where no function judges or one failed; and where one
-          failed, `[n, samples]`.
+          The answers, with score NaN if every function returned None or one failed; and a mask of
+          the failures, `[n, samples]`.
 
         Raises:
-          RewardError: a function failed for all of them.
+          RewardError: a function failed for all of the answers.
         """
         host: Any = jax.tree.map(np.asarray, answers)
         count, samples, budget = host.tokens.shape
@@ -406,7 +408,7 @@ class HostScore:
         mask: npt.NDArray[np.bool_],
         problem: PyTree,
     ) -> Json:
-        """What functions are given about completions of one seed, leaves `[B, …]`."""
+        """Returns the keyword arguments of functions for one seed's completions, lists `[B]`."""
         return {
             "prompts": self._tokenizer.decode_rows(
                 prompts, np.arange(prompts.shape[1]) >= pad[:, None]
@@ -425,7 +427,7 @@ class HostScore:
 
 
 def demonstrations(task: Task) -> Callable[[PyTree], Json]:
-    """`problem [B, …] -> {"answer": texts}`, for a task without columns of its own."""
+    """Returns `problem [B, …] -> {"answer": texts}`, for a task without columns."""
     demonstrate = jax.jit(jax.vmap(task.demonstrate))
 
     def columns(problem: PyTree) -> Json:
@@ -436,7 +438,7 @@ def demonstrations(task: Task) -> Callable[[PyTree], Json]:
 
 
 def check(rewards: Sequence[Reward]) -> None:
-    """Raises ConfigError for invalid functions; none is loaded."""
+    """Raises ConfigError for invalid reward functions; loads none of them."""
     names = [reward.name for reward in rewards]
     for reward in rewards:
         place = reward.source.rpartition(":")[0]
@@ -453,13 +455,13 @@ def check(rewards: Sequence[Reward]) -> None:
 
 
 def _equal(score: Floats) -> Floats:
-    """Whether the scores of each group `[S, P, G]` are equal; NaN where none is judged."""
+    """Returns whether each group `[S, P, G]` has equal scores; NaN for a group without scores."""
     spread = np.fmax.reduce(score, axis=-1) - np.fmin.reduce(score, axis=-1)
     return np.where(np.isnan(spread), spread, spread == 0.0)
 
 
 def _mean(values: npt.NDArray[Any], counted: npt.NDArray[np.bool_] | None = None) -> Mean:
-    """The mean of each seed, from `[S, B]`, over the values that are counted: all but NaN."""
+    """Averages values `[S, B]` per seed over the counted ones; by default over all but NaN."""
     counted = ~np.isnan(values) if counted is None else counted
     total = np.where(counted, values, 0).sum(axis=1, dtype=np.float32)
     return Mean(total, counted.sum(axis=1, dtype=np.float32))

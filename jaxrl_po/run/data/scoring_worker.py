@@ -1,4 +1,4 @@
-"""The process of one reward function, a worker."""
+"""Worker process that runs one reward function."""
 
 import asyncio
 import concurrent.futures
@@ -17,30 +17,30 @@ from jaxrl_po.run.data import workers
 from jaxrl_po.run.data.guard import Guard
 from jaxrl_po.run.data.workers import Json
 
-# What a model has written, or was told in between; the other columns are data.
+# Text by a model, or by its partner in a dialogue; the other columns are data.
 WRITTEN = ("completions", "messages")
 GRACE = 10.0  # seconds past the time limit after which a worker that was not killed ends itself
 
 
 class ResultError(Exception):
-    """A function returned something that is no list of scores."""
+    """A function returned something other than a list of scores."""
 
 
 def texts(value: object) -> Iterator[str]:
-    """All strings inside a JSON value."""
+    """Yields all strings inside a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            if type(item) in (str, dict, list):  # most are ids of tokens, which hold none
+            if type(item) in (str, dict, list):  # most items are token ids, which contain no text
                 yield from texts(item)
 
 
 def numbers(result: Any, count: int) -> list[float | None]:
-    """The result of a reward function as `count` floats; None and NaN stay, and 10⁴⁰⁰ is infinite.
+    """Converts a reward function's result to `count` floats; keeps None and NaN, 10⁴⁰⁰ is infinite.
 
     Raises:
-      ResultError: it is not that many numbers.
+      ResultError: the result is not that many numbers.
 
     Example:
       >>> numbers((1, True, None), 3)
@@ -60,7 +60,7 @@ def numbers(result: Any, count: int) -> list[float | None]:
 
 
 def number(value: Any) -> float | None:
-    """One score; see `numbers`."""
+    """Converts a single score to a float or None; see `numbers`."""
     if value is None:
         return None
     if isinstance(value, str | bytes):
@@ -75,7 +75,7 @@ def number(value: Any) -> float | None:
 
 @functools.cache
 def _runner() -> asyncio.Runner:
-    """Returns the loop of all calls: clients and locks of a module belong to one loop."""
+    """Returns the event loop of all calls: clients and locks of a module belong to one loop."""
     return asyncio.Runner()
 
 
@@ -85,7 +85,7 @@ def _thread() -> concurrent.futures.Executor:
 
 
 def awaited(result: Any) -> Any:
-    """Returns the result of a coroutine, or of each in a list, and any other value as it is."""
+    """Awaits a coroutine, or the coroutines in a list; returns any other value unchanged."""
     several = isinstance(result, list | tuple) and any(map(inspect.isawaitable, result))
     if not (several or inspect.isawaitable(result)):
         return result
@@ -94,21 +94,21 @@ def awaited(result: Any) -> Any:
         return await (asyncio.gather(*result) if several else result)
 
     try:
-        asyncio.get_running_loop()  # as the thread of a notebook has
+        asyncio.get_running_loop()  # exists in the thread of a notebook, for example
     except RuntimeError:
         return _runner().run(wait())
     return _thread().submit(_runner().run, wait()).result()
 
 
 def answer(function: Callable[..., object], guard: Guard | None, request: Json) -> Json:
-    """The reply to one call: `{"scores": [...]}` or `{"error": text}`."""
-    count = len(request["completions"])  # now: the function may change the list
+    """Computes the reply to one call: `{"scores": [...]}` or `{"error": text}`."""
+    count = len(request["completions"])  # before the call, since the function may change the list
     given, written = (
         list(texts([column for name, column in request.items() if (name in WRITTEN) == wrote]))
         for wrote in (False, True)
     )
     try:
-        # Within the guard, since a generator runs when it is read.
+        # Inside the guard, since the code of a generator runs only while it is read.
         def call() -> list[float | None]:
             return numbers(awaited(function(**request)), count)
 
@@ -129,12 +129,13 @@ def answer(function: Callable[..., object], guard: Guard | None, request: Json) 
 
 
 def serve(pipe: Connection, function: Callable[..., object], start: Json) -> None:
-    """Answers calls of a function until the pipe is closed.
+    """Answers calls of a reward function until the pipe is closed.
 
     Args:
-      pipe: of requests and replies, see `answer`.
-      function: see `Guard` for one of ours.
-      start: its `source`, further `arguments`, and the `timeout` of a call.
+      pipe: pipe for requests and replies, see `answer`.
+      function: reward function; this package's own functions may define `harmless`, see `Guard`.
+      start: first message: the function's `source`, further `arguments`, and the `timeout` of a
+        call.
     """
     ours = start["source"].startswith("jaxrl_po.")
     guard = Guard(vars(sys.modules[function.__module__]).get("harmless") if ours else None)

@@ -17,7 +17,7 @@ FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
 
 @config.record
 class Prompts:
-    """How prompts are written and held out."""
+    """Format of prompts, and the share of them to hold out."""
 
     template: str = common.static(
         "",
@@ -67,7 +67,7 @@ class File(Prompts):
     )
 
     def validate(self) -> None:
-        """Refuses a missing file."""
+        """Raises ConfigError if no file is named."""
         super().validate()
         if not self.train:
             raise ConfigError("train", "must name a file of prompts, e.g. prompts.jsonl")
@@ -85,18 +85,18 @@ class ReasoningGym(Prompts):
 
 @config.record
 class NoSettings:
-    """A task of the user's own has no flags."""
+    """Settings of a user-defined task, which has no flags."""
 
 
 class Reading(NamedTuple):
-    """How a run reads the rows of a table.
+    """Options for the conversion of a table's rows to a task.
 
     Attributes:
-      text: How a pretrained model reads prompts; None without one.
+      text: Conversion of prompts for a pretrained model; None without such a model.
       answers: Whether each prompt needs an answer.
       whole: Whether prompts may repeat; see `prompts.make_task`.
       supervised: Whether answers come from `prompts.Row.demonstrations`.
-      shape: Name of a published model whose vocabulary a new model has; empty if none was given.
+      shape: Name of a published model whose vocabulary a new model has; empty if unspecified.
     """
 
     text: prompts.Text | None = None
@@ -110,7 +110,7 @@ def from_file(settings: File, reading: Reading) -> language.Task:
     """Makes the task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
 
     Raises:
-      ConfigError: A file that cannot be used; names the flag, the file and the line.
+      ConfigError: A file is unusable; the message names the flag, the file and the line.
     """
     if reading.text is not None and settings.characters:
         raise ConfigError("task.characters", "has no effect with a pretrained model's tokenizer")
@@ -122,12 +122,12 @@ def from_file(settings: File, reading: Reading) -> language.Task:
 
 
 def demonstrated(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Row]]:
-    """What the rows of each part demonstrate; no part has what an earlier one has.
+    """Returns the demonstrations of each part, without any that an earlier part contains.
 
-    Conversations that differ may begin alike.
+    Different conversations may start with the same messages.
 
     Raises:
-      ConfigError: nothing is left to hold out.
+      ConfigError: no demonstration remains to hold out.
     """
     found, seen = list[list[prompts.Row]](), set[str]()
     for part in parts:
@@ -147,10 +147,10 @@ def _as_task(
     characters: str = "",
     whole: bool = False,
 ) -> language.Task:
-    """Writes the prompts of training, validation and test rows and makes a task of them.
+    """Formats the prompts of training, validation and test rows and makes a task from them.
 
     Raises:
-      ConfigError: Arguments of a template that is not used, or rows that make no task.
+      ConfigError: Arguments are set for a template that is unused, or the rows form no valid task.
     """
     rows = [[row.worded(settings.template, settings.system) for row in part] for part in parts]
     arguments = errors.json_object("task.template_arguments", settings.template_arguments)
@@ -178,7 +178,7 @@ def read_rows(
     """Reads the training, validation and test rows of `--task=file`, in the order of its task.
 
     Raises:
-      ConfigError: A file that cannot be used; names the flag, the file and the line.
+      ConfigError: A file is unusable; the message names the flag, the file and the line.
     """
     read = functools.partial(prompts.read_jsonl, answers=answers, texts=texts)
     rows = read(settings.train)
@@ -192,7 +192,7 @@ def from_reasoning_gym(settings: ReasoningGym, reading: Reading) -> language.Tas
     All items have answers.
 
     Raises:
-      ConfigError: The extra is not installed, or a flag is invalid; names the flag.
+      ConfigError: The extra is not installed, or a flag is invalid; the message names the flag.
     """
     errors.require("task", "reasoning_gym", "language")
     from jaxrl_po.run.data import reasoning

@@ -1,4 +1,4 @@
-"""Examples of what a policy writes, and how a person reads them in `samples.jsonl`."""
+"""Examples of a policy's completions, and their text format for reading `samples.jsonl`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +17,9 @@ class Examples(NamedTuple):
     """Sample outputs of the policy at an evaluation, for people to read.
 
     Attributes:
-      describe: training state to arrays; compiled, unless it is that of `Rollouts`. It must use a
-        fixed key of its own.
-      render: those arrays, on the host, to rows of `samples.jsonl`.
+      describe: `(state) -> arrays`, computes the outputs with its own fixed key; compiled, unless
+        it comes from `Rollouts`.
+      render: `(arrays) -> rows`, converts the arrays, on the host, to rows of `samples.jsonl`.
     """
 
     describe: Callable[..., PyTree]
@@ -27,9 +27,9 @@ class Examples(NamedTuple):
 
 
 def transcript(row: Row) -> str:
-    """The completion of a row, or its dialogue: a line for each message and each reply.
+    """Formats the completion of a row, or its dialogue: a line per message and per reply.
 
-    Behind a message stands what its turn earned: the reward if it is not 0, and in a group the
+    A message is followed by the reward of its turn, unless that is 0, and in a group also by the
     advantage.
     """
     if "turns" not in row:
@@ -44,12 +44,12 @@ def transcript(row: Row) -> str:
 
 
 def number(value: float | None, form: str = "g") -> str:
-    """A number of a row; None is what no function judged."""
+    """Formats a number of a row; None stands for a value that no reward function scored."""
     return "none" if value is None else f"{value:{form}}"
 
 
 def latest(path: Path) -> str:
-    """All that was written at the last evaluation; empty if nothing was."""
+    """Returns all samples of the last evaluation as text; empty if the file has no rows."""
     rows = metrics.read(path, "run")
     return "\n\n".join(_whole(row) for row in rows if row["iteration"] == rows[-1]["iteration"])
 
@@ -64,5 +64,5 @@ def _whole(row: Row) -> str:
 
 
 def _line(who: str, text: str, after: str = "") -> str:
-    """Who said it, and the text; further lines of it are indented."""
+    """Formats a speaker and the text; continuation lines of the text are indented."""
     return f"{who:<8}" + text.replace("\n", "\n" + " " * 8) + after

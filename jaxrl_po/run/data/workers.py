@@ -1,7 +1,7 @@
-"""Processes for code of the user's own, with which JSON is exchanged through a pipe.
+"""Worker processes for the user's code, which exchange JSON with the run through a pipe.
 
-Both ends are here, and import the standard library only: in a worker there is neither JAX nor
-the main program, unless the user's code imports it. A process that takes too long is killed.
+Both ends are defined here and import only the standard library: a worker imports neither JAX nor
+the main program, unless the user's code imports them. A process that takes too long is killed.
 """
 
 import contextlib
@@ -26,31 +26,31 @@ from typing import Any
 from jaxrl_po.run.data import guard
 
 Json = dict[str, Any]
-START_LIMIT = 120.0  # seconds for a process to import what it needs
+START_LIMIT = 120.0  # seconds for a process to import its modules
 PATIENCE = 1.0  # seconds for a process to exit by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ROOT = Path(__file__).parents[3]
-# At the end of the search path, so that nothing of the user's hides the standard library.
+# At the end of the search path, so that no file in that folder hides the standard library.
 BEGIN = f"import sys; sys.path.append({str(ROOT)!r}); from {__name__} import main; main()"
 
 
 class Ended(Exception):
-    """The process has ended, or was killed as it took too long; the message says which."""
+    """A process ended by itself, or was killed for taking too long; the message says which."""
 
 
 class Process:
-    """A process that answers each message by another.
+    """A child process that answers each message with another.
 
     Attributes:
-      pipe: to it.
-      pid: its number.
-      deadline: of its next answer, as `time.monotonic`; None for none.
-      close: ends it, also where it is forgotten, and gives its status.
+      pipe: connection to the process.
+      pid: process id.
+      deadline: latest time of its next answer, as `time.monotonic`; None for no limit.
+      close: `() -> status`, ends the process; also runs when the object is garbage-collected.
 
     Args:
-      pipe: see above.
-      pid: of a child of this process.
-      patience: seconds that it has to exit by itself when it is closed.
+      pipe: connection to the process.
+      pid: process id of a child of this process.
+      patience: seconds that the process has to exit by itself when it is closed.
     """
 
     def __init__(self, pipe: Connection, pid: int, patience: float = 0.0):
@@ -60,22 +60,22 @@ class Process:
         self.close = weakref.finalize(self, _end, pipe, pid, patience)
 
     def send(self, message: object, limit: float | None = None, late: str = "") -> None:
-        """Sends a message; where nobody reads it, `receive` says so.
+        """Sends a message; if the process cannot receive it, `receive` raises the error.
 
         Args:
-          message: of JSON values.
-          limit: of the answer, seconds from now; None for none.
-          late: what `receive` says when it is over.
+          message: message of JSON values.
+          limit: seconds from now until the answer is due; None for no limit.
+          late: message of the error that `receive` raises after the limit.
         """
         self.deadline, self._late = None if limit is None else time.monotonic() + limit, late
         with contextlib.suppress(OSError):
             say(self.pipe, message)
 
     def receive(self) -> Any:
-        """The answer to the last message.
+        """Returns the answer to the last message.
 
         Raises:
-          Ended: there is none.
+          Ended: the process ended or exceeded its limit before it answered.
         """
         left = None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
         try:
@@ -83,18 +83,18 @@ class Process:
                 return hear(self.pipe)
         except (EOFError, OSError):
             raise Ended(f"ended its process, with status {self.close()}") from None
-        _kill(self.pid)  # a late answer would be taken for the next one's
+        _kill(self.pid)  # a late answer would count as an answer to the next message
         self.close()
         raise Ended(self._late)
 
 
 def _end(pipe: Connection, pid: int, patience: float) -> int | None:
-    """Closes a pipe, at which a worker exits, kills it after its patience; its status."""
-    if pipe.closed:  # in a child, which inherits what is the worker's
+    """Closes the pipe, so that a worker exits, kills it after `patience` and returns its status."""
+    if pipe.closed:  # in a forked child, which inherits the worker's objects
         return None
     pipe.close()
     until = time.monotonic() + patience
-    with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored: it was reaped
+    with contextlib.suppress(ChildProcessError):  # with SIGCHLD ignored, the system has reaped it
         while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < until:
             time.sleep(0.002)
         _kill(pid, group_only=bool(ended[0]))
@@ -103,32 +103,32 @@ def _end(pipe: Connection, pid: int, patience: float) -> int | None:
 
 
 def _kill(pid: int, *, group_only: bool = False) -> None:
-    """Kills a process and the group that it leads, if it does."""
+    """Kills a process, and the process group that it leads, if any."""
     for kill in (os.killpg,) if group_only else (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
-    """A new worker and what it says of itself; see `main`.
+    """Starts a worker and returns it with its first message; see `main`.
 
     Args:
-      module: whose `serve` it calls.
-      start: for that; `source` names what is loaded.
+      module: module whose `serve` the worker calls.
+      start: arguments of `serve`; `source` names the object to load.
 
     Raises:
-      Ended: it cannot be used.
+      Ended: the worker cannot be used.
     """
     ours, theirs = Pipe()
     with theirs:
-        # Not a fork, which is unsafe with JAX's threads, and not a spawn of `multiprocessing`,
-        # which imports the main script again.
+        # A fork would be unsafe with JAX's threads, and a spawn of `multiprocessing` would import
+        # the main script again.
         started = subprocess.Popen(
             [sys.executable, "-P", "-c", BEGIN, str(theirs.fileno()), module],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
-    started.returncode = 0  # `Process` waits for it
+    started.returncode = 0  # Popen must not wait for the process, since `Process` does
     process = Process(ours, started.pid, PATIENCE)
     late = f"could not be loaded within {START_LIMIT:g} s"
     process.send({**start, "path": sys.path}, START_LIMIT, late)
@@ -140,30 +140,30 @@ def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
 
 
 def fork(serve: Callable[[Connection], None], others: Iterable[Connection]) -> Process:
-    """A child of a worker, which has what that has imported.
+    """Forks a child of a worker, which shares the modules that the worker has imported.
 
     Args:
-      serve: answers what comes through its pipe.
-      others: pipes that it must not hold: their readers could not see that they have ended.
+      serve: `(pipe) -> None`, answers the requests that come through the pipe.
+      others: pipes that the child closes, since open copies would hide their end from readers.
     """
     ours, theirs = Pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.setsid()  # what it starts is ended with it
+            os.setsid()  # a new process group, so that the child's own children end with it
             for pipe in (ours, *others):
                 pipe.close()
-            for each in SIGNALS:  # the worker's own would be inherited by what it starts
+            for each in SIGNALS:  # the child's own children would inherit the worker's handlers
                 signal.signal(each, signal.SIG_DFL)
             serve(theirs)
         finally:
-            os._exit(0)  # whatever happens, it must not go on as the worker
+            os._exit(0)  # in any case, the child must not continue as the worker
     theirs.close()
     return Process(ours, pid)
 
 
 def main() -> None:
-    """Entry point of a worker; its arguments are the descriptor of the pipe, and a module."""
+    """Runs a worker; its command-line arguments are the pipe's file descriptor and a module."""
     pipe, module = Connection(int(sys.argv[1])), sys.argv[2]
     # Ctrl-C reaches every process of the terminal, but the run still needs this one for its chunk.
     for each in SIGNALS:
@@ -182,24 +182,24 @@ def main() -> None:
         else:
             serve(pipe, loaded, start)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the run has ended, or has given up on this call
+        os._exit(0)  # the run has ended, or it abandoned this call
 
 
 def say(pipe: Connection, message: object) -> None:
-    """Sends JSON values."""
+    """Sends JSON values through a pipe."""
     pipe.send_bytes(json.dumps(message).encode())
 
 
 def hear(pipe: Connection) -> Any:
-    """Receives JSON values."""
+    """Receives JSON values from a pipe."""
     return json.loads(pipe.recv_bytes())
 
 
-LOADING = list[str]()  # files of code of the user's own that are being imported
+LOADING = list[str]()  # files of the user's code that are being imported
 
 
 def load(source: str) -> object:
-    """Returns what `file.py:name` or `module:name` names."""
+    """Loads the object that `file.py:name` or `module:name` names."""
     place, _, name = source.rpartition(":")
     if place.endswith(".py"):
         path = Path(place).resolve()
@@ -219,10 +219,10 @@ def load(source: str) -> object:
 
 @functools.cache
 def _import(path: Path, content: bytes) -> types.ModuleType:
-    """Imports a file of the user's own, once for each content that it has."""
+    """Imports a file of the user's code, once per version of its content."""
     del content
     sys.path.insert(0, str(path.parent))
-    # Data classes look their module up by its name, which must not hide another module.
+    # Data classes look their module up by name; the name must not shadow another module.
     given = path.stem if path.stem not in sys.modules else f"_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(given, path)
     if spec is None or spec.loader is None:
@@ -238,7 +238,7 @@ def _import(path: Path, content: bytes) -> types.ModuleType:
 
 
 def describe(error: BaseException) -> str:
-    """The error, with its last line in the file that was called where the error is caught."""
+    """Formats an error with its last line in the user's file that was called."""
     every = traceback.extract_tb(error.__traceback__)
     ours = (__file__, guard.__file__, every[0].filename)
     frames = [f for f in every if f.filename not in ours and not f.filename.startswith("<frozen ")]
@@ -246,6 +246,6 @@ def describe(error: BaseException) -> str:
     where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     try:
         said = " ".join(str(error).split())
-    except Exception:  # code of the user's own too
+    except Exception:  # `__str__` may be the user's code and raise, too
         said = "(it has no message)"
     return f"{type(error).__name__}: {said}{where}"

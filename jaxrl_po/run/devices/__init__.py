@@ -1,1 +1,1 @@
-"""Seeds, rows and parameters over devices and processes."""
+"""Distribution of seeds, rows and parameters over devices and processes."""

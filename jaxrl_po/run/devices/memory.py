@@ -1,4 +1,4 @@
-"""Memory that programs need, as the compiler reports it, and memory that a device has for them."""
+"""Memory that programs need, as the compiler reports it, and memory that a device can provide."""
 
 import contextlib
 import math
@@ -21,12 +21,12 @@ class Memory(NamedTuple):
     """Memory of one device, in bytes.
 
     Attributes:
-      state: shard of the training state.
-      peak: state, metrics and temporaries while a program runs; None if the compiler does not
-        report it.
-      fixed: arguments and outputs, which more microbatches do not reduce; 0 if unknown.
-      floor: peak of sampling, which runs apart from the update.
-      refused: compiler's message on a program that it refused for lack of memory, or "".
+      state: bytes of the device's shard of the training state.
+      peak: bytes of state, metrics and temporaries while a program runs; None if the compiler does
+        not report them.
+      fixed: bytes of arguments and outputs, which more microbatches do not reduce; 0 if unknown.
+      floor: peak of the sampling program, which runs separately from the update.
+      refused: compiler's message if it refused the program for lack of memory; otherwise empty.
     """
 
     state: int
@@ -36,7 +36,7 @@ class Memory(NamedTuple):
     refused: str = ""
 
     def beside(self, sampling: "Memory") -> "Memory":
-        """Returns the memory of an update and of sampling, which microbatches do not reduce.
+        """Combines the memory of an update and of sampling, which microbatches do not reduce.
 
         Example:
           >>> Memory(1, 70, fixed=6).beside(Memory(1, 90, fixed=5))
@@ -49,14 +49,14 @@ class Memory(NamedTuple):
         return self._replace(peak=max(self.peak, sampling.peak), floor=sampling.peak)
 
     def fits(self, space: int | None) -> bool:
-        """Returns whether the compiler accepts it and `space` suffices as far as both are known."""
+        """Returns whether the compiler accepted it and its peak, if known, is within `space`."""
         return not self.refused and (space is None or (self.peak or 0) <= space)
 
     def describe(self, space: int | None = None) -> str:
-        """Returns one line for the user.
+        """Returns one human-readable line.
 
         Args:
-          space: bytes of a device that programs may take; None if unknown.
+          space: bytes of a device that programs may use; None if unknown.
 
         Example:
           >>> Memory(3_100_000, 12_440_000).describe(space=8_000_000_000)
@@ -70,7 +70,7 @@ class Memory(NamedTuple):
 
 
 class ProgramMemory(NamedTuple):
-    """Memory of one device for a program, in bytes, as its compiler reports it.
+    """Memory of one device for one program, in bytes, as the compiler reports it.
 
     Attributes:
       arguments: Bytes of the arguments.
@@ -86,16 +86,16 @@ class ProgramMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Sum of all four."""
+        """Returns the sum of all four sizes."""
         return sum(self)
 
 
 def program_memory(program: Any) -> ProgramMemory | None:
-    """Returns the compiler's memory analysis of a compiled program; None if it has none."""
+    """Returns the compiler's memory analysis of a program; None if it is not available."""
     sizes = program.memory_analysis()
     if sizes is None:
         return None
-    # A donated argument and its output are one buffer, counted in both sizes.
+    # A donated argument and its output share one buffer, which both sizes include.
     return ProgramMemory(
         sizes.argument_size_in_bytes,
         sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
@@ -105,10 +105,10 @@ def program_memory(program: Any) -> ProgramMemory | None:
 
 
 def memory_of(program: Any, like: PyTree) -> Memory:
-    """Computes the memory of one device: its state by shapes and shardings, the rest as reported.
+    """Computes the memory of one device: state from its shardings, the rest from the compiler.
 
     Args:
-      program: compiled function of the state.
+      program: compiled function of the training state.
       like: `jax.ShapeDtypeStruct`s of the state, with shardings.
     """
     state = sum(
@@ -123,9 +123,9 @@ def memory_of(program: Any, like: PyTree) -> Memory:
 
 
 def refusal(error: Exception) -> Memory | None:
-    """Returns the memory of a program that the compiler refused for lack of it, as far as it says.
+    """Returns the memory estimate in an out-of-memory error of the compiler.
 
-    Returns None for any other error.
+    Returns None for any other error. The peak is None if the message does not state it.
 
     Example:
       >>> refusal(RuntimeError("RESOURCE_EXHAUSTED: Used 20.00G of 15.75G hbm.")).peak
@@ -142,21 +142,21 @@ def refusal(error: Exception) -> Memory | None:
 
 
 def _excess(message: str) -> str:
-    """Returns the part of a compiler's message that says by how much a program does not fit."""
+    """Returns the part of a compiler's message that states by how much a program does not fit."""
     found = re.search(r"(Used|temporaries) \S*\d.*?(by [\d.]+\w|HBM \([^)]*\))", message)
     return found[0] if found else message.strip().splitlines()[0]
 
 
 def available_bytes(devices: int) -> int | None:
-    """Returns the bytes that programs may take of one device; None if the system does not say.
+    """Returns the bytes per device that programs may use; None if the system does not report it.
 
-    All processes get the least of their values. It is the memory of the device, less the arrays
-    and, on a CPU, all else that this process holds; devices of a CPU share its memory, as do the
-    processes of a run on one host. The memory of other processes does not count, so a run takes
-    the same decisions beside them.
+    All processes get the minimum over processes. The result is the memory of the device, minus its
+    arrays and, on a CPU, minus everything else in this process's memory. CPU devices share one
+    memory, and so do the processes of a run on one host. The memory of unrelated processes does
+    not count, so that a run makes the same decisions whatever runs beside it.
 
     Args:
-      devices: number of devices of this process in use.
+      devices: number of devices that this process uses.
     """
     limit, host = limit_bytes(), platform.node()
     sharing = processes.gather(host).count(host)
@@ -169,7 +169,7 @@ def available_bytes(devices: int) -> int | None:
 
 
 def limit_bytes() -> int | None:
-    """Returns the memory of a device, or on a CPU of the machine or the container, if smaller."""
+    """Returns a device's memory; on a CPU the machine's, or the container's limit if smaller."""
     if not backend.here().on_cpu:
         return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     machine = _kilobytes("/proc/meminfo", "MemTotal")
@@ -177,8 +177,8 @@ def limit_bytes() -> int | None:
 
 
 def container_limits() -> list[int]:
-    """Returns the limits of the control groups of this process, and of those above them."""
-    found, own = list[int](), ["0::/", "0:memory:/"]  # as in a container, which sees no others
+    """Returns the memory limits of this process's control groups and of all their parents."""
+    found, own = list[int](), ["0::/", "0:memory:/"]  # a container sees only its own root group
     with contextlib.suppress(OSError):
         own += OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
     for _, kinds, path in (line.split(":", 2) for line in own):
@@ -188,20 +188,20 @@ def container_limits() -> list[int]:
         group = CGROUPS / name.rpartition("/")[0]
         for part in ["", *path.strip("/").split("/")]:
             group /= part
-            with contextlib.suppress(OSError, ValueError):  # `max` where there is no limit
+            with contextlib.suppress(OSError, ValueError):  # the file reads `max` if unlimited
                 found.append(int((group / name.rpartition("/")[2]).read_text(encoding="utf-8")))
     return found
 
 
 def resident_bytes() -> int:
-    """Returns the bytes that this process holds of the memory that `limit_bytes` counts."""
+    """Returns the bytes that this process uses of the memory that `limit_bytes` counts."""
     if not backend.here().on_cpu:
         return int((jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0))
     return _kilobytes("/proc/self/status", "VmRSS") or 0
 
 
 def _kilobytes(path: str, entry: str) -> int | None:
-    """Reads an entry in kB of a file of the system, in bytes."""
+    """Reads an entry in kB from a system file and returns it in bytes."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError:

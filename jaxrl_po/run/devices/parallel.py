@@ -1,7 +1,7 @@
-"""Seeds are vmapped and sharded over devices, or the rows of each seed, or its parameters.
+"""Sharding over devices: whole seeds, the rows of each seed, or the parameters of each seed.
 
-For parameters, see `sharding`, the learner is the same one, made without a device axis. Under
-`jit`, arrays are global and the partitioner inserts the communication.
+Seeds on one device are vmapped. To shard parameters (see `sharding`), the same learner is made
+without a device axis: under `jit`, arrays are global and the partitioner inserts communication.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxlib import xla_client
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
@@ -36,17 +35,18 @@ MIN_ROWS = 16
 
 
 class Placement(NamedTuple):
-    """How seeds, rows and parameters are placed on devices.
+    """Placement of seeds, rows and parameters on devices.
 
     Attributes:
-      num_seeds: seeds that train side by side.
-      seed_devices: devices over which seeds are sharded.
-      data_devices: devices over which the rows of each seed are sharded.
-      model_devices: devices over which the parameters of each seed are sharded (tensor parallel).
+      num_seeds: number of seeds that train side by side.
+      seed_devices: number of devices that seeds are sharded over.
+      data_devices: number of devices that the rows of each seed are sharded over.
+      model_devices: number of devices that the parameters of each seed are sharded over (tensor
+        parallel).
       shard_params: whether parameters are also sharded over the data devices (fully sharded data
         parallel).
-      described: Devices of a machine that is not attached, or see `cores`; empty for devices of the
-        default backend.
+      described: Devices of a machine that is not attached, or the result of `cores`; empty for
+        devices of the default backend.
     """
 
     num_seeds: int
@@ -58,33 +58,33 @@ class Placement(NamedTuple):
 
     @property
     def target(self) -> Target:
-        """What its programs are compiled for."""
+        """Returns the machine that programs are compiled for."""
         if not self.described:
             return backend.here()
         return Target(self.described[0].platform, len(self.described), 1)
 
     @property
     def cuts_params(self) -> bool:
-        """Whether parameters are sharded: then `over_mesh`, not `shard_map`, places the learner."""
+        """Returns whether parameters are sharded: by `over_mesh` then, instead of `shard_map`."""
         return self.shard_params or self.model_devices > 1
 
     @property
     def axis_name(self) -> str | None:
-        """The axis name for config and problem: `data` where `shard_map` shards rows, else None."""
+        """Returns the axis name `data`, for config and problem, if `shard_map` shards rows."""
         return "data" if self.data_devices > 1 and not self.cuts_params else None
 
     @property
     def num_devices(self) -> int:
-        """The number of devices in use."""
+        """Returns the number of devices in use."""
         return self.seed_devices * self.data_devices * self.model_devices
 
     @property
     def is_one(self) -> bool:
-        """Whether one device computes all."""
+        """Returns whether a single device computes everything."""
         return self.num_devices == 1
 
     def describe(self) -> str:
-        """One line for the user: what is placed where."""
+        """Returns one human-readable line about the placement."""
         seeds = f"{self.num_seeds:,} seed" + "s" * (self.num_seeds != 1)
         each = self.num_seeds // self.seed_devices
         if self.is_one:
@@ -115,20 +115,22 @@ def choose(
 ) -> Placement:
     """Decides how to use the devices; call it first, since it sets the number of CPU devices.
 
-    Seeds are sharded where the devices divide them, since that needs no communication; otherwise
-    rows are. `auto` takes as many devices as help: on a CPU one per core, because XLA runs small
-    batched matrix products on a single core; rows are sharded only with `MIN_ROWS` or more per
-    device. A mesh overrides all of this.
+    Seeds are sharded if their number is divisible by the devices, since that needs no
+    communication; otherwise rows are sharded. `auto` uses as many devices as help: on a CPU one
+    per core, because XLA runs small batched matrix products on a single core. Rows are sharded
+    only with `MIN_ROWS` or more per device. A mesh overrides all of this.
 
     Args:
-      devices: `auto`, or their number.
-      num_seeds: seeds side by side.
-      num_rows: rows (environments or prompts) of each seed.
-      mesh: `seed:S,data:D,model:M`, the devices of each axis, any of which may be left out; empty
-        to choose.
-      shard_params: shard parameters over the data devices; rows are then sharded, not seeds.
-      num_processes: processes, which together must use all devices; 0 if only the cluster knows.
-      described: see `Placement`; all of them are used.
+      devices: `auto`, or the number of devices.
+      num_seeds: number of seeds that train side by side.
+      num_rows: number of rows (environments or prompts) of each seed.
+      mesh: `seed:S,data:D,model:M`, the number of devices per axis; an axis that is left out
+        counts 1, an empty text chooses automatically.
+      shard_params: whether to shard parameters over the data devices; rows are then sharded, not
+        seeds.
+      num_processes: number of processes, which together must use all devices; 0 if only the
+        cluster knows it.
+      described: devices to use, all of them, in place of the backend's; see `Placement`.
 
     Returns:
       The placement.
@@ -157,24 +159,32 @@ def choose(
 
 
 def cores(devices: str | int, num_seeds: int) -> tuple[jax.Device, ...]:
-    """Returns devices of the cores of a CPU that JAX has started as one device; empty elsewhere.
+    """Returns one device per CPU core if JAX has already started with one CPU device, else empty.
 
-    JAX changes their number only before it computes, as the import of gymnax does. These belong to
-    a client of their own; programs for them take arrays of JAX's device as well.
+    JAX accepts another number of devices only before its first computation, such as the import of
+    gymnax. The returned devices belong to a separate client; programs compiled for them also
+    accept arrays of JAX's own device.
 
     Args:
-      devices: See `choose`; `auto` returns as many as divide the seeds.
-      num_seeds: Seeds side by side.
+      devices: Number of devices; `auto` chooses the most cores that divide the seeds evenly.
+      num_seeds: Number of seeds that train side by side.
     """
     wanted, here = _parse_devices(devices), backend.cores()
     count = wanted or next(n for n in range(here, 0, -1) if num_seeds % n == 0)
     split = _available(wanted, num_processes=1) > 1 or not backend.here().on_cpu
-    return () if split or count == 1 else tuple(_cpu_client(count).devices())
+    return () if split or count == 1 else _cpu_devices(count)
 
 
 @functools.cache
-def _cpu_client(count: int) -> Any:
-    return xla_client.make_cpu_client(num_devices=count)
+def _cpu_devices(count: int) -> tuple[jax.Device, ...]:
+    """Returns the devices of a second client of the CPU; empty if jaxlib makes none."""
+    try:  # jaxlib does not document its clients
+        from jaxlib import xla_client
+
+        client: Any = xla_client.make_cpu_client(num_devices=count)
+        return tuple(client.devices())
+    except (ImportError, AttributeError, TypeError):
+        return ()
 
 
 def _choose(
@@ -201,7 +211,7 @@ def _choose(
 
 
 def _parse_mesh(mesh: str, devices: int | None) -> dict[str, int]:
-    """The devices along each axis."""
+    """Returns the number of devices along each axis."""
     axes: dict[str, int] = {}
     for part in mesh.split(","):
         name, _, count = part.partition(":")
@@ -244,7 +254,7 @@ def _parse_devices(devices: str | int) -> int | None:
 
 
 def _available(wanted: int | None, num_processes: int, described: tuple[Any, ...] = ()) -> int:
-    """See `device_count`; a CPU is split into as many devices as `wanted`, or into one per core."""
+    """Counts devices after splitting a CPU into `wanted` devices, or into one per core."""
     if described:
         return len(described)
     if wanted and num_processes and wanted % num_processes:
@@ -252,20 +262,20 @@ def _available(wanted: int | None, num_processes: int, described: tuple[Any, ...
             "devices", f"must be a multiple of the {num_processes} processes, got {wanted}"
         )
     count = wanted // num_processes if wanted and num_processes else backend.cores()
-    with contextlib.suppress(RuntimeError):  # the backend is already running: use it as it is
+    with contextlib.suppress(RuntimeError):  # the backend already runs: use its devices
         jax.config.update("jax_num_cpu_devices", count)
     return device_count()
 
 
 def device_count() -> int:
-    """Devices of the default backend in all processes.
+    """Counts the devices of the default backend in all processes.
 
     Raises:
-      ConfigError: the backend for which the environment asks is not there.
+      ConfigError: the backend that the environment names is not available.
     """
     try:
         return jax.device_count()
-    except (RuntimeError, AssertionError) as error:  # the latter where no plugin has that name
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a plugin of unknown name
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         raise ConfigError(
             "devices",
@@ -280,9 +290,9 @@ SEEDS: Any = P("seed")
 def on_devices(
     function: Callable[..., Any], placement: Placement, in_specs: Any, out_specs: Any = SEEDS
 ) -> Callable[..., Any]:
-    """Runs a function on every device, which sees its share of the arguments."""
-    # Unchecked: what is replicated over `data` is so because the function reduces over it, or
-    # computes the same on every device.
+    """Runs a function on every device, each on its own shard of the arguments."""
+    # Unchecked: a result is replicated over `data` because the function reduces over that axis,
+    # or because every device computes the same result.
     specs = {"in_specs": in_specs, "out_specs": out_specs}
     return jax.shard_map(function, mesh=make_mesh(placement), **specs, check_vma=False)
 
@@ -293,18 +303,18 @@ def spread(
     """Runs a function of stacked seeds on the devices of each seed, without communication.
 
     Args:
-      function: arrays `[S, …]` to arrays `[S, …]`, independent over seeds (vmapped).
-      placement: see `choose`.
-      in_specs: partition of the arguments; by default over the seed axis.
+      function: `([S, …]) -> [S, …]`, independent over seeds (vmapped).
+      placement: placement of seeds on devices, see `choose`.
+      in_specs: partition spec of the arguments; by default over the seed axis.
     """
-    # In these cases XLA partitions the function itself, by where its arguments are.
+    # In these cases XLA partitions the function itself, according to its arguments' shardings.
     if placement.seed_devices == 1 or placement.cuts_params:
         return function
     return on_devices(function, placement, in_specs)
 
 
 def specs_of(axes: PyTree) -> PyTree:
-    """Partition of arguments by their prefix tree: 0 over the seeds, None replicated."""
+    """Returns partition specs for a prefix tree: 0 is sharded over seeds, None is replicated."""
     return jax.tree.map(
         lambda axis: P() if axis is None else SEEDS, axes, is_leaf=lambda x: x is None
     )
@@ -316,13 +326,13 @@ def each_seed(
     in_axes: Sequence[PyTree],
     axes: LogicalAxes | None = None,
 ) -> Callable[..., PyTree]:
-    """A function of one seed over stacked seeds, on the devices of each seed.
+    """Maps a function of one seed over stacked seeds, on the devices of each seed.
 
     Args:
-      function: of one seed, without communication.
-      placement: see `choose`.
-      in_axes: prefix trees, 0 for what leads with `[S]`, None for what all seeds share.
-      axes: see `over_devices`.
+      function: function of a single seed, without communication.
+      placement: placement of seeds on devices, see `choose`.
+      in_axes: prefix trees of the arguments: 0 if leaves lead with `[S]`, None if seeds share them.
+      axes: logical axes of sharded parameters, see `over_devices`.
     """
     if axes is not None and placement.cuts_params:
         mesh, rules = make_mesh(placement), rules_of(placement)
@@ -340,9 +350,10 @@ def each_seed(
 
 
 def state_spec() -> PyTree:
-    """Partition of a stacked state: seeds over `seed`, `collector.sharded` also over `data`.
+    """Returns the partition of a stacked state: seeds over `seed`.
 
-    All else is replicated over `data`; frozen parameters are replicated over all devices.
+    `collector.sharded` is also sharded over `data`; everything else is replicated over `data`.
+    Frozen parameters are replicated over all devices.
     """
     rows: Any = P("seed", "data")
     return TrainState(*[SEEDS] * len(TrainState._fields))._replace(
@@ -351,25 +362,25 @@ def state_spec() -> PyTree:
 
 
 def whole_state_spec() -> PyTree:
-    """Partition of a stacked state whose rows are not sharded: only seeds, over `seed`."""
+    """Returns the partition of a stacked state with unsharded rows: only seeds, over `seed`."""
     return state_spec()._replace(collector=SEEDS)
 
 
 def batch_spec() -> PyTree:
-    """Partition of a stacked batch: seeds over `seed`, rows over `data`, metrics replicated."""
+    """Returns the partition of a batch: seeds over `seed`, rows over `data`, metrics replicated."""
     rows: Any = P("seed", "data")
     return Batch(*[rows] * len(Batch._fields))._replace(metrics=SEEDS)
 
 
 def make_mesh(placement: Placement) -> Mesh:
-    """The mesh `seed × data × model` over the first devices."""
+    """Returns the mesh `seed × data × model` over the first devices."""
     there = placement.described or jax.devices()
     devices = np.array(there[: placement.num_devices]).reshape(placement[1:4])
     return Mesh(devices, ("seed", "data", "model"), axis_types=(AxisType.Auto,) * 3)
 
 
 def replicated(placement: Placement) -> NamedSharding:
-    """A copy on every device of the placement, so that every process can read the array."""
+    """Returns a sharding that copies an array to every device, readable in every process."""
     return NamedSharding(make_mesh(placement), P())
 
 
@@ -381,17 +392,17 @@ def over_devices(
     dtype: DTypeLike | None = None,
     start: PyTree = 0,
 ) -> Learner:
-    """The learner over stacked seeds and devices.
+    """Maps a learner over stacked seeds and devices.
 
-    Under `jax.shard_map`, every device steps its seeds on its rows; the learner, made with
+    Under `jax.shard_map`, every device steps its own seeds on its own rows. The learner, made with
     `axis_name=placement.axis_name`, reduces means, statistics and gradients over `data` itself.
 
     Args:
-      learner: of one seed.
-      placement: see `choose`.
-      axes: of a model whose parameters the placement may shard, see `over_mesh`.
-      dtype: see `over_mesh`.
-      start: see `over_seeds`.
+      learner: learner of a single seed.
+      placement: placement of seeds, rows and parameters, see `choose`.
+      axes: logical axes of a model whose parameters the placement may shard, see `over_mesh`.
+      dtype: type of the products in blocks, see `over_mesh`.
+      start: prefix tree of the argument of `init`, see `over_seeds`.
 
     Returns:
       The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
@@ -430,5 +441,5 @@ def over_devices(
 
 
 def rules_of(placement: Placement) -> Rules:
-    """Tensor parallel over `model`, and with `shard_params` fully sharded over `data`."""
+    """Returns rules: tensor parallel over `model`; if `shard_params`, fully sharded over `data`."""
     return {**TENSOR_PARALLEL, **(FULLY_SHARDED if placement.shard_params else {})}

@@ -1,9 +1,9 @@
 """Several processes that run one program: start-up, agreement on decisions, and host arrays.
 
-Every process runs the same code on its own devices; the first one writes the files. Whatever may
-differ between processes (a signal, the state of the file system) is shared with all, so that all
-take the same branches and enter the same collectives. With a single process, every function here
-returns at once.
+Every process runs the same code on its own devices; the first process writes the files. Values
+that may differ between processes (a signal, the state of the file system) are exchanged, so that
+all processes take the same branches and enter the same collectives. With a single process, every
+function here returns at once.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ def start(
 ) -> None:
     """Joins the processes of this run; call it before any computation.
 
-    Arguments that are left out are taken from the cluster: SLURM, Kubernetes, a TPU pod, Open MPI.
+    The cluster (SLURM, Kubernetes, a TPU pod, Open MPI) provides any arguments that are left out.
 
     Args:
       coordinator: `host:port` where process 0 listens; empty to ask the cluster.
-      num_processes: of the run; 0 to ask the cluster.
-      process_id: of this one, from 0; -1 to ask the cluster.
+      num_processes: number of processes in the run; 0 to ask the cluster.
+      process_id: number of this process, from 0; -1 to ask the cluster.
       timeout: seconds to wait for all processes to join, and later for a heartbeat of each.
 
     Raises:
-      ConfigError: no cluster answers, or not all processes joined in time.
+      ConfigError: the cluster is unknown, or not all processes joined in time.
     """
     host, _, port = coordinator.rpartition(":")
     if coordinator and not (host and port.isdecimal() and 0 < int(port) < 2**16):
@@ -68,8 +68,8 @@ def start(
         except Exception as error:
             failures.append(error)
 
-    # JAX's own timeout, twice as long, aborts the process with a stack trace; ours comes first and
-    # abandons the thread.
+    # JAX's own timeout, twice as long, aborts the process with a stack trace; this timeout expires
+    # first and abandons the thread.
     thread = threading.Thread(target=join, daemon=True)
     thread.start()
     thread.join(timeout)
@@ -92,25 +92,25 @@ def start(
 
 
 def several() -> bool:
-    """Whether this process is one of several."""
+    """Returns whether this process is one of several."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_writer() -> bool:
-    """Whether this process writes files and shows progress: the first, or the only one."""
+    """Returns whether this process, the first or only one, writes files and prints progress."""
     return not several() or jax.process_index() == 0
 
 
 def any_of(flag: bool) -> bool:
-    """Whether the flag is set in any process; all processes must call this."""
+    """Returns whether the flag is true in any process; all processes must call this function."""
     return bool(multihost_utils.process_allgather(np.int32(flag)).any()) if several() else flag
 
 
 def gather(value: Value) -> list[Value]:
-    """The values of all processes, in their order; all must call this.
+    """Returns the values of all processes, in process order; all processes must call it.
 
     Args:
-      value: of this process; anything JSON can hold.
+      value: this process's value, of any type that JSON supports.
 
     Example:
       >>> gather({"seed": 1})
@@ -120,17 +120,17 @@ def gather(value: Value) -> list[Value]:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     of_all = multihost_utils.process_allgather
-    lengths = of_all(np.int32(text.size))  # all must pass arrays of one shape, hence the padding
+    lengths = of_all(np.int32(text.size))  # the gather needs equal shapes, hence the padding
     texts = of_all(np.pad(text, (0, int(lengths.max()) - text.size)))
     return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
 
 
 def decide(function: Callable[[], Value], error: type[Exception] = UsageError) -> Value:
-    """Calls `function` in the first process only; all processes return its result.
+    """Calls `function` in the first process only and returns its result in every process.
 
     Args:
-      function: its result must fit into JSON.
-      error: an exception it may raise, made from one message; then all processes raise it.
+      function: `() -> value`, with a result that JSON supports.
+      error: exception type that `function` may raise with one message; all processes raise it.
     """
     if not several():
         return function()
@@ -151,15 +151,15 @@ def decide(function: Callable[[], Value], error: type[Exception] = UsageError) -
 
 @contextlib.contextmanager
 def together() -> Iterator[Callable[[Values], None]]:
-    """A block that all processes leave together: a usage error in one is raised in all.
+    """Context that all processes leave together: a usage error in one is raised in all.
 
     Yields:
-      `require_same(settings)`, to be called in the block with flag names and values that must be
+      `require_same(settings)`, to be called in the context with flag names and values that must be
       equal in all processes.
 
     Raises:
-      UsageError, ConfigError: raised in the block by this or another process.
-      ConfigError: names the first setting that differs between processes.
+      UsageError, ConfigError: an error raised in the context by this or another process.
+      ConfigError: a setting differs between processes; the message names the first such setting.
     """
     settings: dict[str, Any] = {}
     raised: Exception | None = None
@@ -192,7 +192,7 @@ def _compare(settings: list[Json]) -> None:
 
 
 def whole(array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """A host copy of an array; if it is sharded over processes, all of them must call this."""
+    """Returns a host copy of an array; processes that share its shards must all call this."""
     if isinstance(array, jax.Array) and not (
         array.is_fully_addressable or array.is_fully_replicated
     ):
@@ -201,11 +201,11 @@ def whole(array: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def place(array: npt.NDArray[Any], sharding: jax.sharding.Sharding | None) -> jax.Array:
-    """Puts a host array on devices; each process puts the shards of its own.
+    """Puts a host array on devices; each process puts the shards of its own devices.
 
     Args:
-      array: the whole array, the same in all processes.
-      sharding: `jax.sharding.Sharding`, or None for the default device.
+      array: full array, identical in all processes.
+      sharding: sharding of the result, or None for the default device.
     """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(array, sharding)

@@ -1,4 +1,4 @@
-"""The seed axis: a learner, or a function, of one seed over a leading axis of seeds."""
+"""The seed axis: maps a learner, or a function, of a single seed over a leading axis of seeds."""
 
 import functools
 from collections.abc import Callable
@@ -13,11 +13,12 @@ from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, PyTree, TrainState
 
-# Seeds that one CPU core updates together. Parameters, moments and gradients of eight small
-# networks stay in its cache between gradient steps, which makes 128 seeds 1.2 to 1.3 times as fast.
+# Number of seeds that one CPU core updates together. Parameters, moments and gradients of eight
+# small networks stay in its cache between gradient steps, which makes 128 seeds 1.2 to 1.3 times
+# as fast.
 SIDE_BY_SIDE = 8
 
-# The seed axis of a stacked state, for `jax.vmap`; all seeds share the frozen parameters.
+# Seed axis of a stacked state, for `jax.vmap`; all seeds share the frozen parameters.
 STATE_AXES: Any = TrainState(*[0] * len(TrainState._fields))._replace(  # type: ignore[arg-type]
     params=ActorCritic(0, 0, None, 0)
 )
@@ -31,17 +32,17 @@ def stack(
     *,
     spmd_axis_name: str | None = None,
 ) -> Callable[..., PyTree]:
-    """The function over a leading seed axis, `[S]`.
+    """Maps a function over a leading seed axis, `[S]`.
 
-    A single seed is not vmapped but only given the axis, since batched sorts and gathers are slower
-    even for a batch of one.
+    A single seed is not vmapped but only gains and loses the axis, since batched sorts and gathers
+    are slower even for a batch of one.
 
     Args:
-      function: of one seed.
-      num_seeds: S.
-      in_axes: of each argument a prefix tree: 0 where leaves lead with the seeds, None where all
-        seeds share them.
-      out_axes: of the result, likewise.
+      function: function of a single seed.
+      num_seeds: S, the number of seeds.
+      in_axes: prefix tree per argument: 0 if leaves lead with the seeds, None if all seeds share
+        them.
+      out_axes: prefix tree of the result: 0 or None, with the same meaning.
       spmd_axis_name: mesh axis of the seeds, for sharding constraints inside the function.
     """
     if num_seeds > 1:
@@ -63,15 +64,15 @@ def over_seeds(
     spmd_axis_name: str | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """The learner over a leading seed axis: state, batch and metrics lead with `[S]`.
+    """Maps a learner over a leading seed axis: state, batch and metrics lead with `[S]`.
 
     Args:
-      learner: of one seed.
-      num_seeds: S.
-      start: prefix tree of the argument of `init`: 0 where its leaves lead with `[S]`, None where
-        all seeds share them.
-      spmd_axis_name: see `stack`.
-      target: what the program is compiled for; None for `backend.here()`.
+      learner: learner of a single seed.
+      num_seeds: S, the number of seeds.
+      start: prefix tree of the argument of `init`: 0 if its leaves lead with `[S]`, None if all
+        seeds share them.
+      spmd_axis_name: mesh axis of the seeds, see `stack`.
+      target: machine that the program is compiled for; None for `backend.here()`.
     """
     axes = start
 
@@ -91,11 +92,13 @@ def over_seeds(
 
 
 def group_size(num_seeds: int, target: Target) -> int:
-    """Seeds updated together: on one core the largest divisor from 8 to 4, otherwise all of them.
+    """Returns the number of seeds to update together.
+
+    On a single core this is the largest divisor from 8 down to 4; otherwise it is all seeds.
 
     Args:
-      num_seeds: of the device.
-      target: what the program is compiled for.
+      num_seeds: number of seeds on the device.
+      target: machine that the program is compiled for.
     """
     sizes = range(SIDE_BY_SIDE, SIDE_BY_SIDE // 2 - 1, -1)
     dividing = [size for size in sizes if num_seeds % size == 0]
@@ -105,11 +108,11 @@ def group_size(num_seeds: int, target: Target) -> int:
 def in_groups(
     update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]], size: int
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The update of all seeds, one group after another; what all seeds share is not copied.
+    """Updates all seeds, one group after another; values that all seeds share are not copied.
 
     Args:
-      update: of `size` seeds.
-      size: of a group; it divides the seeds.
+      update: `(state, batch) -> (state, metrics)` for `size` seeds.
+      size: number of seeds in a group; it divides the number of all seeds.
     """
 
     def grouped(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -128,23 +131,23 @@ def in_groups(
 
 
 def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: PyTree = 0) -> None:
-    """Raises if frozen parameters depend on the key, since all seeds share one copy.
+    """Raises an error if frozen parameters depend on the key, since all seeds share one copy.
 
     Args:
-      learner: of one seed.
-      start: the argument of its `init`.
-      state: what `init` made of it.
+      learner: learner of a single seed.
+      start: argument of the learner's `init`.
+      state: state that `init` returned.
       axes: prefix tree of `start`, see `over_seeds`.
 
     Raises:
-      ConfigError: says so.
+      ConfigError: frozen parameters depend on the key.
     """
     if not jax.tree.leaves(state.params.frozen):
         return
     made = jax.make_jaxpr(lambda start: learner.init(start).params.frozen)(start)
     read = dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))[1]
     each = _each(axes, lambda _: False, jax.tree.map(lambda _: True, start))
-    shared = jax.tree.leaves(each)  # True where all seeds share the leaf
+    shared = jax.tree.leaves(each)  # True if all seeds share the leaf
     if any(used and not free for used, free in zip(read, shared, strict=True)):
         raise ConfigError(
             "learner",
@@ -153,7 +156,7 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: PyT
 
 
 def of_seed(state: TrainState, index: int = 0) -> TrainState:
-    """One seed's state, from a stacked state."""
+    """Returns the state of one seed from a stacked state."""
     taken: TrainState = _each(STATE_AXES, lambda x: x[index], state)
     return taken
 

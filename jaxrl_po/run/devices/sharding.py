@@ -1,7 +1,7 @@
-"""Where each array of a state lies on a mesh, and the learner whose parameters are sharded.
+"""Sharding of every array of a state over a mesh, and a learner whose parameters are sharded.
 
-A table of logical axes and rules from those to mesh axes decide. Parameters, reference and
-optimizer state are looked up in one table, by the ends of their paths.
+A table maps parameters to logical axes, and rules map logical axes to mesh axes. Parameters,
+reference and optimizer state are looked up in the same table, by the ends of their paths.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,9 +17,9 @@ from jaxrl_po.run.devices.seeds import over_seeds
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
 
 LogicalAxes = Mapping[tuple[str, ...], tuple[str, ...]]
-"""The last two names of a parameter's path to its logical axes; others are not sharded."""
+"""Maps the last two names of a parameter's path to logical axes; others are not sharded."""
 Rules = Mapping[str, str]
-"""Logical axis to mesh axis; an axis that is left out is not sharded."""
+"""Maps logical axes to mesh axes; an axis that is missing is not sharded."""
 
 FULLY_SHARDED: Rules = {"embed": "data"}
 TENSOR_PARALLEL: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocab": "model"}
@@ -28,21 +28,21 @@ TENSOR_PARALLEL: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model",
 def partition(
     path: KeyPath, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, rules: Rules
 ) -> P:
-    """The partition of one array of a state.
+    """Returns the partition spec of one array of a state.
 
-    A dimension that its mesh axis does not divide is replicated, as is an array whose path ends
-    like a parameter's but which has another number of dimensions.
+    A dimension is replicated if its mesh axis does not divide it. An array is replicated if its
+    path ends like a parameter's but its number of dimensions differs.
 
     Args:
-      path: of the leaf, as `jax.tree_util` gives it. The path of an Adam moment ends with that of
-        its parameter.
-      shape: of the leaf.
-      mesh: see `make_mesh`.
-      axes: see `LogicalAxes`.
-      rules: see `Rules`.
+      path: path of the leaf, as `jax.tree_util` returns it. The path of an Adam moment ends with
+        its parameter's path.
+      shape: shape of the leaf.
+      mesh: mesh of the devices, see `make_mesh`.
+      axes: logical axes of the parameters, see `LogicalAxes`.
+      rules: mesh axes of the logical axes, see `Rules`.
 
     Returns:
-      The partition; empty if the array is not in the table.
+      The partition spec; empty if the array is not in the table.
 
     Example:
       >>> from jax.tree_util import DictKey
@@ -59,23 +59,23 @@ def partition(
 
 
 def logical_of(path: KeyPath, axes: LogicalAxes) -> tuple[str, ...]:
-    """The logical axes of the array at a path; empty if it is not in the table."""
+    """Returns the logical axes of the array at a path; empty if it is not in the table."""
     return axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
 
 
 def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> TrainState:
-    """The sharding of every leaf of a stacked state.
+    """Returns the sharding of every leaf of a stacked state.
 
     Args:
-      state: stacked over seeds, leaves (or shapes) `[S, …]`.
-      mesh: see `make_mesh`.
-      axes: see `LogicalAxes`.
-      rules: see `Rules`.
+      state: state stacked over seeds, with leaves (or shapes) `[S, …]`.
+      mesh: mesh of the devices, see `make_mesh`.
+      axes: logical axes of the parameters, see `LogicalAxes`.
+      rules: mesh axes of the logical axes, see `Rules`.
 
     Returns:
-      A tree like `state` of `NamedSharding`s: seeds over `seed`; within a seed, parameters,
-      reference and optimizer state by their logical axes, `collector.sharded` over `data`, all else
-      replicated.
+      A tree like `state` of `NamedSharding`s: seeds over `seed`. Within a seed, parameters,
+      reference and optimizer state follow their logical axes, `collector.sharded` is sharded over
+      `data`, and everything else is replicated.
     """
     placed: TrainState = by_axes(state, mesh, axes, rules)
     # Frozen parameters have no seed axis.
@@ -88,7 +88,7 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
 
 
 def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> PyTree:
-    """The sharding of every leaf `[S, …]` of a tree: seeds over `seed`, and by its logical axes."""
+    """Returns shardings of leaves `[S, …]`: seeds over `seed`, other dimensions by logical axes."""
 
     def of(path: KeyPath, leaf: jax.Array) -> NamedSharding:
         return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
@@ -97,16 +97,17 @@ def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> PyTree
 
 
 def rows_over_data(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    """Shards the leading axis of activations over `data`, for `Transformer.constrain`.
+    """Returns a function that shards the rows of activations over `data`.
 
-    This constraint decides how the work is split. With it, the compiler all-gathers a block's
-    parameters where the block uses them and reduce-scatters their gradient; without it, it may keep
-    the parameters in place and shard the width of the activations, with all rows on every device.
-    Caches and batches follow from it. Arrays whose rows the devices do not divide (the single row
-    of `init`) are not constrained.
+    It serves as `Transformer.constrain`. The constraint decides how the work is split. With it,
+    the compiler all-gathers a block's parameters at the block that uses them and reduce-scatters
+    their gradient. Without it, the compiler may leave the parameters in place and shard the width
+    of the activations, with all rows on every device. Caches and batches inherit the sharding.
+    Arrays whose number of rows the devices do not divide (the single row of `init`) are not
+    constrained.
 
     Args:
-      mesh: see `parallel.make_mesh`.
+      mesh: mesh of the devices, see `parallel.make_mesh`.
     """
     rows = NamedSharding(mesh, P("data"))
 
@@ -118,14 +119,14 @@ def rows_over_data(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
 
 
 def over_rows(mesh: Mesh) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:
-    """Runs a function of parameters and rows where the rows are, for `Transformer.over_rows`.
+    """Returns a wrapper that runs a function of parameters and rows on the devices of the rows.
 
-    A loop over parts of the rows then gathers neither rows nor parameters, and sums no gradient
-    over devices, in each turn: both are done once, outside it. What the devices do not divide is
-    left to the compiler.
+    It serves as `Transformer.over_rows`. A loop over parts of the rows then gathers neither rows
+    nor parameters, and sums no gradient over devices, in each iteration: both happen once, outside
+    the loop. If the devices do not divide the rows, the compiler partitions the function.
 
     Args:
-      mesh: see `parallel.make_mesh`.
+      mesh: mesh of the devices, see `parallel.make_mesh`.
     """
 
     def over(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -158,21 +159,21 @@ def over_mesh(
     start: PyTree = 0,
     flat_up_to: int = FLAT_UP_TO,
 ) -> Learner:
-    """The learner over stacked seeds, with its parameters sharded over the mesh.
+    """Maps a learner over stacked seeds, with its parameters sharded over the mesh.
 
     Args:
-      learner: of one seed, made without a device axis, of a model whose activations are constrained
-        by `rows_over_data`.
-      mesh: see `parallel.make_mesh`.
-      axes: see `LogicalAxes`.
-      rules: see `Rules`.
-      num_seeds: S, over all devices.
-      dtype: of the products in blocks, to which the sampler may round their parameters; None for
-        that of the parameters.
-      start: see `over_seeds`.
-      flat_up_to: up to so many parameters are whole in an update: those of which the optimizer
-        makes one vector, see `optimizers.flat_if_small`. Of shards it would cost hundreds of
-        permutations.
+      learner: learner of a single seed, made without a device axis, with a model whose activations
+        are constrained by `rows_over_data`.
+      mesh: mesh of the devices, see `parallel.make_mesh`.
+      axes: logical axes of the parameters, see `LogicalAxes`.
+      rules: mesh axes of the logical axes, see `Rules`.
+      num_seeds: S, the number of seeds over all devices.
+      dtype: type of the products in blocks; the sampler may round the blocks' parameters to it.
+        None for the type of the parameters.
+      start: prefix tree of the argument of `init`, see `over_seeds`.
+      flat_up_to: largest number of parameters per seed that an update gathers. The optimizer
+        flattens so few into one vector, see `optimizers.flat_if_small`; to flatten shards would
+        cost hundreds of permutations.
 
     Returns:
       The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
@@ -187,7 +188,7 @@ def over_mesh(
 
     def sample(state: TrainState) -> tuple[TrainState, Batch]:
         # The decode loop reads every parameter of the policy in each step: they are gathered once,
-        # before it, with as many bits as are read.
+        # before the loop, at the precision that the loop reads.
         state = place(state)
         read = state.params._replace(value=None)
         if dtype is not None:

@@ -1,4 +1,4 @@
-"""Target machines that need not be attached: their devices, and the memory of each."""
+"""Target machines that need not be attached: their devices, and the memory of each device."""
 
 import difflib
 import glob
@@ -13,11 +13,11 @@ from jaxrl_po.config import ConfigError
 
 
 class Chip(NamedTuple):
-    """A generation of TPU, with figures from its page at cloud.google.com/tpu/docs.
+    """A generation of TPU chips, with figures from its page at cloud.google.com/tpu/docs.
 
     Attributes:
       memory: Bytes of HBM.
-      bounds: Chips of one host along each axis.
+      bounds: Number of chips of one host along each axis.
       sizes: Topologies on offer.
     """
 
@@ -46,18 +46,18 @@ WITHOUT_TPU = {
 
 
 def silence_libtpu() -> None:
-    """Lets an installed libtpu find no TPU without printing, on a machine that has none.
+    """Keeps an installed libtpu from printing warnings on a machine without a TPU.
 
-    It must be called after JAX is imported and before JAX starts a backend.
+    Call it after the import of JAX and before JAX starts a backend.
     """
     asked = "tpu" in os.environ.get("JAX_PLATFORMS", "") or "JAX_FORCE_TPU_INIT" in os.environ
-    # JAX sets the variable if it finds no TPU; a user may set it on a TPU host.
+    # JAX sets the variable if it finds no TPU; on a TPU host, the user may have set it.
     if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and not any((asked, *map(glob.glob, DEVICES))):
         _pretend_tpu_host()
 
 
 def _pretend_tpu_host() -> None:
-    """Sets the variables of a TPU host that are not set."""
+    """Sets the environment variables of a TPU host that are still unset."""
     for variable, value in WITHOUT_TPU.items():
         os.environ.setdefault(variable, value)
 
@@ -77,10 +77,10 @@ class Machine(NamedTuple):
 
 
 def describe(name: str) -> Machine:
-    """Returns the machine of a name: `tpu:v5e:4x4`, `cpu:8`, or `gpu` for the attached GPUs.
+    """Returns the machine with this name: `tpu:v5e:4x4`, `cpu:8`, or `gpu` for the attached GPUs.
 
     Raises:
-      ConfigError: Unknown name, with near ones, or a missing package.
+      ConfigError: Unknown name, reported with similar names, or a missing package.
     """
     platform, _, rest = name.partition(":")
     if platform == "tpu":

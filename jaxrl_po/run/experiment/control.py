@@ -195,12 +195,12 @@ def build_problem(
         for name in NETWORKS
     }
     of_run: dict[str, Any] = {"axis_name": axis_name, "target": target, **own}
-    if world.source is not None:
-        assert isinstance(settings, control.Settings)
-        return control.recorded_from_settings(world.spaces, settings, config.network, **of_run)
     # A config that was pickled holds the text of the user's memory alone.
     memory = user_code.held("network.memory", config.network.memory)
     network = dataclasses.replace(config.network, memory=memory)
+    if world.source is not None:
+        assert isinstance(settings, control.Settings)
+        return control.recorded_from_settings(world.spaces, settings, network, **of_run)
     problem = sampling(options).build(world.env, **vars(settings), network=network, **of_run)
     if not options.demonstrations:
         return problem

@@ -1,7 +1,7 @@
 """Settings of a run of a language model."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from jaxrl_po import config, language
 from jaxrl_po.algorithms.reference import Settings as ReferenceSettings
@@ -26,18 +26,27 @@ def task_entry(name: str) -> TaskEntry:
     Raises:
       ConfigError: The name is unknown, or the file cannot be used.
     """
-    if not sources.is_source(name) or isinstance(user_code.load("task", name), TaskEntry):
+    if not sources.is_source(name):
         return user_code.find("task", name, TASKS)
+    if isinstance(user_code.load("task", name), TaskEntry):
+        entry = user_code.find("task", name, TASKS)
+        return entry._replace(make=lambda *read: own_task(name, entry.make, *read))
     return TaskEntry(tables.NoSettings, lambda *_: own_task(name), any_vocabulary=True)
 
 
-def own_task(source: str) -> TaskLike:
+def own_task(source: str, make: Callable[..., TaskLike] | None = None, *read: object) -> TaskLike:
     """Makes a user-defined task; half of its test rows select the checkpoint if no others do.
+
+    Args:
+      source: Value of the flag.
+      make: The `make` of the user's `TaskEntry`; None for the object that `source` names.
+      read: Arguments of `make`.
 
     Raises:
       ConfigError: The file cannot be used, or the object is not a task.
     """
-    task = user_code.make("task", source)
+    with user_code.naming("task", source):
+        task = make(*read) if make else user_code.make("task", source)
     if not isinstance(task, TaskLike):
         raise ConfigError(
             "task", f"must be a jaxrl_po.language.Task or Dialogue, got {type(task).__name__}"
@@ -49,10 +58,10 @@ def own_task(source: str) -> TaskLike:
 
 def is_dialogue(name: str) -> bool:
     """Returns whether a task is a dialogue."""
-    entry = task_entry(name)
-    if entry.settings is tables.NoSettings:
-        return isinstance(own_task(name), language.Dialogue)
-    return entry.is_dialogue
+    is_object = sources.is_source(name) and not isinstance(user_code.load("task", name), TaskEntry)
+    return (
+        isinstance(own_task(name), language.Dialogue) if is_object else task_entry(name).is_dialogue
+    )
 
 
 def require_task_flags(name: str, given: Iterable[str]) -> None:

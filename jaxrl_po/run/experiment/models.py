@@ -30,6 +30,7 @@ from jaxrl_po.run.experiment.language_config import (
     task_entry,
 )
 from jaxrl_po.run.experiment.options import InitialModel
+from jaxrl_po.run.experiment.registry import TASKS
 from jaxrl_po.run.store import checkpoint, folder
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, PyTree
@@ -147,10 +148,11 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
     """
     options, entry = config.run, task_entry(config.run.task)
     if base is not None and not entry.any_vocabulary:
+        others = ", ".join(name for name, each in TASKS.items() if each.any_vocabulary)
         raise ConfigError(
             "task",
-            f"{options.task} has its own vocabulary: choose file, reasoning_gym or a task of your "
-            "own for a pretrained model",
+            f"{options.task} has its own vocabulary: choose {others} or a task of your own for a "
+            "pretrained model",
         )
     supervised, hosted = options.entry.supervised, bool(options.tools)
     reading = tables.Reading(

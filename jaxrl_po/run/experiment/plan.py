@@ -93,7 +93,7 @@ def prepare(
     require_same({"out": holds, **{x: y for x, y in values.items() if fields[x].compared}})
     with flags.locating(sections):
         placement = _place(script, config, described)
-        chosen_exporters = _exporters(options)
+        chosen_exporters = _exporters(options) if processes.is_writer() and not described else []
         world = script.open_world(config)
         config, iterations = settle(script, settings, world)
         setup = script.build(script.continued(config) if before else config, placement, world)
@@ -141,7 +141,7 @@ def prepare(
         placement,
         job,
         script.unit,
-        [*folder.removed(before), *_notes(setup, job, options, chosen["tuned"], changes)],
+        [*folder.removed(before), *_notes(setup, job, values, chosen["tuned"], changes)],
         ("script", *values, "resolved"),
         chosen_exporters,
     )
@@ -235,7 +235,7 @@ def _resolve(
 def _notes(
     setup: Setup,
     job: programs.Job,
-    options: Options,
+    values: Values,
     tuned: Values,
     changes: Sequence[str],
 ) -> list[str]:
@@ -244,11 +244,12 @@ def _notes(
     if tuned:
         shown = ", ".join(f"{name}={errors.shown(value)}" for name, value in tuned.items())
         notes.append(f"with settings that suit it, which flags may replace: {shown}")
-    if options.total_steps != done:
+    if values["total_steps"] != done:
         notes.append(
-            f"--total_steps: {options.total_steps:,} becomes {done:,}: a whole number of iterations"
+            f"--total_steps: {values['total_steps']:,} becomes {done:,}: a whole number of "
+            "iterations"
         )
-    for name, value in vars(options).items():
+    for name, value in values.items():
         if str(value).startswith(sources.OWN):
             notes.append(
                 f"{name}={value} cannot be imported: run.load and run.resume must be given it again"

@@ -63,6 +63,14 @@ class MethodConfig(Record, Protocol):
 C = TypeVar("C", bound=MethodConfig)
 
 
+def _all(_: MethodConfig, prompts: int, members: int) -> tuple[int, int]:
+    return prompts, members
+
+
+def _never(_: MethodConfig) -> bool:
+    return False
+
+
 class MethodEntry(NamedTuple, Generic[C]):
     """A method of policy optimisation.
 
@@ -92,9 +100,9 @@ class MethodEntry(NamedTuple, Generic[C]):
     has_teacher: bool = False
     clips: bool = True
     in_branches: bool = False
-    learned: Callable[[C, int, int], tuple[int, int]] = lambda _, *sizes: sizes
-    needs_room: Callable[[C], bool] = lambda _: False
-    refills: Callable[[C], bool] = lambda _: False
+    learned: Callable[[C, int, int], tuple[int, int]] = _all
+    needs_room: Callable[[C], bool] = _never
+    refills: Callable[[C], bool] = _never
     control: Mapping[str, object] = {}
     language: Mapping[str, object] = {}
     functions: Mapping[str, object] = {}

@@ -53,7 +53,8 @@ def functions(options: LanguageOptions) -> list[str]:
 def own_scorer(options: LanguageOptions) -> scoring.Scorer | None:
     """Returns the object of Python that scores whole batches; None for any other reward."""
     value = options.reward.value if isinstance(options.reward, PythonObject) else None
-    return value if isinstance(value, scoring.Scorer) else None
+    is_one = isinstance(value, scoring.Scorer) and not isinstance(value, type)
+    return value if is_one else None
 
 
 def scores_on_host(options: LanguageOptions) -> bool:

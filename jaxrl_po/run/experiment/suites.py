@@ -9,7 +9,7 @@ import sys
 import types
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ from jaxrl_po.run.experiment.registry import SUITES
 from jaxrl_po.run.store import sources
 
 
+@runtime_checkable
 class Suite(Protocol):
-    """Environments by name, as a module, a class or an object."""
+    """Environments by name: a module, an object, or the class of one."""
 
     def names(self) -> Sequence[str]:
         """Returns the names of all environments."""
@@ -81,7 +82,9 @@ def make(name: str, env_params: str = "") -> Environment:
     """
     suite, inner = split(name)
     arguments = errors.json_object("env_params", env_params or "{}")
-    adapter = user_code.load("env", suite) if sources.is_source(suite) else _import_adapter(suite)
+    adapter = user_code.make("env", suite) if sources.is_source(suite) else _import_adapter(suite)
+    if not isinstance(adapter, Suite):
+        raise ConfigError("env", f"{suite} must have the methods names and make, got {adapter!r}")
     errors.lookup("env", inner, dict.fromkeys(adapter.names()))
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
@@ -90,6 +93,8 @@ def make(name: str, env_params: str = "") -> Environment:
         raise
     except (TypeError, ValueError, IndexError, AssertionError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
+        if not arguments:
+            raise ConfigError("env", f"{name} cannot be made: {why}") from None
         raise ConfigError("env_params", f"{name} does not accept them: {why}") from None
 
 

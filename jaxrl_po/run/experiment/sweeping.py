@@ -26,7 +26,7 @@ from jaxrl_po.run.experiment.assembly import Command
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.experiment import Experiment, with_names
 from jaxrl_po.run.experiment.language_config import LanguageOptions
-from jaxrl_po.run.experiment.options import Options, RunConfig, common_option
+from jaxrl_po.run.experiment.options import InitialModel, Options, RunConfig, common_option
 from jaxrl_po.run.experiment.settings import Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import signals
@@ -114,7 +114,15 @@ class Asked(NamedTuple):
                 )
         texts = {name: flags.Text(value) for name, value in combination.items()}
         given = flags.convert(self.flags | texts, sections)
-        layers = {"given": given, "tuned": self.tuned}
+        # A value of this combination may choose other defaults than those of the whole sweep.
+        whole, own = (
+            _defaults(script, options, values, initial, sections) for values in (self.flags, given)
+        )
+        kept = {
+            name: value for name, value in self.tuned.items() if name in own or name not in whole
+        }
+        chosen = {name: value for name, value in own.items() if whole.get(name) != value}
+        layers = {"given": given, "tuned": kept | chosen}
         records, origins = flags.merge(sections, layers)
         return Settings(script.config.of_sections(records, initial), given, {}, origins, {})
 
@@ -169,7 +177,9 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
             raise ConfigError(
                 "over", f"{name} must have a list of values or a text, got {values!r}"
             )
-        each = [flags.convert({name: value}, sections)[name] for value in values]
+        each = [flags.convert(with_names({name: value}), sections)[name] for value in values]
+        if any(str(value).startswith(sources.OWN) for value in each):
+            raise ConfigError("over", f"{name} must list names: an object of Python has one sweep")
         given[name] = flags.Text(",".join(map(errors.shown, each)))
     return carry_out(script, given)
 
@@ -291,9 +301,24 @@ def read(script: Command, given: Values, options: Options) -> Asked:
     kept, swept, drawn = split(given, settings.fields_of(sections))
     script.require_known(options, kept, initial)
     fixed = flags.convert(kept, sections)
-    of_run = options, fixed, initial
-    tuned = flags.current({**script.tuned(*of_run), **script.presets(*of_run)}, sections)
+    tuned = _defaults(script, options, fixed, initial, sections)
+    swept = {
+        name: [sources.absolute({name: value}).get(name, value) for value in values]
+        for name, values in swept.items()
+    }
     return Asked(fixed | sources.absolute(fixed), swept, drawn, tuned)
+
+
+def _defaults(
+    script: Command,
+    options: Options,
+    values: Values,
+    initial: InitialModel,
+    sections: Mapping[str, type],
+) -> Json:
+    """Returns tuned values and presets by flag, for flags that have these values."""
+    of_run = options, values, initial
+    return flags.current({**script.tuned(*of_run), **script.presets(*of_run)}, sections)
 
 
 def resumed(script: Command, given: Values, stored: Values, out: str) -> Asked:

@@ -156,6 +156,10 @@ def train(
     user_code.require_not_imported()
     require_exporters("exporters", exporters)
     if not isinstance(what, Experiment):
+        if not isinstance(what, Learner):
+            raise ConfigError("what", f"must be an Experiment or a Learner, got {what!r}")
+        if not arguments and "iterations" not in options:
+            raise ConfigError("iterations", "must be given with a learner")
         plan = plan_of(what, *arguments, **options)
         return carry_out(plan._replace(exporters=exporters), on_row=on_row)
     if arguments or options:
@@ -405,7 +409,10 @@ def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = N
             progress.report(ending(plan, outcome, rows))
     where = Path(plan.options.out) if plan.options.out else None
     interrupted = outcome.interrupted or processes.any_of(stop.is_set())
-    trained = Trained(outcome.state, rows, where, interrupted, outcome.stopped)
+    state = outcome.state
+    if plan.placement.described:  # the devices of the run's own client
+        state = jax.device_put(state, jax.devices()[0])
+    trained = Trained(state, rows, where, interrupted, outcome.stopped)
     if interrupted and not leave_early:
         raise Interrupted(trained=trained)
     return trained

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import optax
 
-from jaxrl_po import variables
+from jaxrl_po import config, variables
 from jaxrl_po.algorithms.actor_critic import Estimation
 from jaxrl_po.config import ConfigError, Json, PythonObject, Values
 from jaxrl_po.optimizers import Optimization
@@ -45,7 +45,7 @@ def load(flag: str, source: str) -> Any:
     place = split(source)[0]
     if not os.path.isfile(place):  # `Path.is_file` raises where a name is too long
         raise UserCodeError(flag, f"{source}: there is no file {place}")
-    with _naming(flag, source):
+    with naming(flag, source):
         return workers.load(source)
 
 
@@ -63,15 +63,17 @@ def make(flag: str, source: str, advice: str = "") -> Any:
     found = load(flag, source)
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         return found
-    with _naming(flag, source, advice):
+    with naming(flag, source, advice):
         return found()
 
 
 @contextlib.contextmanager
-def _naming(flag: str, source: str, advice: str = "") -> Iterator[None]:
+def naming(flag: str, source: str, advice: str = "") -> Iterator[None]:
     """Context in which an error of the user's code is raised as one that names the flag."""
     try:
         yield
+    except ConfigError:
+        raise
     except (Exception, SystemExit) as error:
         more = f"; {advice}" if advice and isinstance(error, TypeError) else ""
         raise UserCodeError(flag, f"{source}: {workers.describe(error)}{more}") from error
@@ -98,6 +100,9 @@ def find(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
     kind, own = type(next(iter(table.values()))), load(flag, name)
     if not isinstance(own, kind):
         raise UserCodeError(flag, f"{name} must be a run.{kind.__name__}, got {describe(own)}")
+    record = own[0]  # type: ignore[index]
+    if not config.is_record(record):
+        raise UserCodeError(flag, f"{name}: {describe(record)} must be a class with @config.record")
     return own
 
 

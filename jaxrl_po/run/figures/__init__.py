@@ -1,1 +1,1 @@
-"""Pictures of runs."""
+"""Figures and animations of runs."""

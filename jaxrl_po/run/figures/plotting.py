@@ -21,9 +21,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from jaxrl_po.run.store import metrics, statistics
 from jaxrl_po.types import Row
 
-FEWEST_SEEDS = 4  # below which a bootstrap band says nothing that the seeds do not
+FEWEST_SEEDS = 4  # minimum for a bootstrap band; with fewer seeds it adds nothing to their curves
 INK, QUIET = "#1b1f24", "#8a929c"
-DASHES = ("-", "--", ":", "-.")  # the next one once all colours are used
+DASHES = ("-", "--", ":", "-.")  # line styles; the next one is used after all colours
 COLOURS = ("#0b6e99", "#c4501b", "#3a7d44", "#7b4fa3", "#b8860b", "#0a9a8f", "#a8325e", "#4d5560")
 
 STYLE: dict[Any, Any] = {
@@ -44,20 +44,20 @@ STYLE: dict[Any, Any] = {
     "ytick.labelcolor": INK,
     "legend.frameon": False,
     "axes.formatter.useoffset": False,
-    "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3
-    "text.parse_math": False,  # a name stands as it is, whatever `$`, `_` or `\\` it has
+    "pdf.fonttype": 42,  # TrueType, since publishers refuse Type 3
+    "text.parse_math": False,  # prints a name unchanged, even with `$`, `_` or `\\`
 }
 PICTURES = (".png", ".pdf", ".svg")
 
 
 def style(more: Mapping[str, Any] = MappingProxyType({})) -> AbstractContextManager[None]:
-    """Inside, pictures have our style and `more`, whatever a user's matplotlibrc asks for."""
+    """Context that applies this style and `more` to figures, ignoring the user's matplotlibrc."""
     return matplotlib.style.context({**STYLE, **more}, after_reset=True)
 
 
 @contextlib.contextmanager
 def beside(path: Path) -> Iterator[None]:
-    """Inside, the picture of what is done and on disk may fail: that is one line on stderr."""
+    """Context that reduces a failed figure to one line on stderr, since the data are on disk."""
     try:
         yield
     except Exception as error:
@@ -69,9 +69,9 @@ class Series(NamedTuple):
     """One curve of a panel.
 
     Attributes:
-      metric: its name in the lines of metrics.
-      label: in the legend.
-      rows: its lines of metrics, if not the panel's.
+      metric: name of the metric in the lines of metrics.
+      label: label in the legend.
+      rows: lines of metrics, if different from the panel's.
     """
 
     metric: str
@@ -83,13 +83,13 @@ class Panel(NamedTuple):
     """One set of axes.
 
     Attributes:
-      rows: the lines of a run, see `metrics.read`.
+      rows: lines of metrics of a run, see `metrics.read`.
       series: curves to draw.
-      title: above it.
-      x_label: with the unit.
-      y_label: with the unit.
-      target: a level to mark, or None.
-      seeds: draw each seed faintly behind the mean.
+      title: title above the axes.
+      x_label: label of the x axis, with the unit.
+      y_label: label of the y axis, with the unit.
+      target: level to mark, or None.
+      seeds: whether to draw each seed faintly behind the mean.
     """
 
     rows: Sequence[Row]
@@ -103,7 +103,7 @@ class Panel(NamedTuple):
 
 def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
     """Draws one panel of at most 32 curves; a metric without any value is skipped."""
-    drawn: set[int] = set()  # number of seeds of each curve
+    drawn: set[int] = set()  # numbers of seeds that curves have
     named: list[Line2D] = []
     looks = itertools.product(DASHES, COLOURS)
     for series, (dashes, colour) in zip(panel.series, looks, strict=False):
@@ -136,7 +136,7 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         seeds = " – ".join(map(str, sorted({min(drawn), max(drawn)})))
         band = " and 95 % band" if max(drawn) >= FEWEST_SEEDS else " and each seed"
         what = f"IQM{band}, {seeds} seeds" if max(drawn) > 1 else None
-        # By name, since a legend of its own accord leaves out a name that begins with `_`.
+        # Pass names explicitly, since an automatic legend omits names that start with `_`.
         names = [str(line.get_label()) for line in named]
         size = {"fontsize": 9, "title_fontsize": 9}
         axes.legend(named, names, loc="best", title=what, alignment="left", **size)
@@ -145,11 +145,11 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
 def save(panels: Sequence[Panel], path: Path) -> None:
     """Writes the panels side by side as a figure, four or more of them in two rows.
 
-    Neighbours with the same curves share a legend.
+    Neighbouring panels with the same curves share a legend.
 
     Args:
-      panels: left to right.
-      path: of the file, a PNG, PDF or SVG by its ending.
+      panels: panels from left to right.
+      path: path of the file, a PNG, PDF or SVG according to its suffix.
     """
     rows = 2 if len(panels) >= 4 else 1
     columns = math.ceil(len(panels) / rows)
@@ -165,14 +165,14 @@ def save(panels: Sequence[Panel], path: Path) -> None:
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Replaces a file, a PNG, PDF or SVG by its ending."""
+    """Replaces a figure's file, a PNG, PDF or SVG according to its suffix."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower())
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write in place of another, of which a reader sees the old or the new one."""
+    """Context with a temporary file that replaces `path` at the end, atomically for readers."""
     temporary = path.with_name(f".{path.name}")
     try:
         yield temporary
@@ -186,13 +186,13 @@ def save_sweep(
 ) -> None:
     """Writes a figure of a sweep: the score of every combination, against each swept setting.
 
-    A whole grid of two settings with four numbers or more of each is a landscape: a pixel for each
-    run, the seeds of a combination side by side, sorted.
+    A complete grid of two settings, each with at least four numbers, is drawn as a heat map: one
+    pixel per run, the seeds of a combination side by side, sorted.
 
     Args:
       rows: per combination, its settings by name and the scores of its seeds `[S]`; best first.
-      y_label: of the score, with the unit.
-      path: of the file, a PNG, PDF or SVG by its ending.
+      y_label: label of the score, with the unit.
+      path: path of the file, a PNG, PDF or SVG according to its suffix.
     """
     names = list(rows[0][0]) or ["all"]
     grid = {name: sorted({_as_number(row.get(name, "")) for row, _ in rows}) for name in names}
@@ -210,7 +210,7 @@ def save_sweep(
                 axes.set_xscale("log")
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.xaxis.set_minor_formatter("")
-            # The best is drawn last, on top.
+            # The best combination is drawn last, on top.
             for rank, (values, scores) in reversed(list(enumerate(rows))):
                 finite = np.asarray(scores, np.float64)
                 finite = finite[np.isfinite(finite)]

@@ -1,7 +1,7 @@
 """Episodes as GIFs: for each family of environments, a function that draws one time step.
 
-They draw from the observations, not the states: an environment resets itself in the step that ends
-an episode, so the final state is lost but the final observation is not.
+The functions draw observations instead of states: an environment resets itself in the step that
+ends an episode, so the final state is lost but the final observation is not.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,16 +26,16 @@ Frame = npt.NDArray[np.uint8]
 PAPER, FAINT, ACCENT = "#fafaf8", "#dfe3e7", COLOURS[1]
 CHANNELS = (*COLOURS, "#e0a83c", "#7fb2cc")
 ROUND: dict[str, Any] = {"solid_capstyle": "round", "solid_joinstyle": "round"}
-TRAIL = 24  # time steps for which the path of a tip is drawn
-STAGE = (0.03, 0.09, 0.94, 0.81)  # left, bottom, width, height of the drawing, in parts of a frame
+TRAIL = 24  # number of time steps for which the path of a tip is drawn
+STAGE = (0.03, 0.09, 0.94, 0.81)  # left, bottom, width, height of the drawing, as frame fractions
 HOLD = 1500  # milliseconds for which the last frame is shown
 
 
 class Episode(NamedTuple):
-    """One episode of T steps.
+    """One recorded episode of T steps.
 
     Attributes:
-      observation: `[T + 1, …]`, not normalised, the final one included.
+      observation: `[T + 1, …]`, not normalised, including the final one.
       action: `[T, …]`, as the policy chose it.
       reward: `[T]`, reward units.
     """
@@ -49,7 +49,7 @@ Draw = Callable[[Axes, Episode, int], None]
 
 
 def cart_pole(axes: Axes, episode: Episode, t: int) -> None:
-    """A cart on a rail with a pole of length 1; the ticks mark the ends of the rail, ±2.4."""
+    """Draws a cart on a rail with a pole of length 1; ticks mark the ends of the rail, ±2.4."""
     x, _, angle, _ = episode.observation[t].tolist()
     _stage(axes, (-2.75, 2.75), (-0.9, 1.6))
     axes.plot([-2.75, 2.75], [0.0, 0.0], color=QUIET, linewidth=1.5)
@@ -62,7 +62,7 @@ def cart_pole(axes: Axes, episode: Episode, t: int) -> None:
 
 
 def pendulum(axes: Axes, episode: Episode, t: int) -> None:
-    """A rod around a pivot, upright at angle 0, with the path of its tip."""
+    """Draws a rod around a pivot, upright at angle 0, with the path of its tip."""
     cos, sin = episode.observation[: t + 1, 0], episode.observation[: t + 1, 1]
     x, y = -sin, cos
     _stage(axes, (-1.6, 1.6), (-1.25, 1.25))
@@ -75,7 +75,7 @@ def pendulum(axes: Axes, episode: Episode, t: int) -> None:
 
 
 def acrobot(axes: Axes, episode: Episode, t: int) -> None:
-    """Two links of length 1 below a pivot, and the path of the tip; dashed: the height to reach."""
+    """Draws two links of length 1 below a pivot, the path of the tip, and the height to reach."""
     cos_1, sin_1, cos_2, sin_2 = episode.observation[: t + 1, :4].T
     middle_x, middle_y = sin_1, -cos_1
     tip_x = middle_x + sin_1 * cos_2 + cos_1 * sin_2
@@ -91,7 +91,7 @@ def acrobot(axes: Axes, episode: Episode, t: int) -> None:
 
 
 def mountain_car(axes: Axes, episode: Episode, t: int, *, goal: float) -> None:
-    """A car in a valley, and a flag at the position `goal`."""
+    """Draws a car in a valley, and a flag at the position `goal`."""
 
     def height(x: Any) -> Any:
         return 0.45 * np.sin(3.0 * x) + 0.55
@@ -117,7 +117,7 @@ def mountain_car(axes: Axes, episode: Episode, t: int, *, goal: float) -> None:
 
 
 def grid(axes: Axes, episode: Episode, t: int) -> None:
-    """An observation `[H, W]` or `[H, W, C]` as cells, one colour per channel, the first on top."""
+    """Draws an observation `[H, W]` or `[H, W, C]` as cells, a colour per channel, first on top."""
     cells = episode.observation[t]
     cells = np.nan_to_num(cells.reshape(*cells.shape[:2], -1))
     rows, columns, depth = cells.shape
@@ -135,14 +135,14 @@ def grid(axes: Axes, episode: Episode, t: int) -> None:
 
 
 def picture(axes: Axes, episode: Episode, t: int, *, pictures: Sequence[Frame]) -> None:
-    """The picture that the environment itself made of time step t."""
+    """Draws the image that the environment itself rendered at time step t."""
     height, width = pictures[t].shape[:2]
     _stage(axes, (0.0, width), (height, 0.0))
     axes.imshow(pictures[t], extent=(0.0, width, height, 0.0))
 
 
 def components(axes: Axes, episode: Episode, t: int) -> None:
-    """Any environment: the observation as bars, beside the actions and the return so far."""
+    """Draws any environment: the observation as bars, beside actions and the return so far."""
     axes.set_axis_off()
     observed = np.nan_to_num(
         episode.observation.reshape(len(episode.observation), -1), posinf=0.0, neginf=0.0
@@ -162,7 +162,7 @@ def components(axes: Axes, episode: Episode, t: int) -> None:
 
 
 def _panel(axes: Axes, place: Any, title: str, x: tuple[float, float], values: Any) -> Axes:
-    """Inset axes, whose limits include 0 and all of `values` throughout the episode."""
+    """Adds inset axes, whose limits include 0 and all of `values` throughout the episode."""
     panel = axes.inset_axes(place, facecolor=PAPER)
     finite = values[np.isfinite(values)]
     low, high = float(np.min(finite, initial=0.0)), float(np.max(finite, initial=0.0))
@@ -175,20 +175,20 @@ def _panel(axes: Axes, place: Any, title: str, x: tuple[float, float], values: A
 
 
 def _stage(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
-    """Empty axes with one scale in both directions."""
+    """Prepares empty axes with the same scale in both directions."""
     axes.set_axis_off()
     axes.set(xlim=x, ylim=y, aspect="equal")
 
 
 def _box(x: float, y: float, width: float, height: float, color: str = INK) -> FancyBboxPatch:
-    """A rounded box around a centre."""
+    """Returns a rounded box around a centre."""
     corner, rounding = (x - width / 2, y - height / 2), min(width, height) / 4
     shape = f"round,pad=0,rounding_size={rounding}"
     return FancyBboxPatch(corner, width, height, shape, color=color, linewidth=0, zorder=3)
 
 
 def _trail(axes: Axes, x: Floats, y: Floats) -> None:
-    """The path of a moving point over the last time steps, fading."""
+    """Draws the path of a moving point over the last time steps, fading."""
     for i in range(max(len(x) - TRAIL, 1), len(x)):
         fade = 0.5 * (1.0 - (len(x) - i) / TRAIL)
         part = slice(i - 1, i + 1)
@@ -196,13 +196,13 @@ def _trail(axes: Axes, x: Floats, y: Floats) -> None:
 
 
 def frames(draw: Draw, episode: Episode, *, title: str, width: int = 480) -> Iterator[Frame]:
-    """Draws every time step of an episode, with the step and the return so far below.
+    """Draws every time step of an episode, with the step number and the return so far below.
 
     Args:
-      draw: draws one time step on axes.
-      episode: see `Episode`.
-      title: above the drawing.
-      width: of a frame, pixels; its height is three quarters of that.
+      draw: `(axes, episode, t) -> None`, draws one time step.
+      episode: episode to draw, see `Episode`.
+      title: title above the drawing.
+      width: width of a frame in pixels; the height is three quarters of the width.
 
     Returns:
       T + 1 frames `[height, width, 3]`.
@@ -217,7 +217,7 @@ def frames(draw: Draw, episode: Episode, *, title: str, width: int = 480) -> Ite
         axes = figure.add_axes(STAGE, facecolor=PAPER)
         fixed = axes.get_children()
         for t, so_far in enumerate(returns):
-            # New axes for each frame would take most of the time.
+            # To create new axes for each frame would take most of the time.
             for artist in [*axes.get_children()]:
                 if artist not in fixed:
                     artist.remove()
@@ -232,8 +232,8 @@ def save_gif(pictures: Iterable[Frame], path: Path, *, fps: int = 30) -> None:
     """Writes frames as a GIF that loops; the last frame is shown for longer.
 
     Args:
-      pictures: see `frames`.
-      path: of the file, replaced atomically.
+      pictures: frames of an episode, see `frames`.
+      path: path of the file, which is replaced atomically.
       fps: frames per second; GIF rounds the duration of a frame to hundredths of a second.
     """
     how: Any = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}

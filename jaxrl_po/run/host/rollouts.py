@@ -1,4 +1,4 @@
-"""Rollouts in environments of the host: a loop around one compiled `act` for all seeds at once."""
+"""Rollouts in host environments: a loop around one compiled `act` for all seeds at once."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -17,19 +17,19 @@ from jaxrl_po.run.devices.seeds import STATE_AXES, shape_of
 from jaxrl_po.run.host.vector_envs import Array, Pool, Source
 from jaxrl_po.types import Metrics, Problem, PyTree, TrainState
 
-# In place of a seed's index: the episodes of the run's own evaluations, and of later ones.
+# Numbers in place of a seed's index, for episodes of the run's own evaluations and later ones.
 EVALUATION, LATER = 2**31, 2**31 + 1
 
 
 class HostProblem(NamedTuple):
-    """A control problem on the host, of one seed.
+    """A control problem of a single seed, with environments on the host.
 
     Attributes:
-      source: of its environments.
-      problem: see `control.recorded_from_settings`.
-      num_envs: B, environments of one seed.
-      num_steps: T, steps of each environment in one iteration.
-      num_episodes: greedy episodes of an evaluation of one seed.
+      source: source of its environments.
+      problem: problem that learns from recordings, see `control.recorded_from_settings`.
+      num_envs: B, number of environments per seed.
+      num_steps: T, number of steps of each environment in one iteration.
+      num_episodes: number of greedy episodes per seed in an evaluation.
     """
 
     source: Source
@@ -39,20 +39,21 @@ class HostProblem(NamedTuple):
     num_episodes: int
 
     def open(self, base_seed: int, seeds: Sequence[int]) -> "Rollouts":
-        """See `Rollouts`."""
+        """Returns `Rollouts` of this problem."""
         return Rollouts(self, base_seed, seeds)
 
 
 class Episodes(NamedTuple):
-    """The running episodes, `[S, B, …]`.
+    """Running episodes, `[S, B, …]`.
 
     Attributes:
-      observation: the current one, raw.
-      was_over: bool, whether the last step ended an episode, so that the next ignores its action.
+      observation: current raw observation.
+      was_over: bool, whether the last step ended an episode, so that the next step ignores its
+        action.
       begins: bool, whether the last step ignored its action, so that the next begins an episode.
-      memory: the policy's, leaves `[S, B, …]`.
+      memory: memory of the policy, leaves `[S, B, …]`.
       total: undiscounted return so far.
-      length: steps so far.
+      length: number of steps so far.
     """
 
     observation: Array
@@ -64,16 +65,16 @@ class Episodes(NamedTuple):
 
 
 class Rollouts:
-    """Records iterations and plays evaluations, for all seeds in one pool.
+    """Records iterations and plays evaluation episodes, for all seeds in one pool.
 
-    The environments' own random numbers follow from the base seed, the index of the seed, that of
-    the environment and the iteration at which the pool was opened. Their states cannot be saved: a
-    resumed run begins new episodes.
+    The environments draw their own random numbers from the base seed, the index of the seed, the
+    index of the environment and the iteration at which the pool was opened. Their states cannot be
+    saved: a resumed run starts new episodes.
 
     Args:
-      host: see `HostProblem`.
-      base_seed: of the run.
-      seeds: index of the seed of each row of the state.
+      host: problem and its environments, see `HostProblem`.
+      base_seed: seed of the run.
+      seeds: seed index of each row of the state.
     """
 
     def __init__(self, host: HostProblem, base_seed: int, seeds: Sequence[int]):
@@ -90,20 +91,20 @@ class Rollouts:
 
     @property
     def examples(self) -> None:
-        """None: there is nothing to read."""
+        """Returns None, since control problems have no readable examples."""
         return None
 
     def metrics(self, seconds: float) -> Metrics:
-        """None beside those of `collect`."""
+        """Returns an empty dict, since `collect` computes all metrics."""
         del seconds
         return {}
 
     def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
-        """See `recorded.with_recording`."""
+        """Adds a recording to the state with `recorded.with_recording`."""
         return recorded.with_recording(state, recording)
 
     def recording(self) -> Recording:
-        """Shapes and dtypes of a recording, `[S, B, …]`."""
+        """Returns the shapes and dtypes of a recording, `[S, B, …]`."""
         host, spaces = self._host, self._host.source.spaces
         rows = len(self._seeds), host.num_envs
         steps = *rows, host.num_steps
@@ -122,7 +123,7 @@ class Rollouts:
         )
 
     def compile(self, like: TrainState) -> None:
-        """Compiles what acts, by a call on zeros; `like` are the shapes of the state."""
+        """Compiles the acting programs by calls on zeros; `like` has the shapes of the state."""
         keys = jax.random.split(jax.random.key(0), len(self._seeds))
         zeros: TrainState = jax.tree.map(
             lambda x: keys if x.dtype == keys.dtype else jnp.zeros(x.shape, x.dtype), like
@@ -141,14 +142,15 @@ class Rollouts:
         """Plays one iteration.
 
         Args:
-          state: stacked over seeds.
-          report: called with a line for the user.
+          state: state stacked over seeds.
+          report: `(line) -> None`, called with lines for the user.
 
         Returns:
-          The state, in which returns begin with the episodes, and the recording.
+          The state and the recording. If the pool was opened in this call, the state's rolling
+          returns start from 0.
 
         Raises:
-          PoolError: an environment raised or died.
+          PoolError: an environment raised an error or died.
         """
         if self._pool is None:
             state = self._begin(state, report)
@@ -181,15 +183,15 @@ class Rollouts:
         return state, made
 
     def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Array]:
-        """Greedy return and length `[S, E]` of whole episodes, each in an environment of its own.
+        """Plays greedy episodes, each in a separate environment; returns and lengths are `[S, E]`.
 
         Args:
-          state: stacked over seeds.
-          later_seed: of the episodes of a later evaluation; None for those of the run's own. They
-            are the same for every seed of the run.
+          state: state stacked over seeds.
+          later_seed: random seed of a later evaluation's episodes; None for the evaluations of the
+            run itself. All seeds of the run play the same episodes.
 
         Raises:
-          PoolError: an environment raised or died.
+          PoolError: an environment raised an error or died.
         """
         drawn = (self._base, EVALUATION) if later_seed is None else (later_seed, LATER)
         rows = len(self._seeds), self._host.num_episodes
@@ -214,7 +216,7 @@ class Rollouts:
         return {"greedy_return": total, "greedy_length": length}
 
     def _begin(self, state: TrainState, report: Callable[[str], None]) -> TrainState:
-        """Opens the pool; returns are scaled from the beginning of an episode."""
+        """Opens the pool and clears rolling returns and critic memory: all episodes start anew."""
         iteration, num_envs = int(np.max(state.step)), self._host.num_envs
         rows = len(self._seeds), num_envs
         if iteration:
@@ -235,18 +237,18 @@ class Rollouts:
         return state._replace(collector=state.collector._replace(sharded=sharded))
 
     def _start(self, rows: int) -> PyTree:
-        """The policy's memory at an episode's start, leaves `[S, rows, …]`."""
+        """Returns the policy's memory at an episode's start, leaves `[S, rows, …]`."""
         seeds = len(self._seeds)
         memory = actor_of(self._host.problem).start(rows)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (seeds, *x.shape)), memory)
 
     def _by_seed(self, seen: Array) -> Array:
-        """Observations `[S·B, …]` of a pool as `[S, B, …]`, in the dtype that is recorded."""
+        """Reshapes a pool's observations `[S·B, …]` to `[S, B, …]`, in the recorded dtype."""
         seeds = len(self._seeds)
         return seen.reshape(seeds, -1, *seen.shape[1:]).astype(self._host.source.dtype, copy=False)
 
     def _policy(self, state: TrainState) -> TrainState:
-        """The part of the state that acts, on one device: a call of `act` is then short."""
+        """Puts the part of the state that acts on one device, which makes a call of `act` short."""
         part = state._replace(
             params=state.params._replace(value=None, frozen=None),
             opt_state=None,
@@ -263,17 +265,17 @@ def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., PyTree]:
 
 
 def _zero(memory: jax.Array, begins: Array) -> Array:
-    """A memory `[S, B, …]`, zero where an episode begins."""
+    """Returns a memory `[S, B, …]` with zeros for rows that begin an episode."""
     return np.where(begins.reshape(begins.shape + (1,) * (memory.ndim - 2)), 0.0, memory)
 
 
 def _to_play(action: jax.Array) -> Array:
-    """Actions `[S·B, …]` as the environments take them, with zeros where they are not finite."""
+    """Reshapes actions to `[S·B, …]`, as the environments accept them; 0 replaces NaN."""
     array = np.asarray(action)
     array = array.reshape(-1, *array.shape[2:])
     return array if array.dtype.kind == "i" else np.nan_to_num(array)
 
 
 def seed_of(*entropy: int) -> int:
-    """A seed of an environment, below 2³¹."""
+    """Derives the seed of an environment, below 2³¹, from several numbers."""
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)

@@ -1,7 +1,7 @@
-"""Environments of the host, stepped side by side: EnvPool's, and gymnasium's vector environments.
+"""Host environments, stepped side by side: EnvPool's, and gymnasium's vector environments.
 
-Both take one more step after an episode's end, which ignores its action and returns the first
-observation of the next episode.
+Both packages take one more step after an episode's end; this step ignores its action and returns
+the first observation of the next episode.
 """
 
 import warnings
@@ -24,14 +24,14 @@ Array = npt.NDArray[Any]
 
 
 class PoolError(RunError):
-    """An environment raised or died; the message says which and how."""
+    """An environment raised an error or died; the message names the environment and the error."""
 
 
 class Stepped(NamedTuple):
     """One step of N environments.
 
     Attributes:
-      observation: `[N, …]`, the true next one, also where the episode ended.
+      observation: `[N, …]`, the true next observation, even if the episode ended.
       reward: `[N]`.
       terminated: `[N]`, bool.
       truncated: `[N]`, bool.
@@ -47,10 +47,10 @@ class Pool(NamedTuple):
     """N environments, each with its own seed.
 
     Attributes:
-      reset: begins an episode in each; returns observations `[N, …]`.
-      step: actions `[N, …]` to `Stepped`; where an episode had ended, the action is ignored and a
-        new one begins.
-      close: frees what the environments hold.
+      reset: `() -> [N, …]`, starts an episode in each environment and returns observations.
+      step: `([N, …]) -> Stepped`, takes actions; if an episode had ended, the action is ignored and
+        a new episode starts.
+      close: `() -> None`, frees the resources of the environments.
     """
 
     reset: Callable[[], Array]
@@ -59,15 +59,15 @@ class Pool(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where environments come from.
+    """Constructor of pools of one kind of environment, with its properties.
 
     Attributes:
-      name: as on the command line.
-      spaces: of one environment.
-      dtype: of the observations.
-      max_steps: time limit of an episode; None without one.
-      arguments: of `--env_params`.
-      open: seeds, one for each environment, to a `Pool`; what that raises is a `PoolError`.
+      name: name of the environment, as on the command line.
+      spaces: spaces of one environment.
+      dtype: type of the observations.
+      max_steps: time limit of an episode; None without a limit.
+      arguments: arguments in `--env_params`.
+      open: `(seeds) -> Pool`, opens one environment per seed; its errors are raised as `PoolError`.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Source(NamedTuple):
 
 
 def is_host(name: str) -> bool:
-    """Whether a name is that of an environment of the host.
+    """Returns whether a name stands for a host environment.
 
     Example:
       >>> is_host("envpool:Hopper-v4"), is_host("CartPole-v1"), is_host("my_env.py:Corridor")
@@ -95,7 +95,7 @@ MUJOCO = (
 
 
 def family(name: str) -> str:
-    """The family of environments with which one of the host shares its settings, or its own name.
+    """Returns the family whose settings a host environment shares, or the environment's own name.
 
     Example:
       >>> family("envpool:Hopper-v4"), family("gymnasium:CartPole-v1")
@@ -105,16 +105,16 @@ def family(name: str) -> str:
 
 
 def find(name: str, env_params: str = "") -> Source:
-    """The source of `envpool:Name` or `gymnasium:Name`.
+    """Finds the source of `envpool:Name` or `gymnasium:Name`.
 
     Args:
-      name: see above.
+      name: name of the environment, with its suite.
       env_params: JSON object with arguments of `envpool.make` or `gymnasium.make_vec`; or empty.
 
     Raises:
       ConfigError: the package is not installed, the name is unknown, or the environment does not
         accept the arguments.
-      ConfigError: its spaces cannot be handled.
+      ConfigError: the type of its spaces is not supported.
     """
     suite, _, inner = name.partition(":")
     arguments = errors.json_object("env_params", env_params or "{}")
@@ -166,7 +166,7 @@ def _envpool(name: str, inner: str, arguments: Json) -> Source:
             )
 
         def reset() -> Array:
-            with quiet():  # on the first call, EnvPool makes spaces in float32
+            with quiet():  # on the first call, EnvPool creates float32 spaces, which warns
                 return observe(pool.reset()[0])
 
         def step(action: Array) -> Stepped:
@@ -223,9 +223,9 @@ def _gymnasium(name: str, inner: str, arguments: Json) -> Source:
 
 
 def playable(space: Any) -> Callable[[Array], Array]:
-    """Actions `[N, …]` as a space of gymnasium holds them: in its dtype, and in a box its bounds.
+    """Returns a function that casts actions `[N, …]` to a gymnasium space and clips them to a box.
 
-    The policy's are float32, in which a bound such as 0.1 is rounded to one outside the box.
+    The policy's actions are float32, which rounds a bound such as 0.1 to a number outside the box.
     """
     if not hasattr(space, "low"):
         return lambda action: action.astype(space.dtype)
@@ -233,7 +233,7 @@ def playable(space: Any) -> Callable[[Array], Array]:
 
 
 def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
-    """Opens the same pool; any error of its functions becomes a `PoolError`."""
+    """Wraps `open_pool` so that any error of the pool or its functions becomes a `PoolError`."""
 
     def reported(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -274,17 +274,17 @@ def _spaces(name: str, seen: object, acts: object) -> Spaces:
 
 
 def _limit(steps: int | None) -> int | None:
-    """A time limit, or None for what stands for none: EnvPool's largest integer, gymnasium's −1."""
+    """Returns a time limit; None for the packages' values without a limit, 2³¹ − 1 and −1."""
     return steps if steps is not None and 0 < steps < 2**31 - 1 else None
 
 
 def _dtype(space: object) -> npt.DTypeLike:
-    """Images stay bytes and classes integers; all else is float32."""
+    """Returns the recorded dtype: bytes for images, integers for classes, else float32."""
     if is_discrete(space):
         return np.int32
     return np.uint8 if is_image(space) else np.float32
 
 
 def quiet() -> warnings.catch_warnings:
-    """Hides the packages' own warnings, of older versions of an environment for example."""
+    """Hides the packages' own warnings, about older versions of an environment for example."""
     return warnings.catch_warnings(action="ignore")

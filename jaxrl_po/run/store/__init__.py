@@ -1,1 +1,1 @@
-"""The folder of a run: checkpoints, metrics, provenance."""
+"""Contents of a run's folder: checkpoints, metrics and provenance."""

@@ -1,10 +1,10 @@
 """Checkpoints of a training state: written atomically in the background, verified when read.
 
-A thin layer over orbax. A state is stored as a dict from the path of each leaf to a host array, and
-the number of the format beside them. Typed PRNG keys are stored as their raw words; arrays of size
-zero, which orbax refuses, are not stored but rebuilt when the state is loaded. Checksums of the
-files are written last: a checkpoint without them is unfinished; one that does not match them is
-damaged and never handed to orbax.
+A thin layer over orbax. A state is stored as a dict from each leaf's path to a host array, together
+with the number of the format. Typed PRNG keys are stored as their raw words. Orbax refuses arrays
+of size zero, so they are not stored but rebuilt when the state is loaded. Checksums of the files
+are written last: a checkpoint without checksums is unfinished; a checkpoint that does not match
+its checksums is damaged and never passed to orbax.
 
 With several processes, all take part in saving, the first one writes, and all read. Arrays are
 stored with their global shapes, so a state can be loaded onto another number of devices and
@@ -39,14 +39,14 @@ from jaxrl_po.types import PyTree
 from jaxrl_po.version import FORMATS
 
 CHECKSUMS = "checksums.json"
-ITEM = "default"  # the folder that orbax gives to a single item
-FORMAT = "format"  # beside the paths of leaves, which begin with a dot or a bracket
+ITEM = "default"  # name of the folder that orbax creates for a single item
+FORMAT = "format"  # key beside the paths of leaves, which start with a dot or a bracket
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 class CheckpointError(Exception):
-    """Checkpoints exist, but none can be used."""
+    """Checkpoints exist, but none is usable."""
 
 
 class SaveError(OSError):
@@ -54,11 +54,11 @@ class SaveError(OSError):
 
 
 class Store:
-    """A folder of checkpoints, numbered by iteration; the newest `keep` are kept.
+    """A folder of checkpoints, numbered by iteration, that retains the newest `keep` of them.
 
     Args:
-      folder: created if absent; unfinished checkpoints of a killed run are deleted.
-      keep: number of checkpoints kept. With two or more, a run survives a damaged newest one.
+      folder: folder to create if absent; unfinished checkpoints of a killed run are deleted.
+      keep: number of retained checkpoints. With two or more, a run survives a damaged newest one.
 
     Example:
       >>> import tempfile, jax.numpy as jnp
@@ -84,7 +84,7 @@ class Store:
         self.close()
 
     def iterations(self) -> list[int]:
-        """The iterations that have a checkpoint, ascending."""
+        """Returns the iterations that have a checkpoint, in ascending order."""
         self.wait_until_finished()
         return list(processes.decide(self._steps))
 
@@ -94,12 +94,12 @@ class Store:
     def save(self, iteration: int, state: PyTree, *, after: "Store | None" = None) -> None:
         """Copies `state` to the host and writes it in the background.
 
-        The state may be donated as soon as this returns.
+        The state may be donated as soon as this method returns.
 
         Args:
-          iteration: the checkpoint's number.
-          state: the training state.
-          after: a store whose pending save must reach the disk before this one.
+          iteration: number of the checkpoint.
+          state: training state.
+          after: store whose pending save must reach the disk before this one.
 
         Raises:
           SaveError: the previous save failed.
@@ -112,19 +112,19 @@ class Store:
 
     def _write(self, iteration: int, arrays: Arrays, first: Future[None] | None) -> None:
         if first is not None:
-            first.result()  # raises if that save failed, so this one is not written either
+            first.result()  # raises an error if that save failed; then this one is not written
         step = self._folder / str(iteration)
         try:
-            self._folder.stat()  # orbax would make one that was moved again
+            self._folder.stat()  # orbax would create the folder again after it was moved
             if iteration in self._manager.all_steps():
                 self._manager.delete(iteration)
             stored = {**arrays, FORMAT: np.int32(FORMATS[-1])}
             self._manager.save(iteration, args=ocp.args.StandardSave(stored), force=True)
             write_atomically(step / CHECKSUMS, json.dumps(checksums(step / ITEM)))
             steps = self._steps()
-            # Later steps are left over from before a resume at an earlier iteration.
+            # Later steps remain from before a resume at an earlier iteration.
             kept = [each for each in steps if each <= iteration][-self._keep :]
-            # Not before the checksums are written: until then an old one may be the newest intact.
+            # After the checksums are written: until then an old one may be the newest intact.
             for each in set(steps).difference(kept):
                 self._manager.delete(each)
         except (OSError, ValueError) as error:  # tensorstore reports a full disk as a ValueError
@@ -151,15 +151,15 @@ class Store:
         """Loads the newest intact checkpoint; newer ones are reported and deleted.
 
         Args:
-          like: a state, or `jax.ShapeDtypeStruct`s (with shardings), of the expected structure.
-          report: called with one line for each checkpoint that cannot be used.
+          like: state, or `jax.ShapeDtypeStruct`s (with shardings), of the expected structure.
+          report: `(line) -> None`, called once per unusable checkpoint.
 
         Returns:
           `(iteration, state)`, placed like `like`, or None if no save was ever completed.
 
         Raises:
-          CheckpointError: none is intact and some are damaged (nothing is deleted), or the newest
-            intact one holds other names, shapes or dtypes.
+          CheckpointError: no checkpoint is intact and some are damaged (nothing is deleted), or the
+            newest intact one holds other names, shapes or dtypes.
         """
         self.wait_until_finished()
         newest = processes.decide(lambda: self._drop_damaged(report), CheckpointError)
@@ -167,7 +167,7 @@ class Store:
         return None if newest is None else (newest, from_host(self.read(newest), like))
 
     def _drop_damaged(self, report: Callable[[str], None]) -> int | None:
-        """Deletes what is newer than the newest intact checkpoint; returns its iteration."""
+        """Deletes checkpoints newer than the newest intact one and returns its iteration."""
         found = {each: condition_of(self._folder / str(each)) for each in self._steps()}
         intact = [iteration for iteration, condition in found.items() if condition == "intact"]
         if not intact and "damaged" in found.values():
@@ -182,11 +182,11 @@ class Store:
         return newest
 
     def read(self, iteration: int) -> Arrays:
-        """The stored arrays of one checkpoint, by leaf path; raises CheckpointError, see `peek`."""
+        """Returns a checkpoint's arrays by leaf path; raises CheckpointError as `peek` does."""
         return _restore(self._manager, iteration)
 
     def close(self) -> None:
-        """Waits until everything is written."""
+        """Waits until all pending saves are on disk and closes the store."""
         self._writer.shutdown()
         self._manager.close()
         self.wait_until_finished()
@@ -195,7 +195,7 @@ class Store:
 def _manager(folder: Path, *, read_only: bool) -> ocp.CheckpointManager:
     _silence_orbax()
     me = jax.process_index()
-    # Each process on its own: orbax adds no barriers.
+    # Each process saves alone, so that orbax adds no barriers.
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
     options = ocp.CheckpointManagerOptions(
         create=False,
@@ -207,9 +207,10 @@ def _manager(folder: Path, *, read_only: bool) -> ocp.CheckpointManager:
 
 
 def _silence_orbax() -> None:
-    """Keeps messages of orbax and tensorstore on a failed write, which raises too, from stderr.
+    """Keeps messages of orbax and tensorstore about a failed write, which also raises, off stderr.
 
-    Orbax logs it, and closes its event loop while tensorstore still wants to tell it of each array.
+    Orbax logs the failure, then closes its event loop while tensorstore still tries to report each
+    array to it.
     """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     tell = sys.unraisablehook
@@ -234,23 +235,23 @@ def _restore(manager: ocp.CheckpointManager, iteration: int) -> Arrays:
 def peek(
     folder: Path, like: PyTree, *, part: str = "", without: str = "", seed_index: int | None = None
 ) -> tuple[int, PyTree] | None:
-    """Reads the newest intact checkpoint of a folder, which another process may be writing to.
+    """Reads the newest intact checkpoint of a folder that another process may be writing to.
 
     Nothing in the folder is changed.
 
     Args:
       folder: folder of a `Store`; may be absent.
-      like: see `Store.load`.
+      like: state, or `jax.ShapeDtypeStruct`s, of the expected structure; see `Store.load`.
       part: leaf path of the part that `like` describes; empty for the whole state.
-      without: leaf path of a part that `like` lacks, whatever the checkpoint holds of it; empty to
-        read all parts.
-      seed_index: seed to read, an index into the stacked state; None for all seeds.
+      without: leaf path of a part that `like` lacks, whether or not the checkpoint holds it; empty
+        to read all parts.
+      seed_index: index of the seed to read from the stacked state; None for all seeds.
 
     Returns:
       `(iteration, state)`, placed like `like`, or None if no checkpoint is intact.
 
     Raises:
-      CheckpointError: it holds other names, shapes or dtypes, or is of another format.
+      CheckpointError: the checkpoint holds other names, shapes or dtypes, or has another format.
     """
     found = _peek_arrays(folder)
     if found is None:
@@ -265,7 +266,7 @@ def peek(
 
 def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
     tried: list[int] = []
-    # The process that writes there may delete a checkpoint that is being read: it has newer ones.
+    # The writing process may delete a checkpoint that is being read, since it has newer ones.
     while (found := _steps_in(folder)) != tried:
         for iteration in found:
             step = folder / str(iteration)
@@ -285,24 +286,24 @@ def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
 
 
 def newest_intact(folder: Path) -> int | None:
-    """The iteration of the newest intact checkpoint of a folder, or None; nothing is changed."""
+    """Returns the iteration of a folder's newest intact checkpoint, or None; changes nothing."""
     found = (each for each in _steps_in(folder) if condition_of(folder / str(each)) == "intact")
     return next(found, None)
 
 
 def _steps_in(folder: Path) -> list[int]:
-    """Iterations that have a folder there, the newest first."""
+    """Returns the iterations that have a folder there, newest first."""
     names = os.listdir(folder) if folder.exists() else []
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
 def condition_of(step: Path) -> str:
-    """Whether the folder of one checkpoint is `intact`, `unfinished` or `damaged`.
+    """Returns whether the folder of one checkpoint is `intact`, `unfinished` or `damaged`.
 
-    Only the files that its checksums list count: viewers and file systems leave others there.
+    Only files listed in its checksums count: viewers and file systems add others to the folder.
 
     Raises:
-      OSError: a file cannot be read now, which says nothing about what it holds.
+      OSError: a file is unreadable at the moment; its content may still be intact.
     """
     if not (step / CHECKSUMS).exists():
         return "unfinished"
@@ -315,7 +316,7 @@ def condition_of(step: Path) -> str:
 
 
 def checksums(folder: Path) -> dict[str, int]:
-    """CRC-32 of each file below `folder`, by relative path; any single flipped bit changes it."""
+    """Returns the CRC-32 of each file below `folder`, by relative path; detects any flipped bit."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
 
@@ -325,21 +326,21 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _key_impl(leaf: jax.Array) -> Any:
-    """The PRNG implementation of a key, or of a `jax.ShapeDtypeStruct` of one."""
+    """Returns the PRNG implementation of a key, or of a key's `jax.ShapeDtypeStruct`."""
     impls: list[Any] = []
-    # `key_impl` takes no shapes, but sees the dtype of a traced key.
+    # `key_impl` does not accept shapes, but it accepts a traced key and reads its dtype.
     jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), leaf)
     return impls[0]
 
 
 def _leaves(tree: PyTree) -> dict[str, jax.Array]:
-    """Returns leaf path to leaf."""
+    """Returns the leaves of a tree by leaf path."""
     leaves: list[tuple[Any, jax.Array]] = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
 def to_host(state: PyTree) -> Arrays:
-    """Leaf path to host array, for every leaf of non-zero size; copies, safe from donation."""
+    """Copies every leaf of non-zero size to a host array, by leaf path; safe from donation."""
     return {
         name: processes.whole(jax.random.key_data(x) if _is_key(x) else x)
         for name, x in _leaves(state).items()
@@ -348,10 +349,10 @@ def to_host(state: PyTree) -> Arrays:
 
 
 def from_host(arrays: Arrays, like: PyTree) -> PyTree:
-    """The inverse of `to_host`, with the structure, dtypes and placement of `like`.
+    """Inverts `to_host`; the result has the structure, dtypes and placement of `like`.
 
     Raises:
-      CheckpointError: names a leaf that is missing, unexpected, or of another shape or dtype.
+      CheckpointError: a leaf is missing, unexpected, or has another shape or dtype; names the leaf.
     """
     remaining = _with_later_names(arrays, like)
 
@@ -378,12 +379,13 @@ OPT_STATE, MUON, ADAM = ".opt_state", "inner_states['muon']", "inner_states['ada
 
 
 def _with_later_names(arrays: Arrays, like: PyTree) -> Arrays:
-    """Returns the arrays of a checkpoint of 0.4 under the names that optimizer states have now.
+    """Returns the arrays of a version 0.4 checkpoint under today's names of optimizer states.
 
-    A cosine schedule was a transformation with a count of its own, and with it the method's own
-    optimizer had a leaf for each parameter. The count is dropped, since `TrainState.step` has it,
-    and the leaves are joined where they are one vector now. Muon took matrices that are not hidden:
-    their momentum is dropped, and Adam, to which they belong, begins with empty moments.
+    In 0.4 a cosine schedule was a separate transformation with its own count, and with it the
+    method's own optimizer had one leaf per parameter. The count is dropped, since
+    `TrainState.step` holds it, and leaves that form one vector today are concatenated. Muon also
+    updated matrices that are not hidden layers: their momentum is dropped, and Adam, which updates
+    them today, starts with empty moments.
     """
     wanted = _leaves(like)
     found = dict(arrays)

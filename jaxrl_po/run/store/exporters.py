@@ -1,6 +1,6 @@
-"""Exporters: destinations of the metrics of a run besides `metrics.jsonl`.
+"""Exporters: destinations for the metrics of a run besides `metrics.jsonl`.
 
-Each works in a thread of its own, so that no run waits for it.
+Each exporter works in its own thread, so that a run never waits for it.
 """
 
 import copy
@@ -20,17 +20,17 @@ from jaxrl_po.run.store.metrics import write_atomically
 from jaxrl_po.types import Row
 
 Start = tuple[str, Mapping[str, Any], Path | None]
-PATIENCE = 60.0  # seconds for one call of an exporter, and for the calls left at the end
+PATIENCE = 60.0  # seconds allowed for one call of an exporter, and for pending calls at the end
 
 
 class Reporter(Protocol):
-    """Shows the progress of a run."""
+    """Display of the progress of a run."""
 
     def report(self, line: str) -> None:
-        """Shows a permanent line."""
+        """Prints a permanent line."""
 
     def phase(self, name: str, detail: str = "", left: str = "") -> None:
-        """Shows what happens outside the training itself, how far it is, and the time left."""
+        """Shows the current phase outside the training itself, its progress and the time left."""
 
     def update(self, row: Row, seconds_left: float) -> None:
         """Shows one line of metrics."""
@@ -38,11 +38,11 @@ class Reporter(Protocol):
 
 @runtime_checkable
 class Exporter(Protocol):
-    """Destination of the lines of metrics of a run.
+    """Destination for the lines of metrics of a run.
 
     All calls come from one thread: `begin` before the first line, `write` for each line, `close`
-    at the end of the run, also if it fails or is interrupted. With several processes, only the
-    first one exports. A call that raises or hangs is reported, and is the last one.
+    at the end of the run, even if it fails or is interrupted. With several processes, only the
+    first one exports. If a call raises or hangs, the failure is reported and no further call made.
     """
 
     def begin(self, title: str, settings: Mapping[str, Any], folder: Path | None) -> None:
@@ -50,19 +50,19 @@ class Exporter(Protocol):
 
         Args:
           title: Title of the run.
-          settings: Content of `config.json`, flag name to value.
-          folder: Folder of the run; None if it has none.
+          settings: Content of `config.json`, by flag name.
+          folder: Folder of the run; None for a run without a folder.
         """
 
     def write(self, row: Row) -> None:
-        """Exports one line of metrics; see `scalars`."""
+        """Exports one line of metrics; `scalars` flattens it."""
 
     def close(self) -> None:
-        """Returns once everything is on disk or sent."""
+        """Returns once all lines are on disk or sent."""
 
 
 def require_exporters(field: str, exporters: Sequence[Exporter]) -> None:
-    """Raises ConfigError unless a value is a list of objects with the methods of `Exporter`."""
+    """Raises ConfigError unless the value is a list of objects with the methods of `Exporter`."""
     listed = isinstance(exporters, list | tuple)
     if not listed or any(isinstance(x, type) or not isinstance(x, Exporter) for x in exporters):
         raise ConfigError(
@@ -71,7 +71,7 @@ def require_exporters(field: str, exporters: Sequence[Exporter]) -> None:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """The finite numbers of a line by name; a list over seeds becomes `name/seed_0` and so on.
+    """Returns a line's finite numbers by name; a list over seeds becomes `name/seed_0` and so on.
 
     Example:
       >>> scalars({"step": 8, "kl": [0.5, float("nan")], "kl/mean": 0.5, "note": None})
@@ -87,12 +87,12 @@ def scalars(row: Row) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Event files of TensorBoard, with the steps of one seed along the x axis.
+    """Event files of TensorBoard, with the steps of a single seed along the x axis.
 
-    A resumed run hides the events that it writes a second time.
+    A resumed run hides earlier events that it writes a second time.
 
     Args:
-      folder: Folder of the event files; None for `tensorboard` in the folder of the run.
+      folder: Folder of the event files; None for `tensorboard` in the run's folder.
 
     Raises:
       ConfigError: The package tensorboardX is missing.
@@ -104,7 +104,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, title: str, settings: Mapping[str, Any], folder: Path | None) -> None:
-        """Chooses the folder of the event files; raises ConfigError if there is none."""
+        """Chooses the folder of the event files; raises ConfigError if no folder is known."""
         place = folder / "tensorboard" if self._folder is None and folder else self._folder
         if place is None:
             raise ConfigError("out", "must be given, or a folder to run.TensorBoard")
@@ -112,12 +112,12 @@ class TensorBoard:
 
     def write(self, row: Row) -> None:
         """Writes the numbers of one line."""
-        # Not a `SummaryWriter`, whose queue is never emptied again after a failed write.
+        # A `SummaryWriter` does not empty its queue again after a failed write.
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        # The step of the first line tells from where on older events are obsolete.
+        # The step of the first line marks the point after which older events are obsolete.
         if self._writer is None:
             self._place.mkdir(parents=True, exist_ok=True)
             self._writer = EventsWriter(str(self._place / "events"))
@@ -129,7 +129,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the event file."""
         if self._writer is not None:
             self._writer.close()
 
@@ -137,8 +137,8 @@ class TensorBoard:
 class WeightsAndBiases:
     """Run of Weights & Biases.
 
-    `WANDB_MODE=offline` keeps it in the folder of the run, to be sent by `wandb sync` later. A
-    resumed run continues under the id stored in its folder.
+    `WANDB_MODE=offline` stores it in the folder of the run, to be sent by `wandb sync` later. A
+    resumed run continues under the id that its folder stores.
 
     Args:
       project: Name of the project.
@@ -153,7 +153,7 @@ class WeightsAndBiases:
         self._run: Any = None
 
     def begin(self, title: str, settings: Mapping[str, Any], folder: Path | None) -> None:
-        """Starts the run, or continues the one of the folder."""
+        """Starts the run, or continues the run whose id the folder stores."""
         import wandb
 
         place = {}
@@ -172,12 +172,12 @@ class WeightsAndBiases:
         self._run.log(scalars(row), step=row["step"])
 
     def close(self) -> None:
-        """Waits until everything is sent or saved."""
+        """Waits until all lines are sent or saved."""
         self._run.finish()
 
 
 class _Sender(threading.Thread):
-    """Calls the methods of an exporter one after another, until one fails or None ends it."""
+    """Thread that calls an exporter's methods in turn, until one fails or it receives None."""
 
     def __init__(self, exporter: Exporter):
         super().__init__(daemon=True)
@@ -187,29 +187,29 @@ class _Sender(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Runs the thread."""
+        """Calls the queued methods; this is the body of the thread."""
         try:
             for method, *arguments in iter(self._calls.get, None):
                 self._since = time.monotonic()
                 method(*arguments)
                 self._since = math.inf
-        except BaseException as error:  # an exit, too, must not end the run
+        except BaseException as error:  # not even SystemExit in an exporter may end the run
             self._error = f"failed with {type(error).__name__}: {' '.join(str(error).split())}"
 
     def export(self, row: Row, start: Start) -> None:
-        """Passes on a line, and before the first one the arguments of `begin`, as copies."""
+        """Queues a copy of a line; before the first line also the arguments of `begin`."""
         if not self._exports:
             self._calls.put((self._exporter.begin, *copy.deepcopy(start)))
         self._exports = True
         self._calls.put((self._exporter.write, copy.deepcopy(row)))
 
     def trouble(self) -> str:
-        """Returns why the exporter is not used any longer; empty if it works."""
+        """Returns why the exporter was dropped; empty if it works."""
         late = time.monotonic() - self._since > PATIENCE
         return self._error or f"has not answered for {PATIENCE:g} s" * late
 
     def finish(self) -> str:
-        """Waits until the exporter is closed; returns why it is not, or an empty text."""
+        """Waits until the exporter is closed; returns why closing failed, or an empty text."""
         for call in ((self._exporter.close,), None) if self._exports else (None,):
             self._calls.put(call)
         self.join(PATIENCE)
@@ -217,13 +217,13 @@ class _Sender(threading.Thread):
 
 
 class Exporting:
-    """Reporter that passes each line to exporters as well, and waits for them only at its end.
+    """Reporter that also passes each line to exporters, and waits for them only at the end.
 
-    An exporter that fails, or hangs, is reported once and not used again.
+    An exporter that fails or hangs is reported once and not used again.
 
     Args:
-      reporter: Shows progress.
-      exporters: Receive every line.
+      reporter: Reporter that shows progress.
+      exporters: Exporters that receive every line.
       start: Arguments of `begin`, read at the first line: some settings are chosen after the start.
     """
 
@@ -239,7 +239,7 @@ class Exporting:
             self._is_well(sender, sender.finish())
 
     def update(self, row: Row, seconds_left: float) -> None:
-        """Shows and exports one line of metrics."""
+        """Shows one line of metrics and exports it."""
         self._show(row, seconds_left)
         self._senders = [each for each in self._senders if self._is_well(each, each.trouble())]
         for sender in self._senders:

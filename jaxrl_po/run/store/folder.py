@@ -1,6 +1,6 @@
 """The folder of a run: locked by one run at a time, overwritten only on request.
 
-A run in it is resumed only with the settings it was started with.
+A run in the folder is resumed only with the settings that it started with.
 """
 
 import errno
@@ -39,17 +39,17 @@ def inspect(out: str, *, resume: bool, overwrite: bool, script: str = "") -> Jso
     """Checks that a run may use the folder `out`; changes nothing.
 
     Args:
-      out: the value of `--out`.
-      resume: the value of `--resume`.
-      overwrite: the value of `--overwrite`.
-      script: Name of the command that resumes a run of its own; empty for any.
+      out: value of `--out`.
+      resume: value of `--resume`.
+      overwrite: value of `--overwrite`.
+      script: name of the command, if it resumes only its own runs; empty if it resumes any run.
 
     Returns:
       The `config.json` of the run to resume; empty for a new run.
 
     Raises:
-      ConfigError: no folder is named, the folder cannot be written, or it holds files and neither
-        switch is given, or the run of another command.
+      ConfigError: no folder is named, the folder cannot be written, it holds files but neither
+        switch is set, or it holds the run of another command.
     """
     if not out:
         raise ConfigError("out", "must name a folder for the results, e.g. runs/first")
@@ -57,7 +57,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool, script: str = "") -> Jso
         raise ConfigError("resume", "must be left out with overwrite: give one of them")
     folder = Path(out)
     require_name(out)
-    if "[" in str(folder.absolute()):  # a pattern to orbax, which then finds no file
+    if "[" in str(folder.absolute()):  # orbax reads it as a glob pattern and then finds no file
         raise ConfigError(
             "out",
             f"{folder.absolute()} must have no [ in its path, which orbax takes for a pattern",
@@ -67,7 +67,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool, script: str = "") -> Jso
         raise ConfigError("out", f"{out} must be a folder, but {ancestor} is a file")
     if not os.access(ancestor, os.W_OK | os.X_OK):
         raise ConfigError("out", f"{out} must be a folder that can be written; {ancestor} cannot")
-    # Hidden files do not count: the lock and temporary files are among them.
+    # Hidden files do not count, since the lock and temporary files are hidden.
     used = folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
     used = used and (resume or not _only_begun(folder))
     if used and not (resume or overwrite):
@@ -85,7 +85,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool, script: str = "") -> Jso
 
 
 def _only_begun(folder: Path) -> bool:
-    """Whether it holds nothing but a run that ended before its first line and checkpoint."""
+    """Returns whether a folder holds only a run that ended before its first line and checkpoint."""
     held = {path.name: path for path in folder.iterdir() if not path.name.startswith(".")}
     if not held.keys() <= {*STARTED_RUN_FILES} or any(path.is_symlink() for path in held.values()):
         return False
@@ -98,7 +98,7 @@ def _only_begun(folder: Path) -> bool:
 
 
 def require_name(out: str, flag: str = "out") -> None:
-    """Raises ConfigError if a path to write to begins with `~`, or the system refuses the name."""
+    """Raises ConfigError if an output path starts with `~` or the system refuses the name."""
     if out.startswith("~"):
         why = "must not begin with ~, which a shell expands only in a word of its own"
         raise ConfigError(flag, f"{out} {why}: $HOME{out[1:]}")
@@ -109,16 +109,16 @@ def require_name(out: str, flag: str = "out") -> None:
 
 
 def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> Json:
-    """Reads the settings of a run, its `config.json`, with the paths of `sources.located`.
+    """Reads a run's settings from `config.json`, with paths resolved by `sources.located`.
 
     Args:
       folder: Folder of the run.
       flag: Name of the flag that names the folder, for messages.
-      makers: Commands that could have made the run, for messages.
+      makers: Names of commands that create such runs, for messages.
 
     Raises:
       UserCodeError: The file cannot be read or is damaged.
-      ConfigError: The file has another format, see `FORMATS`.
+      ConfigError: The file has another format than one of `FORMATS`.
     """
     damaged = UserCodeError(flag, f"{folder} holds a damaged {CONFIG}")
     try:
@@ -131,7 +131,7 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
     if not isinstance(stored, dict):
         raise damaged
     if {"model_type", "architectures"} & stored.keys():
-        return stored  # of a pretrained model
+        return stored  # the config.json of a pretrained model
     ours = "format" in stored or "script" in stored
     if ours and (why := unread_format(stored.get("format"))):
         raise ConfigError(flag, f"{folder / CONFIG} {why}")
@@ -142,23 +142,26 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
         isinstance(values.get(name, ""), str) for values in (stored, code) for name in texts
     ):
         raise damaged
-    return stored | sources.located(stored, code, stored.get("out", ""), folder)
+    try:
+        return stored | sources.located(stored, code, stored.get("out", ""), folder)
+    except ValueError:
+        raise damaged from None
 
 
 def require_same(given: Values, stored: Values, fields: Mapping[str, Setting], out: str) -> None:
-    """Raises ConfigError for a given setting that differs from the stored run and may not change.
+    """Raises ConfigError if a setting differs from the stored run and must stay the same.
 
-    A path may change if its content has the stored digest; digests of code are compared here, of
-    data by `provenance.require_data`.
+    A path may change if its content has the stored digest. Digests of code are compared here,
+    digests of data by `provenance.require_data`.
 
     Args:
-      given: Flag name to value, of this start.
-      stored: Flag name to value, of the run in the folder.
-      fields: Flag name to the metadata of its field.
+      given: Settings of this start, by flag name.
+      stored: Settings of the run in the folder, by flag name.
+      fields: Metadata of each setting's field, by flag name.
       out: Value of `--out`.
 
     Raises:
-      ConfigError: Names the first flag that differs.
+      ConfigError: A setting differs; the error names the first such flag.
     """
     resolved = stored.get("resolved", {})
     code = resolved.get(sources.DIGESTS, {})
@@ -184,17 +187,17 @@ def require_same(given: Values, stored: Values, fields: Mapping[str, Setting], o
 
 @contextmanager
 def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
-    """Creates the folder and locks it; the lock ends with the process, however that ends.
+    """Creates the folder and locks it until the process ends, in whatever way it ends.
 
-    With several processes, the first one locks it for all.
+    With several processes, the first one locks the folder for all.
 
     Args:
-      out: the value of `--out`.
-      overwrite: delete the files of an earlier run, and nothing else.
+      out: value of `--out`.
+      overwrite: whether to delete the files of an earlier run, and no others.
 
     Raises:
-      ConfigError: it cannot be created, locked or cleared, or another run has locked it.
-      OSError: raised inside; it names the folder if the system names no file.
+      ConfigError: the folder cannot be created, locked or cleared, or another run has locked it.
+      OSError: error raised inside the context; it names the folder if the system names no file.
     """
     folder = Path(out)
     if not processes.is_writer():
@@ -204,7 +207,7 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(stack.enter_context((folder / ".lock").open("w", encoding="utf-8")), out)
-            if overwrite:  # under the lock, so never the files of a run that still writes
+            if overwrite:  # under the lock, so that a run that still writes loses no files
                 _clear(folder)
         except OSError as error:
             raise ConfigError("out", f"{out} cannot be used: {format_error(error)}") from None
@@ -213,7 +216,7 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
 
 
 def _lock(file: TextIO, out: str) -> None:
-    """Locks a file, or prints a note if its file system has no locks."""
+    """Locks a file, or prints a note if its file system does not support locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -243,7 +246,7 @@ def _clear(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Deletes a file, a link or a folder; a mount point is emptied, and stays with its parents."""
+    """Deletes a file, link or folder; a mount point is emptied but remains, with its parents."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -257,10 +260,10 @@ def _remove(path: Path) -> None:
 
 
 def require_file(out: str, suffix: str, flag: str = "out") -> Path:
-    """The path of a flag that names a file, after a check that it can be written.
+    """Returns the path in a flag that names a file, after checking that it can be written.
 
     Raises:
-      ConfigError: another suffix, a folder, or a file that cannot be written.
+      ConfigError: the suffix is wrong, the path is a folder, or the file cannot be written.
     """
     path = Path(out)
     require_name(out, flag)
@@ -275,7 +278,7 @@ def require_file(out: str, suffix: str, flag: str = "out") -> Path:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Context in which an OSError that names no file names this one."""
+    """Context that adds this path to any OSError that names no file."""
     try:
         yield
     except OSError as error:
@@ -285,14 +288,14 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Context that creates the folder of a file, and in which an OSError names the file."""
+    """Context that creates the folder of a file and names the file in any OSError."""
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
 
 
 def removed(stored: Values) -> list[str]:
-    """Returns a line for each removed setting of a stored run that is not at its default.
+    """Returns a line for each stored setting that was removed since and is not at its default.
 
     Example:
       >>> removed({"reproducible": False}), removed({"seed": 1, "reproducible": True})
@@ -307,7 +310,7 @@ def removed(stored: Values) -> list[str]:
 
 
 def write_settings(folder: Path, settings: Values) -> None:
-    """Writes `config.json`: the settings of a run, its absolute path and the format's number."""
+    """Writes `config.json`: a run's settings, its absolute path and the format number."""
     write_json(folder / CONFIG, {"format": FORMATS[-1], **settings, "out": os.path.abspath(folder)})
 
 

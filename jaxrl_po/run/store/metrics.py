@@ -14,11 +14,11 @@ from jaxrl_po.config import ConfigError, Values
 from jaxrl_po.run.store import statistics
 from jaxrl_po.types import Metrics, Row
 
-EPISODES = "episode_"  # beginning of the names of metrics whose samples are completed episodes
+EPISODES = "episode_"  # prefix of metrics whose samples are completed episodes
 
 
 def label(name: str) -> str:
-    """A metric's name as shown to people.
+    """Returns a metric's name as users see it.
 
     Example:
       >>> label("episode_return"), label("greedy_accuracy")
@@ -34,7 +34,7 @@ UNITS = {
 
 
 def unit(name: str) -> str:
-    """The unit of a metric, or empty.
+    """Returns the unit of a metric, or an empty text.
 
     Example:
       >>> unit("greedy_return"), unit("episode_length"), unit("updates")
@@ -44,7 +44,7 @@ def unit(name: str) -> str:
 
 
 def axis(name: str) -> str:
-    """A metric in words, with its unit.
+    """Returns a metric's name in words, with its unit.
 
     Example:
       >>> axis("greedy_accuracy")
@@ -54,7 +54,7 @@ def axis(name: str) -> str:
 
 
 def counted(number: int, things: str) -> str:
-    """A number of things, whose name is plural.
+    """Returns a number followed by a noun; `things` is the plural of the noun.
 
     Example:
       >>> counted(1, "seeds"), counted(2_000, "seeds")
@@ -64,15 +64,15 @@ def counted(number: int, things: str) -> str:
 
 
 def pool(means: Metrics) -> dict[str, npt.NDArray[np.float64]]:
-    """Means over a chunk: totals and counts are summed, then divided once.
+    """Averages metrics over a chunk: totals and counts are summed, then divided once.
 
-    So every sample weighs the same, and an iteration without samples nothing.
+    Every sample thus has the same weight, and an iteration without samples has none.
 
     Args:
-      means: leaves `[K, S]`: K iterations, S seeds.
+      means: metrics with leaves `[K, S]`: K iterations, S seeds.
 
     Returns:
-      `[S]` each, NaN where the whole chunk had no sample.
+      Arrays `[S]` by name, NaN if the chunk has no sample.
     """
     pooled = {}
     for name, m in means.items():
@@ -82,7 +82,7 @@ def pool(means: Metrics) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def by_seed(values: Mapping[str, npt.ArrayLike]) -> Row:
-    """Fields of one line: `name` (a list over seeds), `name/mean` and `name/iqm`."""
+    """Returns the fields of one line: `name` (a list over seeds), `name/mean` and `name/iqm`."""
     row: Row = {}
     for name, value in values.items():
         row[name] = np.asarray(value, np.float64).tolist()
@@ -92,7 +92,7 @@ def by_seed(values: Mapping[str, npt.ArrayLike]) -> Row:
 
 
 def strict(value: object) -> object:
-    """The same value with NaN and infinity, which JSON lacks, replaced by None."""
+    """Returns the value with NaN and infinity, which JSON lacks, replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -103,8 +103,8 @@ def strict(value: object) -> object:
 def append(path: Path, *rows: Row) -> None:
     """Appends a line per row and waits until they are on disk.
 
-    So a checkpoint that is saved afterwards is never newer than its lines. The file is not made: it
-    is gone if the folder was moved.
+    A checkpoint saved afterwards is therefore never newer than its lines. The file is not created,
+    since it is missing if the folder was moved.
     """
     with path.open("r+", encoding="utf-8") as file:
         file.seek(0, os.SEEK_END)
@@ -116,14 +116,14 @@ def append(path: Path, *rows: Row) -> None:
 def read(path: Path, flag: str = "out") -> list[Row]:
     """Reads the rows of a file, in order; empty if the file is missing.
 
-    An incomplete last line, cut off when its writer was killed, is ignored.
+    Ignores an incomplete last line, which remains if the writing process was killed.
 
     Args:
       path: path of the file.
-      flag: setting that names its folder, for messages.
+      flag: name of the setting that names its folder, for messages.
 
     Raises:
-      ConfigError: names a line that is damaged.
+      ConfigError: a line is damaged; the message names it.
     """
     if not path.exists():
         return []
@@ -144,14 +144,14 @@ def _row(line: bytes, place: str, flag: str) -> Row:
 
 
 def truncate(path: Path, iteration: int) -> list[Row]:
-    """Drops the lines after `iteration`, which a resumed run writes again; returns the others."""
+    """Drops lines after `iteration`, which a resumed run writes again; returns the other lines."""
     rows = [row for row in read(path) if row["iteration"] <= iteration]
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file atomically: whoever reads it, even after a kill, sees the old or new text."""
+    """Replaces a file atomically: a reader sees the old or the new text, even after a kill."""
     temporary = path.with_name(f".{path.name}.tmp")  # same file system, so `replace` is atomic
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -163,7 +163,7 @@ def write_atomically(path: Path, text: str) -> None:
 def curve(
     rows: Iterable[Row], name: str
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """One metric over the X lines that have it.
+    """Extracts one metric from the X lines that have it.
 
     Returns:
       `(step [X], values [S, X])`; null becomes NaN.
@@ -176,13 +176,14 @@ def curve(
 def summary(
     rows: Sequence[Row], options: Any, resolved: Values, *, score: str, initial: str = ""
 ) -> Row:
-    """The content of `summary.json`; `steps` counts one seed, `steps_per_second` all of them.
+    """Returns the content of `summary.json`.
+
+    `steps` counts the steps of one seed, `steps_per_second` the steps of all seeds.
 
     Args:
-      rows: the lines of the run, of which the last holds an evaluation; those before a resume may
-        have been removed.
-      options: of the run as a whole.
-      resolved: what the flags left open, such as the placement; see `plan.Plan`.
+      rows: lines of the run, the last with an evaluation; those before a resume may be missing.
+      options: options of the run as a whole.
+      resolved: values that the flags left open, such as the placement; see `plan.Plan`.
       score: name of the evaluated score.
       initial: name for the score of the initial policy; empty to leave it out.
     """
@@ -204,10 +205,10 @@ def summary(
 
 
 def in_words(rows: Sequence[Row], score: str) -> str:
-    """Returns the final score, an interquartile mean, and names the seeds that it hides.
+    """Returns the final score, an interquartile mean, and the number of seeds far below it.
 
-    A seed stayed behind if it gained less than half of what that mean did since the first line with
-    a score.
+    A seed stayed behind if it gained less than half as much as the interquartile mean since the
+    first line with a score.
 
     Example:
       >>> rows = [by_seed({"greedy_return": x}) for x in ([9.0] * 4, [500.0] * 3 + [12.0])]

@@ -1,8 +1,8 @@
-"""What a run's numbers depend on besides its settings, and how to reproduce them bit for bit.
+"""Conditions besides its settings that a run's numbers depend on, for bitwise reproduction.
 
 XLA gives bitwise identical results for the same program on the same machine, with the same device
 layout and versions. On a GPU this requires deterministic kernels, which add in a fixed order and
-are chosen by rule, not by autotuning.
+are chosen by rule instead of autotuning.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ NUMERICS = (
 FLAG = "--xla_gpu_deterministic_ops"
 CPU_DEVICES = "jax_num_cpu_devices"
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
-BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
-PROMPTS = "prompts"  # entry of a run on prompts of a file: their digest, in the model's tokens
-# The entry that holds the digest of what a flag names.
+BASE = "base"  # entry of a run with adapters: digest of the model that the adapters are trained on
+PROMPTS = "prompts"  # entry of a run with prompts from a file: digest of the prompts' tokens
+# Maps a flag to the entry with the digest of its data.
 DIGEST_OF = {"init_from": BASE, **dict.fromkeys(sources.DATA, PROMPTS)}
-# What is said of data that changed.
+# Text of the message about changed data, and its remedy.
 DATA = {
     BASE: ("holds adapters over another base", "the base that init_from of the run names"),
     PROMPTS: (
@@ -49,11 +49,11 @@ PACKAGE = Path(__file__).parent.parent.parent
 
 
 def describe(placement: str, code: Mapping[str, str] = {}) -> Json:
-    """Layout, devices, machine, versions and code of this process, as JSON values by name.
+    """Describes layout, devices, machine, versions and code of this process, as JSON by name.
 
     Args:
-      placement: the placement on devices, in words.
-      code: the user's, see `sources.digests`.
+      placement: placement on devices, in words.
+      code: digests of the user's code, see `sources.digests`.
     """
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return {
@@ -71,13 +71,13 @@ def describe(placement: str, code: Mapping[str, str] = {}) -> Json:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that the numbers depend on."""
+    """Returns the versions of Python and of the packages that the numbers depend on."""
     ours = {"python": platform.python_version(), "jaxrl_po": __version__}
     return ours | {name: version(name) for name in PACKAGES}
 
 
 def processor() -> str:
-    """The processor's model name, or else its architecture."""
+    """Returns the processor's model name, or its architecture if the name is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -97,9 +97,10 @@ def source(*places: Path) -> str:
 
 
 def program(learner: Learner) -> str:
-    """A digest of one iteration as JAX lowers it: of the method, its numbers and the problem.
+    """Computes a digest of one iteration as JAX lowers it: method, its numbers and the problem.
 
-    What is frozen is an argument of it, and enters by the arrays of which `init` makes it.
+    Frozen parameters are an argument of the lowered program, so the digest instead includes the
+    arrays that `init` builds them from.
     """
     key = jax.random.key(0)
     state = jax.eval_shape(learner.init, key)
@@ -112,7 +113,7 @@ def program(learner: Learner) -> str:
 
 
 def another_program(now: Values, before: Values) -> bool:
-    """Whether `program` changed though nothing did from which the same learner is lowered.
+    """Returns whether `program` changed while all entries that lowering depends on stayed equal.
 
     Example:
       >>> now = dict.fromkeys(LOWERED_FROM, "a")
@@ -127,8 +128,8 @@ def another_program(now: Values, before: Values) -> bool:
 
 
 def revision(package: Path = PACKAGE) -> Json | None:
-    """`{"commit": …, "dirty": …}` of the package's git checkout, or None without one."""
-    # Inside a git hook, GIT_DIR and the like name another repository.
+    """Returns `{"commit": …, "dirty": …}` of the package's git checkout, or None without one."""
+    # Inside a git hook, GIT_DIR and similar variables point to another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*arguments: str) -> str:
@@ -137,7 +138,7 @@ def revision(package: Path = PACKAGE) -> Json | None:
         return done.stdout.decode().strip()
 
     try:
-        # Fails if the package is installed inside the checkout of something else.
+        # Fails if the package is installed inside the checkout of another project.
         git("ls-files", "--error-unmatch", "__init__.py")
         dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
         return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
@@ -148,7 +149,7 @@ def revision(package: Path = PACKAGE) -> Json | None:
 def differences(now: Values, before: Values) -> list[str]:
     """Returns the entries of `describe` that changed, as `name: before → now`, without new ones.
 
-    Code whose source could not be read, then or now, is among them.
+    The list includes code whose source could not be read, then or now.
 
     Example:
       >>> before = {"cores": 2, "versions": {"jax": "1", "numpy": "1"}}
@@ -170,17 +171,17 @@ def differences(now: Values, before: Values) -> list[str]:
 
 
 def note(changes: Sequence[str]) -> list[str]:
-    """Returns the line that a resumed run shows of `differences`, if there are any."""
+    """Returns the line that a resumed run prints about `differences`; empty without any."""
     line = f"resumes in a changed environment, so the last digits may differ: {'; '.join(changes)}"
     return [line] if changes else []
 
 
 def go_on(now: Values, before: Values) -> Json:
-    """The result of `describe`, with those of earlier starts of the run, if different, in `before`.
+    """Adds different descriptions of earlier starts of the run, as `before`, to the present one.
 
     Args:
-      now: see `describe`.
-      before: what this function returned at the last start of the resumed run; empty for a new run.
+      now: result of `describe` at this start.
+      before: result of this function at the last start of the resumed run; empty for a new run.
     """
     former = list(before.get("before", []))
     if differences(now, before):
@@ -212,7 +213,7 @@ def ask_for_determinism() -> None:
 
 
 def _backend_runs() -> bool:
-    # JAX has no question for this, but refuses to change the number of CPU devices afterwards.
+    # JAX cannot report this, but refuses to change the number of CPU devices afterwards.
     count = getattr(jax.config, CPU_DEVICES)
     try:
         jax.config.update(CPU_DEVICES, 2 if count == 1 else 1)
@@ -223,20 +224,20 @@ def _backend_runs() -> bool:
 
 
 def require_same(now: Values, before: Values, out: str) -> None:
-    """Refuses to resume a deterministic run where its bits could change.
+    """Raises ConfigError if resuming a deterministic run here could change its bits.
 
     Another commit with the same source digest is allowed.
 
     Args:
-      now: see `describe`.
-      before: the same, of the run in the folder; empty for a new run.
-      out: the value of `--out`.
+      now: result of `describe` at this start.
+      before: stored result of `describe` for the run in the folder; empty for a new run.
+      out: value of `--out`.
 
     Raises:
-      ConfigError: names everything that differs.
+      ConfigError: something differs; the message names every difference.
     """
     relevant = {name: value for name, value in now.items() if name != "revision"}
-    # Here an entry that was not recorded before counts as different.
+    # Here an entry that the stored run lacks counts as different.
     found = differences(relevant, {**dict.fromkeys(relevant), **before} if before else {})
     if found:
         raise ConfigError(
@@ -247,17 +248,17 @@ def require_same(now: Values, before: Values, out: str) -> None:
 
 
 def require_data(entry: str, digest: str, resolved: Values, flag: str, run: str) -> None:
-    """Refuses adapters over another base, or to resume on other prompts and answers.
+    """Raises ConfigError for adapters on another base, or a resume on other prompts and answers.
 
     Args:
       entry: `BASE` or `PROMPTS`.
-      digest: as it is now; empty where the run has no such data.
-      resolved: of the run's `config.json`.
+      digest: present digest of the data; empty if the run does not use such data.
+      resolved: entry `resolved` of the run's `config.json`.
       flag: name of the flag that names the run, for messages.
       run: folder of the run.
 
     Raises:
-      ConfigError: names the data to put back.
+      ConfigError: the digest changed; the message names the data to restore.
     """
     before = resolved.get(entry, digest)
     if digest and before != digest:

@@ -1,6 +1,6 @@
-"""Code, files and folders that flags name: their texts and paths, and digests of code.
+"""Code, files and folders that flags name: their texts and paths, and digests of the code.
 
-Code is `file.py:name`, or an object that was given in Python.
+Code is named as `file.py:name`, or passed as a Python object.
 """
 
 import dis
@@ -19,46 +19,51 @@ from typing import Any
 
 from jaxrl_po.config import ConfigError, PythonObject, Values
 
-# `environment` is the former name of `tools`, in runs of 0.4.
-READ = ("network.memory",)  # flags whose record reads the object
+# `environment` is the former name of `tools`, in runs of version 0.4.
+READ = ("network.memory",)  # flags whose settings record itself reads the object
+LOSS = ("surrogate", "advantage", "optimizer")  # flags of parts of a method's loss
 FLAGS = (
     *("env", "task", "reward", "policy", "critic", "actor_critic", "tools"),
-    *("surrogate", "advantage", "optimizer", "algorithm", *READ),
+    *(*LOSS, "algorithm", *READ),
 )
-EXPORTER = "exporter"  # flag of code that no number depends on: without a digest, read at a start
-# Flags of code in folders, those of former versions included.
+EXPORTER = "exporter"  # flag of code that does not affect numbers: has no digest, read at a start
+# Flags that stored runs name code by, including flags of former versions.
 STORED = (*FLAGS, "environment", EXPORTER)
-OWN = "python:"  # begins the name of an object that no other process can import
-DIGESTS = "code"  # entry of a run: digests of its code by flag
-# Packages that are not the user's code: a run records their versions.
+OWN = "python:"  # prefix of the name of an object that other processes cannot import
+DIGESTS = "code"  # entry of a run with the digests of its code by flag
+# Packages outside the user's code; a run records their versions instead.
 LIBRARIES = {"jaxrl_po", "jax", "jaxlib", "numpy", "flax", "optax", "gymnax"}
 LIBRARIES |= sys.stdlib_module_names
 PLAIN = (bool, int, float, str)
-MOST = 200_000  # parts of an object
-EMPTY = types.CellType()  # of a closure
+MOST = 200_000  # maximal number of parts of an object
+EMPTY = types.CellType()  # cell of a closure without a value
 BUILT_IN = (
     *(functools.partial, functools.cached_property, types.MethodType),
     *(staticmethod, classmethod, property),
 )
-PARTS = ("func", "args", "keywords", "__func__", "__self__", "fget")  # attributes of these
+PARTS = ("func", "args", "keywords", "__func__", "__self__", "fget")  # attributes of BUILT_IN
 DATA = ("task.train", "task.test", "demonstrations")
 PATHS = ("init_from", "teacher", *DATA)
 
 
 def named(flag: str, value: Any) -> str:
-    """Returns the text of a flag for an object of Python: `file.py:name` or `python:name`.
+    """Returns the flag value that stands for a Python object: `file.py:name` or `python:name`.
 
-    The text of a reward that its own process can import is a plain `str`; any other is a
+    A reward that its worker process can import is returned as a plain `str`; any other object as a
     `PythonObject`.
 
     Raises:
-      ConfigError: The object must be importable, and is not.
+      ConfigError: The object must be importable, but is not.
 
     Example:
       >>> named("env", lambda: None), named("env", lambda: None).value is None
       ('python:lambda', False)
     """
-    if flag == "reward" and type(value) in (list, tuple):
+    listed = type(value) in (list, tuple)
+    scorers = [x for x in (value if listed else [value]) if hasattr(x, "score_batch")]
+    if flag == "reward" and any(listed or isinstance(x, type) for x in scorers):
+        raise ConfigError(flag, f"must be one object or functions, got {value!r}")
+    if flag == "reward" and listed:
         if len(value) > 1 and any(isinstance(x, str) and x.startswith("regex:") for x in value):
             raise ConfigError(flag, f"regex:PATTERN must stand alone, got it in {value!r}")
         each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
@@ -70,18 +75,17 @@ def named(flag: str, value: Any) -> str:
     file = getattr(module, "__file__", None) or ""
     importable = file.endswith(".py") and vars(module).get(name) is value
     text = f"{os.path.abspath(file)}:{name}" if importable else OWN + name.strip("<>")
-    # A worker that imported the script would run it.
+    # To import the main script in a worker would run it.
     if importable and module is not sys.modules["__main__"] and flag in ("reward", "tools"):
         inside = getattr(module, "__package__", "")
         return f"{value.__module__}:{name}" if inside and flag == "reward" else text
-    scores = callable(value) or hasattr(value, "score_batch")
-    if flag == "tools" or (flag == "reward" and not scores):
+    if flag == "tools" or (flag == "reward" and not (scorers or callable(value))):
         raise ConfigError(flag, f"must be a function or class that can be imported, got {value!r}")
     return PythonObject.of(text, value)
 
 
 def parts(source: str) -> list[str]:
-    """Returns the names, and objects as `PythonObject`, of a flag that takes several."""
+    """Returns the parts of a flag that lists several: names, or objects as `PythonObject`."""
     if isinstance(source, PythonObject):
         listed = type(source.value) is list and all(isinstance(x, str) for x in source.value)
         return source.value if listed else [source]
@@ -89,7 +93,7 @@ def parts(source: str) -> list[str]:
 
 
 def missing(flag: str, source: str) -> str:
-    """Returns the message for an object of Python that a stored run lacks."""
+    """Returns the message that a stored run lacks an object which was passed in Python."""
     return (
         f"{source} was given in Python and cannot be imported: give it again, as in "
         f"run.load(folder, {flag}=…) or run.resume(folder, {flag}=…)"
@@ -97,7 +101,7 @@ def missing(flag: str, source: str) -> str:
 
 
 def is_source(name: str) -> bool:
-    """Returns whether a name stands for code of the user.
+    """Returns whether a name stands for the user's code.
 
     Example:
       >>> is_source("my_env.py:Corridor"), is_source("python:Maze"), is_source("CartPole-v1")
@@ -112,7 +116,7 @@ def in_file(name: str) -> bool:
 
 
 def split(source: str) -> tuple[str, str]:
-    """Returns the file or module of code, and the name in it.
+    """Splits the name of code into its file or module, and the name inside it.
 
     Example:
       >>> split("my_envs.py:suite:Corridor"), split("package.module:score")
@@ -125,7 +129,7 @@ def split(source: str) -> tuple[str, str]:
 def absolute(settings: Values) -> dict[str, str]:
     """Returns the flags among `settings` that name files or folders to read, as absolute paths.
 
-    A run stores them so, because it may be resumed or evaluated from another folder.
+    A run stores absolute paths because it may be resumed or evaluated from another folder.
 
     Example:
       >>> absolute({"env": "/home/me/../us/my_env.py:Corridor", "task": "addition"})
@@ -147,7 +151,7 @@ def _absolute(source: str) -> str:
 
 
 def short(name: str) -> str:
-    """Returns a name for titles: `file.py:name` without its folder.
+    """Returns a name for titles: `file.py:name` without the folder.
 
     Example:
       >>> short("/home/me/my_env.py:Corridor"), short("CartPole-v1")
@@ -169,27 +173,27 @@ def files(settings: Values) -> list[str]:
 
 
 def digests(settings: Values) -> dict[str, str]:
-    """Returns by flag `digest:name` of the code that it names, wherever the file lies.
+    """Returns `digest:name` of each flag's code, independent of the file's location.
 
-    An object of Python whose source cannot be read keeps the name `python:name`.
+    A Python object whose source cannot be read keeps the name `python:name`.
     """
     named = {name: settings.get(name, "") for name in FLAGS}
     return {
-        name: ",".join(map(_digest, parts(source)))
+        name: ",".join(_digest(part, values=name in LOSS) for part in parts(source))
         for name, source in named.items()
         if is_source(source) or (name == "reward" and ":" in source)
     }
 
 
-def _digest(source: str) -> str:
+def _digest(source: str, *, values: bool = False) -> str:
     place, name = split(source)
     if isinstance(source, PythonObject) and not in_file(source):
         try:
-            texts = repr(sorted(_texts(source.value)))
-        except Exception:  # of code that cannot be read, or that raises when its attributes are
+            texts = repr(sorted(_texts(source.value, values=values)))
+        except Exception:  # the source is unreadable, or reading an attribute raises an error
             return source
         return f"{hashlib.sha256(texts.encode()).hexdigest()[:16]}:{name}"
-    if not in_file(source):  # a reward may name a module, which only its own process imports
+    if not in_file(source):  # a reward may name a module, which only its worker process imports
         package, *inner = place.split(".")
         spec = importlib.util.find_spec(package) if package else None
         folders = (spec and spec.submodule_search_locations) or [""]
@@ -197,11 +201,15 @@ def _digest(source: str) -> str:
     return f"{digest(place)}:{name}" if os.path.isfile(place) else source
 
 
-def _texts(value: object) -> set[str]:
-    """Returns the source of the functions that an object consists of, without `LIBRARIES`.
+def _texts(value: object, *, values: bool = False) -> set[str]:
+    """Returns the source of all functions that an object consists of, except in `LIBRARIES`.
 
-    They are the methods of its class and bases, its attributes, and the functions, classes,
-    numbers and texts that a function refers to by name.
+    The functions come from the methods of its class and bases, from its attributes, and from the
+    functions, classes, numbers and texts that a function refers to by name.
+
+    Args:
+      value: Object of the user.
+      values: Whether to add the numbers and texts that closures, attributes and containers hold.
 
     Raises:
       OSError, TypeError: the source of a function cannot be read.
@@ -213,14 +221,17 @@ def _texts(value: object) -> set[str]:
             continue
         if len(seen) == MOST:
             raise TypeError("too many objects")
-        seen[id(each)] = each  # or another object could take its id
+        seen[id(each)] = each  # a reference, so that another object cannot reuse the id
         own = not _is_library(getattr(each, "__module__", None) or type(each).__module__)
         members: dict[str, Any] = {}
         if isinstance(each, types.FunctionType):
             texts.add(_text(each) if own else "")
             named = {x: each.__globals__.get(x) for x in _globals(each.__code__) if own}
             members = {x: y for x, y in named.items() if callable(y) or isinstance(y, PLAIN)}
-            pending += [cell.cell_contents for cell in each.__closure__ or () if cell != EMPTY]
+            cells = zip(each.__code__.co_freevars, each.__closure__ or (), strict=True)
+            held = {x: cell.cell_contents for x, cell in cells if cell != EMPTY}
+            members |= held if values else {}
+            pending += held.values()
         elif isinstance(each, type):
             members = dict(vars(each)) if own else {}
             pending += each.__bases__
@@ -228,6 +239,7 @@ def _texts(value: object) -> set[str]:
             pending += [type(each), *_inside(each)]
         attributes = {} if isinstance(each, type) else getattr(each, "__dict__", {})
         pending += [*members.values(), *attributes.values()]
+        members |= attributes | _by_name(each) if values else {}
         plain = (x for x in members if x[:2] != "__" and isinstance(members[x], PLAIN))
         texts |= {f"{x}={members[x]!r}" for x in plain}
     return texts - {""}
@@ -235,10 +247,19 @@ def _texts(value: object) -> set[str]:
 
 @functools.cache
 def _is_library(module: str) -> bool:
-    """Returns whether a module is the library's, of `LIBRARIES`, or an installed package's."""
+    """Returns whether a module belongs to this library, `LIBRARIES` or an installed package."""
     package = module.partition(".")[0]
     file = getattr(sys.modules.get(package), "__file__", None) or ""
     return package in LIBRARIES or "site-packages" in file or "dist-packages" in file
+
+
+def _by_name(value: object) -> dict[str, Any]:
+    """Returns the items of a container, or the arguments that a partial holds, by name."""
+    if isinstance(value, functools.partial):
+        return _by_name(value.args) | value.keywords
+    if isinstance(value, Mapping):
+        return {str(name): each for name, each in value.items()}
+    return {str(i): each for i, each in enumerate(value)} if isinstance(value, list | tuple) else {}
 
 
 def _inside(value: object) -> Iterable[object]:
@@ -253,7 +274,7 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def _globals(code: types.CodeType) -> set[str]:
-    """Returns the names of globals that the code reads, and the functions inside it."""
+    """Returns the names of globals that the code and the functions inside it read."""
     inside = [_globals(each) for each in code.co_consts if isinstance(each, types.CodeType)]
     read = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
     return read.union(*inside)
@@ -264,13 +285,13 @@ def _text(function: types.FunctionType) -> str:
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except OSError:
-        if function.__name__ in vars(object):  # as a dataclass generates it
+        if function.__name__ in vars(object):  # generated by a dataclass, for example
             return ""
         raise
     _, found, body = text.partition(function.__name__.strip("<>"))
     if found != "lambda":
         return text
-    code = function.__code__  # two lambdas may stand in one line
+    code = function.__code__  # distinguishes two lambdas in the same line
     constants = [x for x in code.co_consts if not isinstance(x, types.CodeType)]
     return f"{found}{body.rstrip('),' + chr(10))} {constants} {code.co_code.hex()}"
 
@@ -281,25 +302,25 @@ def digest(path: str) -> str:
 
 
 def located(settings: Values, code: Mapping[str, str], before: str, run: Path) -> dict[str, str]:
-    """Returns the flags of a stored run that name files or folders, with the paths they have now.
+    """Returns the flags of a stored run that name files or folders, with their current paths.
 
-    A path is resolved as it was relative to the folder of the run, then as the absolute path that
-    was stored. The first that exists is returned; for code, the first with the stored digest; and
-    if nothing exists, the first.
+    A path is first resolved relative to the run's folder, as at the start of the run, then as the
+    stored absolute path. The first existing path is returned; for code, preferably the first with
+    the stored digest. If no path exists, the first candidate is returned.
 
     Args:
-      settings: Flag name to value, as stored.
+      settings: Stored settings, by flag name.
       code: Result of `digests` when the run started.
       before: Path of the run's folder when it was stored: absolute, relative in runs of former
         versions, or empty.
-      run: The folder of the run.
+      run: Current folder of the run.
 
     Raises:
-      ValueError: A flag names more or fewer files than it did.
+      ValueError: A flag names more or fewer files than its stored digests.
     """
 
     def now(stored: str, fits: Callable[[str], bool] = os.path.exists) -> str:
-        # A former version stored a relative path, which may begin at any folder above the file.
+        # Former versions stored relative paths, which may start at any folder above the file.
         bases = (os.path.join(above, before) for above in Path(stored).parents)
         moved = [os.path.normpath(run.absolute() / os.path.relpath(stored, base)) for base in bases]
         places = [*moved, stored] if os.path.isabs(before) else [stored, *reversed(moved)]
@@ -312,7 +333,7 @@ def located(settings: Values, code: Mapping[str, str], before: str, run: Path) -
         return f"{now(place, lambda path: _digest(f'{path}:{name}') == digest)}:{name}"
 
     found = {name: now(settings[name]) for name in PATHS if settings.get(name)}
-    code = {EXPORTER: "", **code}
+    code = {EXPORTER: "," * settings.get(EXPORTER, "").count(","), **code}
     for name in (name for name in STORED if name in code and name in settings):
         pairs = zip(settings[name].split(","), code[name].split(","), strict=True)
         found[name] = ",".join(of_code(*pair) for pair in pairs)

@@ -1,8 +1,8 @@
-"""Statistics over the scores of seeds, NaN where a seed has none.
+"""Statistics over the scores of seeds; the score is NaN if a seed has none.
 
-They are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
-Precipice" (https://arxiv.org/abs/2108.13264): the interquartile mean over seeds, a bootstrap
-interval around it, the probability of improvement and performance profiles.
+The statistics follow Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
+Statistical Precipice" (https://arxiv.org/abs/2108.13264): the interquartile mean over seeds, a
+bootstrap interval around it, the probability of improvement and performance profiles.
 """
 
 import math
@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
-TAILS = (2.5, 97.5)  # percentiles between which a 95 % interval lies
+TAILS = (2.5, 97.5)  # percentiles that bound a 95 % interval
 
 
 def mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Mean over the leading axis, ignoring NaN; NaN where all are NaN.
+    """Computes the mean over the leading axis, ignoring NaN; NaN if all values are NaN.
 
     Args:
       values: `[S, …]`, one entry per seed.
@@ -29,7 +29,7 @@ def mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Mean over the leading axis after dropping the ⌊n/4⌋ lowest and highest of n values.
+    """Computes the mean over the leading axis without the ⌊n/4⌋ lowest and highest of n values.
 
     NaN is dropped first and does not count towards n.
 
@@ -37,7 +37,7 @@ def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
       values: `[S, …]`, one entry per seed.
 
     Returns:
-      `[…]`; NaN where no seed has a value.
+      Array `[…]`; NaN if no seed has a value.
 
     Example:
       >>> float(interquartile_mean([0.0, 1.0, 3.0, 100.0]))
@@ -52,7 +52,7 @@ def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def worst_if_missing(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Returns final scores in which NaN and infinity are −∞: a seed that diverged is the worst.
+    """Replaces NaN and infinity in final scores by −∞: a seed that diverged is the worst.
 
     Example:
       >>> worst_if_missing([500.0, None, 71.0]).tolist()
@@ -63,7 +63,7 @@ def worst_if_missing(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def seeds_with_score(scores: npt.ArrayLike) -> str:
-    """Returns the number of seeds, and how many of them have a score unless all do.
+    """Returns the number of seeds and, unless all have a score, how many of them do.
 
     Example:
       >>> seeds_with_score([1.0, -np.inf, 3.0]), seeds_with_score([1.0, 2.0])
@@ -74,12 +74,12 @@ def seeds_with_score(scores: npt.ArrayLike) -> str:
 
 
 def carried(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Returns curves in which NaN repeats the last number of its seed.
+    """Fills NaN in curves with the last number of the same seed.
 
-    An interval in which no episode of a seed ended has no return: long, good episodes do that.
+    The return is NaN in an interval without a completed episode, which long, good episodes cause.
 
     Args:
-      values: `[S, X]`, one curve per seed; NaN before the first number stays.
+      values: `[S, X]`, one curve per seed; a NaN before the first number remains.
 
     Example:
       >>> carried([[np.nan, 1.0, np.nan, 3.0]]).tolist()
@@ -93,17 +93,17 @@ def carried(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 def bootstrap_interval(
     values: npt.ArrayLike, *, statistic: Statistic = interquartile_mean, replicates: int = 2000
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """95 % interval by a percentile bootstrap over seeds; the same values give the same interval.
+    """Computes a 95 % interval by a percentile bootstrap over seeds, deterministically.
 
     Args:
       values: `[S, …]`, seeds leading; trailing axes are points of a curve, and a resampled seed
         contributes its whole curve.
-      statistic: maps `[S, R]` to `[R]` over the leading axis.
+      statistic: `([S, R]) -> [R]`, a reduction over the leading axis.
       replicates: number R of resamples.
 
     Returns:
       `(low, high)`, each `[…]`; resamples whose statistic is NaN are dropped, and both are NaN if
-      none is left.
+      no resample remains.
 
     Example:
       >>> low, high = bootstrap_interval([1.0, 2.0, 3.0, 4.0], statistic=mean)
@@ -112,38 +112,38 @@ def bootstrap_interval(
     """
     x = np.asarray(values, np.float64)
     draws = np.random.default_rng(0).integers(len(x), size=(len(x), replicates))
-    # Point by point: all resamples of a curve are large.
+    # One point at a time, since the resamples of a whole curve need much memory.
     bounds = [tails(statistic(each[draws])) for each in x.reshape(len(x), -1).T]
     low, high = np.array(bounds).T.reshape(2, *x.shape[1:])
     return low, high
 
 
 def with_interval(scores: npt.ArrayLike) -> str:
-    """The interquartile mean of seeds `[S]` with its 95 % interval."""
+    """Formats the interquartile mean of seeds `[S]` with its 95 % interval."""
     ends = interquartile_mean(scores), *bootstrap_interval(scores)
     return "{:.4g} [{:.4g}, {:.4g}]".format(*map(float, ends))
 
 
 def tails(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The ends of the 95 % interval of resampled estimates without NaN; NaN if none is left."""
+    """Returns the ends of a 95 % interval of resampled estimates, ignoring NaN; NaN if all are."""
     known = estimates[~np.isnan(estimates)]
     if not known.size:
         return math.nan, math.nan
-    # Between −∞ and a number there is nothing to interpolate.
+    # No interpolation exists between −∞ and a number.
     finite = bool(np.isfinite(known).all())
     low, high = np.percentile(known, TAILS, method="linear" if finite else "inverted_cdf")
     return float(low), float(high)
 
 
 def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Probability of improvement, P(X > Y) + ½ P(X = Y): the Mann–Whitney statistic over S·S'.
+    """Computes P(X > Y) + ½ P(X = Y), the Mann–Whitney statistic over all S·S' pairs of seeds.
 
     Args:
-      x: `[S, …]`, scores of X.
-      y: `[S', …]`, scores of Y.
+      x: `[S, …]`, scores of method X.
+      y: `[S', …]`, scores of method Y.
 
     Returns:
-      `[…]`, in [0, 1], above ½ where X is better; pairs with a NaN are ignored; NaN without pairs.
+      Array `[…]` in [0, 1], above ½ if X is better; ignores pairs with a NaN; NaN without pairs.
 
     Example:
       >>> float(probability_of_improvement([1.0, 3.0], [2.0, 3.0]))
@@ -157,9 +157,9 @@ def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArra
 def improvement_interval(
     x: npt.ArrayLike, y: npt.ArrayLike, *, replicates: int = 2000
 ) -> tuple[float, float]:
-    """95 % interval of `probability_of_improvement`, resampling both `x [S]` and `y [S']`.
+    """Computes a 95 % interval of `probability_of_improvement`, resampling `x [S]` and `y [S']`.
 
-    NaN where either has no score.
+    The ends are NaN if either method has no score.
     """
     generator = np.random.default_rng(0)
     scores = [np.asarray(values, np.float64) for values in (x, y)]
@@ -172,11 +172,11 @@ def improvement_interval(
 def performance_profile(
     values: npt.ArrayLike, thresholds: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """Share of the runs whose score is strictly above each threshold, `[X]` or `[X, R]`.
+    """Computes the share of runs with a score strictly above each threshold: `[X]` or `[X, R]`.
 
     Args:
-      values: `[S]`, or `[S, R]` of R resamples; a NaN is above nothing.
-      thresholds: `[X]`.
+      values: scores `[S]`, or R resamples `[S, R]`; a NaN exceeds no threshold.
+      thresholds: `[X]`, scores to compare with.
 
     Example:
       >>> performance_profile([1.0, 2.0, 4.0, 8.0], [0.0, 3.0, 8.0]).tolist()

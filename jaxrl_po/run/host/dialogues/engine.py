@@ -35,7 +35,7 @@ Reporter = Callable[[str], None]
 
 
 class Episode(NamedTuple):
-    """A dialogue to be held.
+    """A dialogue to be played.
 
     Attributes:
       row: index of its prompt.
@@ -47,13 +47,13 @@ class Episode(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How N dialogues ended.
+    """Results of N dialogues.
 
     Attributes:
       reward: `[N]`, float32.
-      score: `[N]`, float32, the raw outcome.
-      ended: `[N]`, bool, whether they ended by themselves.
-      measures: name to a mean that is pooled, `[N]` each.
+      score: `[N]`, float32, the raw score.
+      ended: `[N]`, bool, whether the dialogues ended by themselves.
+      measures: means by name, `[N]` each, to be pooled.
     """
 
     reward: npt.NDArray[np.float32]
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
 
 
 class DialogueEnv(Protocol):
-    """Answers the messages of N rows, S seeds one after another; None for a row without a dialogue.
+    """Environment that answers messages of N rows, ordered by seed; None for rows without dialogue.
 
     Attributes:
       names: names of the measures of an `Outcome`.
@@ -72,32 +72,32 @@ class DialogueEnv(Protocol):
     names: tuple[str, ...]
 
     def begin(self, episodes: Sequence[Episode | None], num_seeds: int) -> list[list[int]]:
-        """Ids of each prompt."""
+        """Returns the token ids of each prompt."""
 
     def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
-        """Ids of each reply; None where a dialogue has ended."""
+        """Returns the token ids of each reply; None if the dialogue has ended."""
 
     def finish(self, *, first: bool, report: Reporter) -> Outcome:
-        """How they ended; a failure is an error in the `first` ones."""
+        """Returns the results; a failure in the `first` dialogues of a run raises an error."""
 
     def close(self) -> None:
-        """Frees what is held."""
+        """Frees the resources of the environment."""
 
 
 class HostDialogues(NamedTuple):
-    """Dialogues of one seed, held on the host.
+    """Dialogues of a single seed, played on the host.
 
     Attributes:
-      task: its prompts are rows of the environment's.
-      model: the policy.
-      environment: see `DialogueEnv`.
-      settings: P, G and how messages are sampled; their budget is T.
-      max_turns: K, messages of a dialogue.
-      prompt_length: L, tokens of the longest prompt.
-      reply_length: R, tokens of the longest reply, below L.
-      eval_prompts: held-out prompts of an evaluation; 0 for each row of its set.
-      eval_samples: samples of each beside the greedy dialogue.
-      show: held-out prompts whose dialogues are drawn.
+      task: task whose prompts are rows of the environment.
+      model: policy.
+      environment: partner of the policy, see `DialogueEnv`.
+      settings: P, G and the sampling of messages, whose token budget is T.
+      max_turns: K, maximal number of messages in a dialogue.
+      prompt_length: L, number of tokens in the longest prompt.
+      reply_length: R, number of tokens in the longest reply, below L.
+      eval_prompts: number of held-out prompts in an evaluation; 0 for all rows of its set.
+      eval_samples: number of samples per prompt besides the greedy dialogue.
+      show: number of held-out prompts whose dialogues are shown as examples.
     """
 
     task: Task
@@ -113,29 +113,29 @@ class HostDialogues(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """N, see `dialogue.longest`."""
+        """Returns N, the columns of a dialogue, see `dialogue.longest`."""
         return longest(self.max_turns, self.settings.max_new_tokens, self.reply_length)
 
     @property
     def rows(self) -> int:
-        """B = P·G."""
+        """Returns B = P·G, the number of dialogues per seed."""
         return self.settings.num_prompts * self.settings.group_size
 
     def open(self, base_seed: int, seeds: Sequence[int]) -> "DialogueEngine":
-        """Returns the engine of these seeds."""
+        """Returns the engine for these seeds."""
         return DialogueEngine(self, base_seed, seeds)
 
 
 class DialogueEngine:
-    """Holds the dialogues of iterations and evaluations: S seeds with B rows each.
+    """Plays the dialogues of iterations and evaluations: S seeds with B rows each.
 
     The random numbers of environments follow from the base seed, the index of the seed, the
-    iteration and the prompt, and after a reset from the member of the group too.
+    iteration and the prompt; after a reset also from the index of the dialogue in its group.
 
     Args:
-      host: see `HostDialogues`.
+      host: dialogues of a single seed, see `HostDialogues`.
       base_seed: seed of the run.
-      seeds: index of the seed of each row of the state.
+      seeds: seed index of each row of the state.
     """
 
     def __init__(self, host: HostDialogues, base_seed: int, seeds: Sequence[int]):
@@ -168,7 +168,7 @@ class DialogueEngine:
         self._draw = jax.jit(stack(self._drawn, len(seeds), in_axes=(STATE_AXES,), out_axes=0))
 
     def recording(self) -> Recording:
-        """Shapes and dtypes of a recording, `[S, B, …]`."""
+        """Returns the shapes and dtypes of a recording, `[S, B, …]`."""
         host, rows = self._host, self._shape
         sampled = *rows, host.max_turns * host.settings.max_new_tokens
         number = shape_of(rows, np.float32)
@@ -197,11 +197,11 @@ class DialogueEngine:
         )
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
         self._host.environment.close()
 
     def compile(self, like: TrainState) -> None:
-        """Compiles the steps that begin and write; `like` are the shapes of the state."""
+        """Compiles the steps that begin and write; `like` has the shapes of the state."""
         params: ActorCritic = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy_of(like))
         prompt, no = np.zeros(self.recording().prompt.shape, np.int32), np.zeros(self._shape, bool)
         keys = jnp.broadcast_to(jax.random.key(0), self._shape)
@@ -219,20 +219,20 @@ class DialogueEngine:
         greedy: bool,
         report: Reporter,
     ) -> tuple[Recording, float]:
-        """Holds S·B dialogues.
+        """Plays S·B dialogues.
 
         Args:
           params: parameters of the policy, leaves `[S, …]`.
-          episodes: seed by seed; None for a row without a dialogue.
+          episodes: dialogues, seed by seed; None for a row without a dialogue.
           keys: `[S, B]`, typed, consumed; see `conversation_steps.Rows`.
-          greedy: write the most likely tokens.
-          report: called with a line for the user.
+          greedy: whether to write the most likely tokens.
+          report: `(line) -> None`, called with lines for the user.
 
         Returns:
-          The recording, leaves `[S, B, …]`, and the seconds that were spent outside programs.
+          The recording, leaves `[S, B, …]`, and the seconds spent outside compiled programs.
 
         Raises:
-          PoolError, RewardError: see `DialogueEnv`.
+          PoolError, RewardError: an environment or a reward failed, see `DialogueEnv`.
         """
         begun, inside = time.perf_counter(), 0.0
         host, environment, shape = self._host, self._host.environment, self._shape
@@ -283,17 +283,17 @@ class DialogueEngine:
         )
         measures = jax.tree.map(lambda x: x.reshape(shape), outcome.measures)
         made: Any = Recording
-        held = jax.device_get(held)  # to be placed as the update wants it
+        held = jax.device_get(held)  # host arrays, which the update places as it needs them
         recording = made(prompt, pad, held, outcome.score.reshape(shape), measures)
         return recording, max(time.perf_counter() - begun - inside, 0.0)
 
     def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
-        """See `recorded.with_recording`."""
+        """Adds a recording to the state with `recorded.with_recording`."""
         return recorded.with_recording(state, recording)
 
     @property
     def examples(self) -> Examples | None:
-        """Dialogues of the first seed, to read."""
+        """Returns readable dialogues of the first seed, or None if none are shown."""
         task = self._host.task
 
         def shown(games: PyTree) -> list[Row]:
@@ -302,17 +302,17 @@ class DialogueEngine:
         return Examples(self.describe, shown) if self._host.show else None
 
     def record(self, state: TrainState, report: Reporter) -> tuple[TrainState, Recording]:
-        """Holds the dialogues of one iteration.
+        """Plays the dialogues of one iteration.
 
         Args:
-          state: stacked over seeds.
-          report: called with a line for the user.
+          state: state stacked over seeds.
+          report: `(line) -> None`, called with lines for the user.
 
         Raises:
           PoolError: the process of the environments has ended.
           RewardError: a reset or a reward failed in the first dialogues.
         """
-        self._report = report  # of evaluations too
+        self._report = report  # also for evaluations
         iteration, group = int(np.max(state.step)), self._host.settings.group_size
         problem, keys = self._draw(self._acting(state))
         episodes = [
@@ -327,16 +327,16 @@ class DialogueEngine:
         return state, made
 
     def metrics(self, seconds: float) -> Metrics:
-        """The share of an iteration of that many seconds which was spent outside the program."""
+        """Returns the share of an iteration's `seconds` spent outside compiled programs."""
         count: Any = np.ones(len(self._seeds), np.float32)
         return {"outside": Mean(count * np.float32(self._outside / seconds), count)}
 
     def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Array]:
-        """Metrics of dialogues that begin with held-out prompts, `[S, prompts]` each.
+        """Computes metrics of dialogues that start with held-out prompts, `[S, prompts]` each.
 
         Args:
-          state: stacked over seeds.
-          later_seed: seed of a later evaluation; None for the evaluations of the run.
+          state: state stacked over seeds.
+          later_seed: random seed of a later evaluation; None for the evaluations of the run itself.
         """
         prompts, every = self._host.eval_prompts or None, range(len(self._seeds))
         found = {
@@ -347,7 +347,7 @@ class DialogueEngine:
         return jax.tree.map(np.asarray, measure(found))
 
     def describe(self, state: TrainState) -> dict[str, Games]:
-        """Dialogues of the first seed, for `dialogues.render`."""
+        """Plays dialogues of the first seed, for `dialogues.render`."""
         return {
             name: _games(
                 jax.tree.map(
@@ -365,7 +365,7 @@ class DialogueEngine:
         samples: int,
         seeds: Sequence[int],
     ) -> Recording:
-        """`samples` dialogues of each held-out prompt, 0 for a greedy one, `[S, prompts, n, …]`.
+        """Plays `samples` dialogues per held-out prompt, 0 for a greedy one: `[S, prompts, n, …]`.
 
         See `evaluate` for the other arguments.
         """
@@ -403,24 +403,24 @@ class DialogueEngine:
         return shaped
 
     def _episode(self, row: np.int32, member: int, *entropy: int) -> Episode:
-        """A dialogue of a group, whose resets follow from `entropy` alone."""
+        """Returns a dialogue of a group, whose resets are determined by `entropy` alone."""
         seeds = seed_of(self._base, *entropy), seed_of(self._base, *entropy, 1 + member)
         return Episode(int(row), seeds)
 
     def _drawn(self, state: TrainState) -> tuple[jax.Array, jax.Array]:
-        """Rows `[P]` and keys `[B]` of the coming iteration, those of a single turn."""
+        """Draws rows `[P]` and keys `[B]` of the coming iteration, as single-turn sampling does."""
         keys = prompt_keys(state.collector, next_key(state)[1])
         sample = jax.vmap(lambda key: self._host.task.sample(key, False).problem)
         return sample(keys[:, 0]), sampling.member_keys(keys[:, 1], self._host.settings.group_size)
 
     def _acting(self, state: TrainState) -> TrainState:
-        """What `_draw` reads of a state, on one device."""
+        """Puts the part of a state that `_draw` reads on one device."""
         part = state._replace(params=ActorCritic(None), opt_state=None, reference_params=None)
         moved: TrainState = jax.device_put(part, jax.devices()[0])
         return moved
 
     def _params(self, state: TrainState) -> ActorCritic:
-        """The policy, on one device."""
+        """Puts the policy's parameters on one device."""
         moved: ActorCritic = jax.device_put(policy_of(state), jax.devices()[0])
         return moved
 
@@ -431,14 +431,17 @@ def policy_of(state: TrainState) -> ActorCritic:
 
 
 def left_padded(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Array, Array]:
-    """Ids `[N, length]` and the padding tokens on the left `[N]`."""
+    """Pads rows on the left; returns ids `[N, length]` and the numbers of padding tokens `[N]`."""
     padding = np.array([length - len(row) for row in rows], np.int32)
     tokens = np.array([[pad] * n + list(row) for n, row in zip(padding, rows, strict=True)])
     return tokens.astype(np.int32), padding
 
 
 def right_padded(rows: Sequence[Sequence[int]], most: int) -> tuple[Array, Array]:
-    """Ids `[N, R]` and lengths `[N]`; R is a power of two, of which few are compiled, or `most`."""
+    """Pads rows on the right to R; returns ids `[N, R]` and lengths `[N]`.
+
+    R is a power of two, so that few shapes are compiled, or `most`.
+    """
     lengths = np.array([len(row) for row in rows], np.int32)
     width = min(1 << max(int(lengths.max()) - 1, 0).bit_length(), most)
     tokens = np.array([list(row) + [0] * (width - len(row)) for row in rows], np.int32)
@@ -446,7 +449,7 @@ def right_padded(rows: Sequence[Sequence[int]], most: int) -> tuple[Array, Array
 
 
 def _games(found: Recording) -> Games:
-    """Dialogues `[…, P, n, …]`, each measure the mean of a dialogue: 0 where it is of nothing."""
+    """Converts a recording to dialogues `[…, P, n, …]` with each measure's mean, 0 if empty."""
     measures = {name: x.total / np.maximum(x.count, 1.0) for name, x in found.measures.items()}
     prompt, pad = found.prompt[..., 0, :], found.pad[..., 0]
     return Games(prompt, pad, found.held, found.score, measures)

@@ -1,7 +1,7 @@
-"""Instances of a class, a worker: each is in a child of its own, with a time limit for its methods.
+"""Worker for instances of a class: each in its own child process, with time limits for methods.
 
-The worker imports the class once and forks a child for each instance: one that hangs is killed, and
-the others go on.
+The worker imports the class once and forks a child for each instance: a child that hangs is killed,
+and the others continue.
 """
 
 import asyncio
@@ -24,26 +24,26 @@ from jaxrl_po.run.data.workers import Json
 from jaxrl_po.run.host.dialogues import schemas
 
 RESET, REWARD = "reset", "get_reward"
-TEXT = "text"  # type of a block of content that holds text
-AT_ONCE = 64  # children that work at a time
+TEXT = "text"  # type of a block of content that contains text
+AT_ONCE = 64  # number of children that work at the same time
 GRACE = 2.0  # seconds past its limit after which a child is killed
-START_LIMIT = 120.0  # seconds for the first instance of a class
+START_LIMIT = 120.0  # seconds allowed for the first instance of a class
 
 
 class OutOfTime(BaseException):
-    """A method took too long; not an `Exception`, which a method may catch."""
+    """A method took too long; not an `Exception`, since a method may catch those."""
 
 
 def serve(pipe: Connection, make: Callable[[], object], start: Json) -> None:
     """Answers requests of `Environments` until the pipe is closed.
 
     Args:
-      pipe: of requests and replies.
-      make: makes an instance.
-      start: its `columns`, see `describe`, and the `timeout` of a call of a method.
+      pipe: pipe for requests and replies.
+      make: `() -> instance`, usually the class.
+      start: first message: the `columns` for `describe`, and the `timeout` of a method call.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(OSError, ValueError):  # where the system has a lower limit
+    with contextlib.suppress(OSError, ValueError):  # the system may impose a lower limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a pipe for each child
     children = Children(make, start["timeout"], pipe)
     try:
@@ -55,12 +55,12 @@ def serve(pipe: Connection, make: Callable[[], object], start: Json) -> None:
 
 
 class Children:
-    """The processes of the instances, by their numbers.
+    """Child processes that hold the instances, by number.
 
     Args:
-      make: makes an instance.
-      limit: of each call of a method, seconds.
-      pipe: of the worker itself.
+      make: `() -> instance`, usually the class.
+      limit: time limit of each method call, seconds.
+      pipe: pipe of the worker itself.
     """
 
     def __init__(self, make: Callable[[], object], limit: float, pipe: Connection):
@@ -68,7 +68,10 @@ class Children:
         self._held: dict[int, workers.Process] = {}
 
     def offer(self, columns: list[str]) -> object:
-        """`describe` in a child, for an instance may open what must not be shared; or an error."""
+        """Calls `describe` in a child, since an instance may open files that must not be shared.
+
+        Returns an error in place of the description if the child fails.
+        """
         child = self._fork()
         child.send({"offer": columns}, START_LIMIT, f"took more than {START_LIMIT:g} s")
         try:
@@ -79,7 +82,7 @@ class Children:
             child.close()
 
     def run(self, jobs: list[tuple[int, Json]]) -> list[Json]:
-        """The results of jobs of different instances, `AT_ONCE` of them at a time."""
+        """Runs jobs of different instances, `AT_ONCE` at a time, and returns their results."""
         results: dict[int, dict[str, Any]] = {}
         late = f"did not stop {GRACE:g} s after its limit of {self._limit:g} s"
         waiting, running = jobs[::-1], dict[int, workers.Process]()
@@ -93,7 +96,7 @@ class Children:
             first = min(child.deadline or 0.0 for child in running.values())
             pipes = [self._pipe, *(child.pipe for child in running.values())]
             ready = wait(pipes, max(first - time.monotonic(), 0.0))
-            if self._pipe in ready:  # no request comes before the results: the run has ended
+            if self._pipe in ready:  # readable before the results are sent only if the run ended
                 raise EOFError
             for number, child in list(running.items()):
                 if child.pipe in ready or (child.deadline or 0.0) <= time.monotonic():
@@ -110,18 +113,18 @@ class Children:
         return workers.fork(answers, [self._pipe, *(child.pipe for child in self._held.values())])
 
     def close(self) -> None:
-        """Ends all."""
+        """Ends all children."""
         for child in self._held.values():
             child.close()
 
 
 def limit_of(job: Json, limit: float) -> float:
-    """Seconds after which a job is past all of its limits."""
+    """Returns the seconds after which a job has exceeded all of its limits."""
     return limit * max(len(job.get("calls", ())), 2 if "reset" in job else 1) + GRACE
 
 
 def answer_jobs(pipe: Connection, make: Callable[[], object], limit: float) -> None:
-    """Answers jobs until the pipe is closed, in a child; see `serve`."""
+    """Answers jobs in a child until the pipe is closed; see `serve`."""
     signal.signal(signal.SIGALRM, _interrupt)
     held: list[Any] = []
     with contextlib.suppress(EOFError, OSError):
@@ -139,7 +142,7 @@ def _answer(job: Json, held: list[object], make: Callable[[], object], limit: fl
             return describe(make, job["offer"])
         if "reset" in job:
             if not held:
-                seed(0)  # instances are alike, whenever they are made
+                seed(0)  # instances are identical, whenever they are made
                 held.append(timed(limit, make))
             seed(job["seeds"][0])
             said = timed(limit, getattr(held[0], RESET), **job["reset"])
@@ -162,7 +165,7 @@ def describe(make: Callable[[], object], columns: list[str]) -> Json:
     """Returns the schemas of an environment's tools, and the columns that its reset takes.
 
     Raises:
-      ToolError: names what it lacks.
+      ToolError: the environment lacks a required method or parameter; the message names it.
     """
     environment = make()
     methods = inspect.getmembers(type(environment), inspect.isfunction)
@@ -207,10 +210,10 @@ def _reason(error: BaseException, limit: float) -> str:
 
 
 def timed(limit: float, function: Callable[..., Any], /, **arguments: Any) -> Any:
-    """The result of a function, or of a coroutine, within `limit` seconds.
+    """Returns the result of a function, or of a coroutine, within `limit` seconds.
 
     Raises:
-      OutOfTime: it took longer.
+      OutOfTime: the call took longer.
     """
     signal.setitimer(signal.ITIMER_REAL, limit)
     try:
@@ -221,7 +224,7 @@ def timed(limit: float, function: Callable[..., Any], /, **arguments: Any) -> An
 
 
 def content(result: Any) -> str:
-    """What a method returned, as the text of a message; that of blocks of text is joined.
+    """Converts a method's result to the text of a message; text blocks are concatenated.
 
     Example:
       >>> content(3), content([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
@@ -234,7 +237,7 @@ def content(result: Any) -> str:
 
 
 def seed(number: int) -> None:
-    """Seeds `random`, and NumPy's where a file has imported it."""
+    """Seeds `random`, and NumPy's generator if some file has imported NumPy."""
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number % 2**32)

@@ -1,7 +1,7 @@
 """JSON schemas of tools, from type hints and docstrings in Google style.
 
-They are those of `get_json_schema` of `transformers`, which chat templates are made for. The module
-is read by a worker process, so it imports the standard library only.
+The schemas match `get_json_schema` of `transformers`, as chat templates expect. A worker process
+imports this module, which therefore imports only the standard library.
 """
 
 import enum
@@ -22,15 +22,15 @@ CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 class ToolError(Exception):
-    """A tool lacks what its schema needs; the message names the method and what it lacks."""
+    """A tool lacks something for its schema; the message names the method and the missing part."""
 
 
 def schema_of(tool: Callable[..., Any], name: str) -> Json:
-    """The schema of one tool.
+    """Returns the schema of one tool.
 
     Args:
-      tool: a function or a bound method.
-      name: of the tool.
+      tool: function or bound method.
+      name: name of the tool.
 
     Raises:
       ToolError: no docstring, a parameter without type hint or description, or a type that JSON
@@ -77,12 +77,12 @@ def schema_of(tool: Callable[..., Any], name: str) -> Json:
             returned = type_of(hints["return"], name)
             function["return"] = returned | ({"description": returns} if returns else {})
         except ToolError:
-            pass  # the model never writes what a tool returns
+            pass  # the schema may lack the return type, since the model never writes results
     return {"type": "function", "function": function}
 
 
 def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:
-    r"""Description, parameter to its description, and what is returned; empty where it is missing.
+    r"""Returns a docstring's description, descriptions of parameters, and "Returns"; or empty ones.
 
     Example:
       >>> read_docstring("Adds.\n\nArgs:\n  a: one\n    number\n  b: b\nReturns:\n  Sum.")
@@ -110,14 +110,14 @@ def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:
 
 
 def type_of(hint: Any, where: str) -> Json:
-    """The JSON type of a type hint.
+    """Returns the JSON type of a type hint.
 
     Example:
       >>> type_of(list[int], ""), type_of(Literal["a", "b"], "")
       ({'type': 'array', 'items': {'type': 'integer'}}, {'type': 'string', 'enum': ['a', 'b']})
 
     Raises:
-      ToolError: JSON has no such type; `where` begins the message.
+      ToolError: JSON lacks such a type; the message starts with `where`.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -164,7 +164,7 @@ def _one_of(values: list[object], where: str) -> Json:
 
 
 def _described(found: Json, text: str, where: str) -> Json:
-    """A type with its description, which may end with `(choices: ["a", "b"])`."""
+    """Returns a type with its description, which may end with `(choices: ["a", "b"])`."""
     choices = CHOICES.search(text)
     if choices is None:
         return found | {"description": text}

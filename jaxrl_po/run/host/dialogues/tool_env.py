@@ -1,4 +1,4 @@
-"""Dialogues with environments in Python, whose methods are tools: the processes, the replies."""
+"""Dialogues with environments in Python, whose methods are tools: processes and replies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,12 +27,12 @@ CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (
 
 
 class ToolSpec(NamedTuple):
-    """Tools of a class, and what else its contract leaves open.
+    """Tools of a class, and the optional parts of its interface.
 
     Attributes:
       tools: schema of each tool.
-      reward: whether it has `get_reward`.
-      takes: the columns of a prompt that `reset` is given.
+      reward: flag for a class with `get_reward`.
+      takes: names of the prompt's columns that `reset` takes as arguments.
     """
 
     tools: tuple[Mapping[str, Any], ...]
@@ -41,11 +41,11 @@ class ToolSpec(NamedTuple):
 
 
 class Environments:
-    """Instances of a class, by numbers, in children of a worker.
+    """Instances of a class, by number, in children of a worker process.
 
     Args:
-      source: `file.py:Class`.
-      timeout: limit of each call of a method, seconds.
+      source: name of the class, `file.py:Class`.
+      timeout: time limit of each method call, seconds.
     """
 
     def __init__(self, source: str, timeout: float):
@@ -54,13 +54,13 @@ class Environments:
         self._process: workers.Process | None = None
 
     def start(self, columns: Sequence[str]) -> ToolSpec:
-        """Imports the class.
+        """Imports the class in the worker and returns its tools.
 
         Args:
           columns: Names of the columns of the prompts.
 
         Raises:
-          UserCodeError: it cannot be imported, or lacks what the contract asks for.
+          UserCodeError: the class cannot be imported, or does not implement the tools' interface.
         """
         start = {"source": self.source, "timeout": self._timeout, "columns": list(columns)}
         try:
@@ -70,12 +70,12 @@ class Environments:
         return ToolSpec(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
     def run(self, jobs: Mapping[int, Values]) -> dict[int, Values]:
-        """The results of one job for each of some environments.
+        """Runs one job in each of some environments and returns the results.
 
-        A job is `{"reset": columns, "seeds": [before, after]}`, to `{"said": text or None}`;
-        `{"calls": [{"name", "arguments"}]}`, to `{"results": [{"content", "failed"}]}`; or
-        `{"reward": True}`, to `{"reward": number}`. Where that cannot be had, the result is
-        `{"error": why}`, or `{"killed": why}` if the process had to be ended.
+        The job `{"reset": columns, "seeds": [before, after]}` returns `{"said": text or None}`;
+        `{"calls": [{"name", "arguments"}]}` returns `{"results": [{"content", "failed"}]}`; and
+        `{"reward": True}` returns `{"reward": number}`. If a job fails, its result is
+        `{"error": why}`, or `{"killed": why}` if the process had to be killed.
 
         Raises:
           PoolError: the worker process has ended.
@@ -83,20 +83,20 @@ class Environments:
         if not jobs:
             return {}
         assert self._process is not None
-        self._process.send(list(jobs.items()))  # the worker keeps the limits
+        self._process.send(list(jobs.items()))  # the worker enforces the time limits
         try:
             return dict(zip(jobs, self._process.receive(), strict=True))
         except workers.Ended as error:
             raise PoolError(f"tools {self.source}: the worker {error}") from None
 
     def close(self) -> None:
-        """Ends all processes."""
+        """Ends the worker and all of its children."""
         if self._process is not None:
             self._process.close()
 
 
 class Transcript:
-    """What was said after the prompt, and what was counted; nothing where there is no episode."""
+    """Messages of a dialogue after its prompt, and counts of calls; empty without an episode."""
 
     def __init__(self, episode: Episode | None, dead: str = ""):
         self.held, self.row = episode is not None, 0 if episode is None else episode.row
@@ -110,13 +110,13 @@ class ToolEnv:
     """Environments of a class, whose public methods are tools.
 
     Args:
-      environments: instances of the class, started.
+      environments: instances of the class, already started.
       spec: tools of the class.
-      tools: how the chat template writes them.
+      tools: format of tools in the chat template.
       rows: columns of each prompt, with its messages as `prompt`.
-      reply_length: R, tokens of the longest reply, and of what a reset adds to a prompt; longer
-        ones are cut.
-      rewarded: functions of `--reward`, which are added to `get_reward`; None to disable.
+      reply_length: R, maximal number of tokens in a reply, and in the text that a reset adds to a
+        prompt; longer texts are cut.
+      rewarded: functions of `--reward`, whose reward is added to `get_reward`; None to disable.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class ToolEnv:
         self.names = (*MEASURES, *(rewarded.measures if rewarded else ()))
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
         self._environments.close()
 
     def begin(self, episodes: Sequence[Episode | None], num_seeds: int) -> list[list[int]]:
-        """See `DialogueEnv`; what a reset says is added to the last message of the user."""
+        """Resets the environments; the text of a reset is added to the user's last message."""
         self._num_seeds = num_seeds
         results = self._environments.run(
             {
@@ -176,7 +176,7 @@ class ToolEnv:
         return ids
 
     def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
-        """See `DialogueEnv`; a message without a call of a tool ends its dialogue."""
+        """Runs the tools that messages call; a message without a call ends its dialogue."""
         asked: dict[int, tuple[Sequence[int], list[Call]]] = {}
         for number, (message, talk) in enumerate(zip(messages, self._transcripts, strict=True)):
             if message is None:
@@ -218,11 +218,11 @@ class ToolEnv:
         ids, cut = self._fitted(said)
         talk.replies, talk.cut = talk.replies + 1, talk.cut + cut
         ends = self._tools.tokenizer.ends
-        # The reply begins with the end of the message, unless the policy has written it.
+        # The reply starts with the end-of-message token, unless the policy has already written it.
         return ids[1:] if ids[0] in ends and message[-1] in ends else ids
 
     def _fitted(self, said: Sequence[Message]) -> tuple[list[int], bool]:
-        """A reply of at most R tokens, and whether it was cut; the last results go first."""
+        """Shortens a reply to R tokens, last results first; returns whether it was shortened."""
 
         def written(texts: list[str]) -> list[int]:
             return self._tools.reply(
@@ -237,7 +237,7 @@ class ToolEnv:
         return ids, cut
 
     def finish(self, *, first: bool, report: Reporter) -> Outcome:
-        """See `DialogueEnv`."""
+        """Computes rewards, scores and measures of all dialogues; see `DialogueEnv`."""
         talks = self._transcripts
         living = [n for n, talk in enumerate(talks) if talk.held and not talk.dead]
         reward = np.zeros(len(talks), np.float32)
@@ -281,9 +281,9 @@ class ToolEnv:
     def _scored(
         self, rewarded: HostScore, first: bool, report: Reporter
     ) -> tuple[Floats, Floats, Json]:
-        """What the functions make of the last message of each dialogue."""
+        """Scores the last message of each dialogue by the reward functions."""
         by_seed = np.array_split(np.arange(len(self._transcripts)), self._num_seeds)
-        # A row without a dialogue is given one that there is, and its score is not read.
+        # A row without a dialogue is scored as a copy of another row, and the score is discarded.
         talks = self._transcripts
         spare = next(talk for talk in talks if talk.held)
         columns = []
@@ -322,7 +322,7 @@ class ToolEnv:
 
 
 def with_observation(messages: Sequence[Message], said: str) -> list[Message]:
-    """The messages with a text added to the last one of the user.
+    """Returns the messages with a text added to the user's last message.
 
     Example:
       >>> with_observation([{"role": "user", "content": "Go."}], " Left or right?")
@@ -336,15 +336,16 @@ def with_observation(messages: Sequence[Message], said: str) -> list[Message]:
 def fit(
     written: Callable[[list[str]], list[int]], texts: Sequence[str], limit: int, tools: Tools
 ) -> tuple[list[int], bool]:
-    """Ids of at most `limit` tokens where texts can be cut so far, and whether they were cut.
+    """Cuts texts until at most `limit` tokens remain; returns the ids and whether texts were cut.
 
-    `?` stands for a token that the model does not have, as an environment may say anything.
+    The ids may exceed the limit once all texts are empty. `?` replaces a token that the model does
+    not have, since an environment may write any text.
 
     Args:
-      written: texts to the ids of all that is read.
-      texts: may be cut at their ends, the longest one first.
-      limit: tokens.
-      tools: whose tokenizer is used.
+      written: `(texts) -> ids`, all tokens that the policy reads.
+      texts: texts that may be cut at their ends, the longest one first.
+      limit: maximal number of tokens.
+      tools: format of the tools, whose tokenizer is used.
     """
     texts = list(texts)
     for token in tools.foreign:

@@ -1,0 +1,170 @@
+"""Mistakes in a user's own entries, suites, rewards and losses; and their digests and pickles."""
+
+import dataclasses
+import functools
+import json
+import pickle
+
+import optax
+import pytest
+from probes import MatchCue
+
+from jaxrl_po import run
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import tasks
+from jaxrl_po.run.data import tables
+from jaxrl_po.run.experiment import language_config, suites, sweeping
+from jaxrl_po.run.experiment.registry import METHODS
+from jaxrl_po.run.store import folder, sources
+
+CODE = """
+import dataclasses
+from jaxrl_po import run
+from jaxrl_po.language import tasks
+from jaxrl_po.run.data import tables
+
+@dataclasses.dataclass
+class Plain:
+    rate: float = 1.0
+
+class NotSuite:
+    pass
+
+class Suite:
+    def names(self):
+        return ["A"]
+
+    def make(self, name, **arguments):
+        raise TypeError("no level")
+
+def raises(settings, reading):
+    raise RuntimeError("no data")
+
+plain_method = run.MethodEntry(Plain, make=print)
+plain_task = run.TaskEntry(Plain, make=print)
+failing_task = run.TaskEntry(tables.NoSettings, make=raises)
+empty_task = run.TaskEntry(tables.NoSettings, make=lambda *_: None)
+whole_task = run.TaskEntry(tables.NoSettings, make=lambda *_: tasks.addition(1))
+dialogue = run.TaskEntry(tables.NoSettings, make=print, is_dialogue=True)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(CODE)
+    return f"{tmp_path / 'mine.py'}:"
+
+
+def make_task(name):
+    return language_config.task_entry(name).make(tables.NoSettings(), None)
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "message"),
+    [
+        (lambda x: run.Experiment(algorithm=x), "plain_method", r"^algorithm: .* class with @con"),
+        (language_config.task_entry, "plain_task", r"^task: .* Plain.* class with @config.record"),
+        (make_task, "failing_task", r"^task: \S+mine.py:failing_task: RuntimeError: no data"),
+        (make_task, "empty_task", r"^task: must be a \S+Task or Dialogue, got NoneType"),
+        (suites.make, "NotSuite:A", r"^env: \S+NotSuite must have the methods names and make"),
+        (suites.make, "Suite:A", r"^env: \S+Suite:A cannot be made: no level"),
+        (suites.make, "Suite:B", "^env: unknown name 'B'; choose one of A"),
+    ],
+)
+def test_wrong_entry_is_named(mine, read, name, message):
+    with pytest.raises(ConfigError, match=message):
+        read(mine + name)
+
+
+def test_own_entry_keeps_validation_rows_apart(mine):
+    task, whole = make_task(f"{mine}whole_task"), tasks.addition(1)
+    assert len(task.test) + len(task.validation) == len(whole.test)
+    assert language_config.is_dialogue(f"{mine}dialogue")
+
+
+class Constant:
+    def score_batch(self, batch, *, first, report):
+        return batch, {}
+
+    def score(self, completions, **columns):
+        return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("reward", [Constant, [Constant(), len]])
+def test_scorer_is_one_object(reward):
+    with pytest.raises(ConfigError, match=r"^reward: must be one object or functions"):
+        run.Experiment(task="addition", reward=reward)
+
+
+@pytest.mark.parametrize(
+    ("flag", "make"),
+    [
+        ("optimizer", optax.adam),
+        ("surrogate", lambda rate: functools.partial(print, sep=rate)),
+        ("advantage", lambda rate: lambda steps: rate * steps),
+    ],
+)
+def test_digest_holds_the_numbers_of_a_loss(flag, make):
+    first, again, other = (
+        sources.digests({flag: sources.named(flag, make(rate))}) for rate in (0.1, 0.1, 0.9)
+    )
+    assert first == again != other
+    assert "python:" not in first[flag]
+
+
+def test_swept_settings_have_their_own_presets(tmp_path):
+    """The presets of the transformer memory stop epochs early; the GRU has none."""
+    script = sweeping.SCRIPTS["control"]
+    given = {"network.memory": "gru,transformer", "env": "CartPole-v1", "out": str(tmp_path)}
+    texts = {name: sweeping.flags.Text(value) for name, value in given.items()}
+    options = sweeping.settings.options_of(script, texts)
+    asked = sweeping.read(script, texts, options)
+    groups = sweeping.group(script, asked, options, rounded=False)
+    stops = {made.config.network.memory: made.config.method.early_stop for [(_, made)] in groups}
+    assert stops == {"gru": False, "transformer": True}
+
+
+def test_swept_code_is_absolute(mine, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    script = sweeping.SCRIPTS["control"]
+    texts = {"network.memory": sweeping.flags.Text("none,mine.py:Cell")}
+    asked = sweeping.read(script, texts, sweeping.settings.options_of(script, texts))
+    assert asked.swept == {"network.memory": ["none", f"{mine}Cell"]}
+
+
+def test_sweep_refuses_a_list_of_objects(tmp_path):
+    cell = functools.partial(print)
+    with pytest.raises(ConfigError, match=r"^over: network.memory must list names"):
+        run.sweep(
+            run.Experiment(env=MatchCue, out=tmp_path / "s"),
+            over={"network.memory": ["none", cell]},
+        )
+
+
+@pytest.mark.parametrize("code", [{"reward": "a:f,b:g"}, {"env": 3}])
+def test_damaged_code_of_a_run_is_named(tmp_path, code):
+    stored = {"format": 1, "script": "language", "reward": "mine.py:f", "resolved": {"code": code}}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(ConfigError, match=r"^run: .* holds a damaged config.json"):
+        folder.read_settings(tmp_path, "run")
+
+
+def test_path_of_an_exporter_may_hold_a_comma(tmp_path):
+    stored = {"format": 1, "script": "control", "exporter": "a,b.py:Mine", "resolved": {"code": {}}}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert folder.read_settings(tmp_path)["exporter"] == "a,b.py:Mine"
+
+
+def test_entries_pickle():
+    copy = pickle.loads(pickle.dumps(METHODS["ppo"]))
+    assert copy == METHODS["ppo"]
+    assert dataclasses.is_dataclass(copy.Config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"), [((5, 1), "what"), ((None,), "what"), ((), "iterations")]
+)
+def test_learner_and_iterations_are_asked_for(arguments, field):
+    learner = run.train.__globals__["Learner"](None, None, None) if not arguments else arguments[0]
+    with pytest.raises(ConfigError, match=f"^{field}: must be "):
+        run.train(learner, *arguments[1:])
