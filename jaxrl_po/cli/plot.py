@@ -190,7 +190,7 @@ def final(run: Run, metric: str) -> npt.NDArray[np.float64]:
     return statistics.worst_if_missing(_curve(run, metric)[1][:, -1])
 
 
-def _curve(run: Run, metric: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _curve(run: Run, metric: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     step, values = metrics.curve(run.rows, metric)
     return step, statistics.carried(values) if metric.startswith(metrics.EPISODES) else values
 
