@@ -80,3 +80,9 @@ def everything(out):
     """Returns the lines, checkpoints and samples of a run."""
     examples = out / "samples.jsonl"
     return lines(out), saved(out), examples.read_bytes() if examples.exists() else b""
+
+
+def python(*arguments, **options):
+    """Runs Python in a separate process; returns its status, output and errors."""
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)

@@ -103,7 +103,7 @@ def batch_of_the_table():
 
 
 @pytest.mark.parametrize(("algorithm", "stride"), ONE_KL.items())
-def test_kl_is_one_quantity_that_of_the_whole_update(algorithm, stride):
+def test_kl_is_of_the_whole_update(algorithm, stride):
     """k3 of KL(old ‖ new) after the last step, without a critic over every n-th group."""
     init, step = jitted(algorithm, "table")
     after, metrics = step(arrays(algorithm), init(jax.random.key(0)))
@@ -185,7 +185,7 @@ SHARDED = [
 @pytest.mark.parametrize(
     ("case", "shape"), SHARDED, ids=lambda value: "-".join(map(str, value)), scope="module"
 )
-def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(case, shape):
+def test_vmapped_sharded_training_equals_a_loop(case, shape):
     """Four seeds, two vmapped per device, rows sharded over 4 devices (or two seeds over 8)."""
     placement = Placement(2 * shape[0], *shape)
     init, step = jitted(*case)
@@ -276,7 +276,7 @@ def test_in_double_precision_eight_devices_equal_one(case):
         keys = jax.random.split(jax.random.key(0), 2)
         befores = [init(key) for key in keys]
         together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *befores)
-        # Seeds share what is frozen.
+        # Seeds share the frozen parameters.
         frozen = befores[0].params.frozen
         after, metrics = jax.jit(placed.step)(
             together._replace(params=together.params._replace(frozen=frozen))

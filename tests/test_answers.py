@@ -1,4 +1,4 @@
-"""Rewards that find an answer in a text, and what is said where every completion is wrong."""
+"""Rewards that find an answer in a text, and the explanation if every completion is wrong."""
 
 import numpy as np
 import pytest
@@ -62,13 +62,13 @@ def test_answers_are_found_in_texts(text, answer, last_number, contains):
     assert answers.contains([text], [answer]) == [contains]
 
 
-def test_a_pattern_finds_the_last_match_and_its_first_group():
+def test_pattern_finds_first_group_of_last_match():
     texts = ["#### 4 #### 5", "#### 5 #### 4", "5", "#### five"]
     assert answers.regex(texts, ["5"] * 4, pattern=r"#### (\d+)") == [1.0, 0.0, 0.0, 0.0]
     assert answers.regex(["a 5 b"], ["5"], pattern=r"\d") == [1.0]
 
 
-def test_a_pattern_reaches_the_worker_and_what_does_not_end_scores_0():
+def test_pattern_that_does_not_end_scores_0():
     batch = batch_of(["1+2=", "1+2="], ["3", "33"])
     pattern = Reward("jaxrl_po.run.data.answers:regex", arguments={"pattern": r"^\d$"})
     batch = batch._replace(truncated=np.array(batch.truncated))
@@ -98,7 +98,7 @@ def test_bad_rewards_are_named(tmp_path, flags, message):
         launch.language([*tiny.LANGUAGE, "--algorithm=grpo", f"--out={tmp_path / 'run'}", *flags])
 
 
-def test_a_reward_that_would_have_found_the_answers_is_named():
+def test_reward_that_finds_the_answers_is_suggested():
     shown = [
         {"expected": "12", "completion": "It is 12, I think", "ended": True},
         {"expected": "7", "completion": "seven", "ended": False},

@@ -25,7 +25,7 @@ from jaxrl_po.run.experiment import language, settings
 from jaxrl_po.run.experiment.models import Start
 
 
-def test_an_experiment_is_compiled_for_devices_and_not_run(tmp_path):
+def test_experiment_is_compiled_for_devices_without_running(tmp_path):
     small = {"problem.num_envs": 4, "problem.num_steps": 8, "config.num_epochs": 1}
     experiment = run.Experiment(
         env="CartPole-v1", seeds=2, total_steps=64, out=tmp_path / "run", over=small

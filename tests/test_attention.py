@@ -16,7 +16,7 @@ from jaxrl_po.language.tasks import addition
 
 KERNELS = {
     "splash": functools.partial(attention.splash, interpret=True),
-    # What cuDNN is asked for, computed by XLA.
+    # Computes cuDNN's attention by XLA.
     "cudnn": functools.partial(attention.cudnn, by="xla"),
 }
 CASES = {

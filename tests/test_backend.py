@@ -1,4 +1,4 @@
-"""Programs for a target: those for a GPU have few operations, and compute what a CPU's do."""
+"""Programs for a target: a GPU's have few operations and give the results of a CPU's."""
 
 import chex
 import flax.linen as nn
@@ -18,7 +18,7 @@ from jaxrl_po.control import hoisting, recurrence, statistics
 GPU = Target("gpu", devices=1, cores=8)
 
 
-def test_the_target_is_this_process_where_none_is_given():
+def test_target_defaults_to_this_process():
     assert backend.here() == ("cpu", jax.local_device_count(), backend.cores())
     problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=2)
     assert problem.target == backend.here()
@@ -58,7 +58,7 @@ def iterations(memory, target):
 
 
 @pytest.mark.parametrize("memory", ["none", pytest.param("gru", marks=pytest.mark.slow)])
-def test_a_run_is_the_same_as_on_a_cpu(memory):
+def test_run_is_the_same_as_on_cpu(memory):
     want, of_cpu = iterations(memory, None)
     got, of_gpu = iterations(memory, GPU)
     chex.assert_trees_all_close(got, want, atol=1e-5)
@@ -71,7 +71,7 @@ def loops(function, *arguments):
 
 
 def scans(function, *arguments):
-    """How many steps each loop of a program takes at a time."""
+    """Returns the number of steps that each loop of a program takes at a time."""
     return [each.params["unroll"] for each in loops(function, *arguments)]
 
 
@@ -107,7 +107,7 @@ def test_steps_with_long_loops_inside_are_taken_one_at_a_time():
     assert scans(lambda x: hoisting.scan(step, x, jnp.arange(40), unroll=8), 1.0) == [1, 1]
 
 
-def test_memories_and_rolling_returns_take_several_steps_at_a_time():
+def test_memories_and_returns_unroll_several_steps():
     cell = nn.GRUCell(3)
     memory, features, begins = jnp.zeros((2, 3)), jnp.ones((40, 2, 3)), jnp.zeros((40, 2), bool)
     params = cell.init(jax.random.key(0), memory, features[0])["params"]
@@ -125,7 +125,7 @@ def test_memories_and_rolling_returns_take_several_steps_at_a_time():
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 17])
-def test_loops_of_any_length_take_several_steps_at_a_time(length):
+def test_loops_of_any_length_unroll_several_steps(length):
     xs = jnp.arange(1.0, length + 1.0)
     last, sums = hoisting.scan(lambda total, x: (total + x, total + x), 0.0, xs, unroll=8)
     np.testing.assert_array_equal(sums, np.cumsum(xs))
@@ -155,7 +155,7 @@ def test_gradient_steps_hand_on_one_vector():
     assert carried(params, GPU) == [(7,)]
 
 
-def test_a_small_tree_of_one_type_is_one_vector():
+def test_small_tree_of_one_type_is_a_vector():
     tree = {"a": jnp.ones((2, 3)), "b": jnp.arange(4.0)}
     flat = optimizers.flattening(tree, GPU)
     assert flat.ravel(tree).shape == (10,)
@@ -196,7 +196,7 @@ def on_sums(algorithm, config, target):
 
 
 def choices(make, algorithm, config, target, monkeypatch):
-    """What the library chooses by platform, as a traced program shows it.
+    """Returns the choices by platform that a traced program shows.
 
     How many steps short loops take at a time, whether a loop hands on all trained parameters as one
     vector, whether products are the CPU's own, and whether a minibatch is read in parts.

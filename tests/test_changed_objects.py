@@ -177,7 +177,7 @@ def test_lambda_is_known_wherever_it_stands():
     assert digest("reward", again["reward"]) == first
 
 
-def test_reward_of_a_package_is_known_by_its_file(tmp_path, monkeypatch):
+def test_package_reward_is_known_by_its_file(tmp_path, monkeypatch):
     package = tmp_path / "own_package"
     package.mkdir()
     (package / "__init__.py").touch()

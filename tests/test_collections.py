@@ -97,7 +97,7 @@ def test_constants_are_handed_on_by_every_update(name):
 
 @pytest.mark.parametrize("module", [ppo, trpo])
 def test_a_constant_acts_as_one_that_is_baked(module):
-    """Gradient norm, Fisher product, step and loss are those of the module that has it inside."""
+    """Gradient norm, Fisher product, step and loss equal the module that contains it."""
     config = module.Config(**(STEPS if module is ppo else {**FIT, "cg_iterations": 3}))
     learner = module.make(config, on_control())
     state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))

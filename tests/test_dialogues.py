@@ -1,4 +1,4 @@
-"""Dialogues: one decode loop for all rows, what a batch of them holds, and the games."""
+"""Dialogues: one decode loop for all rows, the content of a batch, and the games."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ PROMPTS, GROUP = 4, 3
 
 
 class Said(NamedTuple):
-    """The state of a dialogue that keeps what was said."""
+    """State of a dialogue that records its messages."""
 
     messages: jax.Array
     written: jax.Array
@@ -36,7 +36,7 @@ class Said(NamedTuple):
 
 
 def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lambda n, first: n):
-    """Replies with as many tokens as `heard` of turn and first token says; then `garbage`.
+    """Returns a dialogue whose replies have `heard(turn, first token)` tokens, then `garbage`.
 
     The reward of turn k is k; done after `ends_at` turns, or never.
     """
@@ -106,7 +106,7 @@ def test_dialogues_are_held_out_in_an_evaluation(begun):
     assert asked == [True, True]
 
 
-def test_turns_without_replies_are_a_single_turn_bit_for_bit(begun):
+def test_turns_without_replies_equal_a_single_turn(begun):
     """Two messages of two tokens, cut by their budget, beside a completion of four."""
     dialogue = parrot(turns=2, budget=2)
     task = language.Task(
@@ -239,7 +239,7 @@ def test_no_row_waits_for_another():
     assert len(calls) == used.max()  # a barrier after each turn would take 3 · 2 + 2 · 4
 
 
-def test_an_environment_is_given_its_own_state_the_message_and_a_key_of_its_own():
+def test_environment_gets_its_state_message_and_own_key():
     class Talker:
         """A 5 everywhere, but for EOS in columns 6 and 8."""
 
@@ -411,7 +411,7 @@ def played():
 
 
 @pytest.mark.parametrize("supervision", grpo.SUPERVISIONS)
-def test_grpo_steps_along_the_credit_that_is_asked_for(supervision):
+def test_grpo_steps_along_the_credit_of_its_supervision(supervision):
     """One step of plain gradient descent, beside the gradient written out."""
     problem, state, batch, gradient = played()
     config = grpo.Config(supervision=supervision, use_reference=False, std_epsilon=0.0)
@@ -437,7 +437,7 @@ def test_grpo_steps_along_the_credit_that_is_asked_for(supervision):
     )
 
 
-def test_a_pair_of_reset_and_step_is_a_dialogue():
+def test_reset_and_step_make_a_dialogue():
     """Say the digit that is shown; three times."""
     eos = TOKENIZER.eos
 
@@ -484,7 +484,7 @@ def test_a_pair_of_reset_and_step_is_a_dialogue():
 
 
 def wide():
-    """One that counts and answers in the widest integers and floats that there are."""
+    """Returns a dialogue that counts and answers in the widest integers and floats."""
     narrow = parrot(turns=2, budget=2, reply_length=2, heard=lambda n, first: n)
 
     def respond(*given):

@@ -8,8 +8,6 @@ import importlib.util
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
 import textwrap
 from pathlib import Path
@@ -17,20 +15,14 @@ from pathlib import Path
 import jax
 import pytest
 import trial
+from scripts import python
 
 import jaxrl_po
 from jaxrl_po import __main__ as command_line
 from jaxrl_po import language as words
 from jaxrl_po.cli import evaluate, export, plot, render, report
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import (
-    control,
-    flags,
-    language,
-    registry,
-    settings,
-    sweeping,
-)
+from jaxrl_po.run.experiment import control, flags, language, registry, settings, sweeping
 from jaxrl_po.run.store import metrics
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +46,7 @@ SCRIPTS = sorted(
     for path in ROOT.glob(f"experiments/{folder}/*.py")
 )
 ROW = re.compile(r"^\| `(\w+)` \|(.*)\|$", re.M)
-PROGRAMS = {  # the snippets of a page, each of which may continue the one before it
+PROGRAMS = {  # the snippets of a page; each may continue the one before it
     page: "\n".join(
         code
         for kind, source, code in FENCE.findall((DOCS / page).read_text())
@@ -76,7 +68,7 @@ def prose(path):
 
 
 def anchors(path):
-    """Explicit ids, and those that headings get."""
+    """Returns explicit ids and the ids that headings get."""
     headings = re.findall(r"^#+ (.+?)(?: \{ #(\w+) \})?$", prose(path), re.M)
     return {given or re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title, given in headings}
 
@@ -93,7 +85,7 @@ def fields(algorithm):
 
 @functools.cache
 def training_flags(script):
-    """The flags of a command that trains, under any algorithm, way to collect, task and reward."""
+    """Returns the flags of a training command under any algorithm, sampling, task and reward."""
     variants = [{"algorithm": algorithm} for algorithm in registry.METHODS]
     if script is control:
         variants += [{"sampling": sampling} for sampling in control.SAMPLINGS]
@@ -113,7 +105,7 @@ def training_flags(script):
 
 @functools.cache
 def pretrained_folder():
-    """A folder from which a command sees that a model is pretrained."""
+    """Makes a folder that a command recognises as a pretrained model."""
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return folder
@@ -125,7 +117,7 @@ def fields_of(record):
 
 @functools.cache
 def flags_of():
-    """What a command line may begin with, and the flags that may follow."""
+    """Returns the starts of command lines, each with the flags that may follow."""
     found = {
         "jaxrl-po control": training_flags(control),
         "jaxrl-po language": training_flags(language),
@@ -153,7 +145,7 @@ def flags_of():
 
 
 def commands(text):
-    """Each command line of a page, in a block or between backquotes, and the flags that it gives.
+    """Returns the command lines of a page, in a block or between backquotes, with their flags.
 
     >>> commands("see `jaxrl-po plot a --out=b`, `--seeds=1`")
     [('jaxrl-po plot', {'out'})]
@@ -173,7 +165,7 @@ def commands(text):
 
 
 def known(flag, among):
-    """Whether it is one of these; `prefix.*` stands for all that begin so."""
+    """Returns whether a flag is among these; `prefix.*` stands for every flag with this prefix."""
     if flag.endswith("*"):
         return any(other.startswith(flag[:-1]) for other in among)
     return flag in among
@@ -288,7 +280,7 @@ def test_quoted_lines_stand_in_their_file(path):
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "algorithms").glob("*.md")), ids=name)
-def test_pseudo_code_fits_the_critic_to_advantages_that_are_not_whitened(path):
+def test_pseudo_code_fits_critic_to_unwhitened_advantages(path):
     """As the code does: `actor_critic.estimate` makes both, and whitening comes after it."""
     for language_of_fence, _, code in FENCE.findall(path.read_text()):
         target = re.search(r"(fit v to|target ←)[^\n;]*\bA\b", code)
@@ -298,8 +290,8 @@ def test_pseudo_code_fits_the_critic_to_advantages_that_are_not_whitened(path):
 
 
 @pytest.mark.parametrize("path", [README, DOCS / "index.md", DOCS / "cli.md"], ids=name)
-def test_commands_run_in_the_order_in_which_they_stand(path):
-    """What a command reads was written by one before it."""
+def test_commands_run_in_the_order_of_the_page(path):
+    """A command reads only files that an earlier command wrote."""
     made = set()
     for language_of_fence, _, code in FENCE.findall(path.read_text()):
         for line in "" if language_of_fence else code.splitlines():
@@ -313,7 +305,7 @@ def test_commands_run_in_the_order_in_which_they_stand(path):
 @pytest.mark.parametrize(
     "path", [path for path in EVERYTHING if path.stem != "pretrained"], ids=name
 )
-def test_an_initial_state_is_made_by_a_compiled_function(path):
+def test_initial_state_is_made_by_compiled_function(path):
     """But for pretrained parameters, which would be constants of the program."""
     for line in path.read_text().splitlines():
         if "learner.init(" in line:
@@ -336,7 +328,7 @@ def test_navigation_lists_every_page_and_notebook():
     )
 
 
-def test_the_api_describes_every_public_name_where_a_user_finds_it():
+def test_api_describes_every_public_name():
     entry = re.compile(r"^::: (\S+)$(?:\n {4}options:\n {6}members: \[(.+)\]$)?", re.M)
     described = set()
     for page in (DOCS / "api").glob("*.md"):
@@ -348,30 +340,25 @@ def test_the_api_describes_every_public_name_where_a_user_finds_it():
     assert {f"jaxrl_po.{name}" for name in jaxrl_po.__all__} <= described
     for module in (words.tasks, words.dialogues, words.pretrained):
         public = {name for name in module.__all__ if callable(getattr(module, name))}
-        twice = {"Countdown", "Prompt", "Task"}  # described with what they are of
+        twice = {"Countdown", "Prompt", "Task"}  # described beside their functions
         assert {f"{module.__name__}.{name}" for name in public - twice} <= described
 
 
 def run(code, folder):
-    """What a snippet prints, in a process of its own, compiled as a user's is."""
+    """Returns the output of a snippet, run in a separate process and compiled as a user's is."""
     environment = {
         **{key: value for key, value in os.environ.items() if key != "XLA_FLAGS"},
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", textwrap.dedent(code), cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-PRINTED = re.compile(r"^print\(.*\)  # (.*)$", re.M)  # what a snippet prints stands behind it
+PRINTED = re.compile(
+    r"^print\(.*\)  # (.*)$", re.M
+)  # the output of a snippet is in the comment behind it
 
 
 def numbers(text):
@@ -396,14 +383,14 @@ def test_a_page_that_promises_too_much_is_noticed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PROGRAMS)
-def test_snippets_of_a_page_print_what_stands_beside_them(page, tmp_path):
+def test_page_snippets_print_their_comments(page, tmp_path):
     said = PRINTED.findall(PROGRAMS[page])
     assert len(said) == len(re.findall(r"^print\(", PROGRAMS[page], re.M)) > 0
     require_close(run(PROGRAMS[page], tmp_path).splitlines(), said)
 
 
 @pytest.mark.timeout(900)
-def test_snippets_of_the_readme_print_what_stands_beside_them(tmp_path):
+def test_readme_snippets_print_their_comments(tmp_path):
     """Each continues the one before it; the last one reads a run that is not there."""
     code = "".join(README_SNIPPETS[:3])
     printed = [line for line in run(code, tmp_path).splitlines() if line.startswith("[")]
@@ -421,16 +408,7 @@ def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
     pytest.importorskip("latex2mathml")
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "api" / "run" / "index.html").stat().st_size > 100_000
     assert "<math" in (tmp_path / "site" / "algorithms" / "trpo" / "index.html").read_text()

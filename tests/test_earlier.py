@@ -41,7 +41,7 @@ def test_what_a_run_told_is_there_for_tensorboard(runs):
         )
 
 
-def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
+def test_policy_is_evaluated_on_the_size_asked(runs, capsys):
     before = {path.name for path in runs["control"].iterdir()}
     assert (
         evaluate.main([f"--run={runs['control']}", "--size=3", "--seed=5", "--checkpoint=latest"])
@@ -67,7 +67,7 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
+def test_evaluation_of_a_run_is_reproduced(runs, tmp_path):
     """The key of the run gives the score of its last line, where its kernels are not to be had."""
     out = tmp_path / "new" / "again.json"
     _, config = earlier.read_any(evaluate.DOMAINS.values(), "run", str(runs["language"]))
@@ -89,7 +89,7 @@ def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
 
 
 @pytest.mark.parametrize("script", [evaluate, render], ids=lambda script: script.__name__)
-def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
+def test_best_checkpoint_is_described_as_shared_by_seeds(script, capsys):
     assert script.main(["--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "best is the one with the highest mean score over seeds" in shown
@@ -167,7 +167,7 @@ def test_a_figure_alone_is_written_to_a_file(tmp_path, capsys, name):
     assert "_a$_" in shown
 
 
-def test_a_profile_of_seeds_that_reach_the_best_score_stays_at_one():
+def test_profile_stays_at_one_for_best_scores():
     """Three of four seeds reach 500, and all of the second run: side by side, to the end."""
     runs = [
         plot.Run(name, [{"step": 1, "greedy_return": scores}], {}, "")
@@ -199,7 +199,7 @@ def drawn(monkeypatch):
     return panels
 
 
-def test_runs_on_one_environment_are_compared_without_a_word(tmp_path, capsys, drawn):
+def test_runs_on_one_environment_compare_without_note(tmp_path, capsys, drawn):
     paths = [
         fake_run(tmp_path / name, x, env="Acrobot-v1")
         for name, x in (("a", [1.0, 2.0]), ("b", [3.0, 4.0]))
@@ -228,7 +228,7 @@ def test_settings_that_differ_are_listed(tmp_path, capsys):
     assert err == "note: only 1 of 2 have tuned settings: ppo\n"
 
 
-def test_runs_on_different_environments_are_named_and_not_ranked(tmp_path, capsys, drawn):
+def test_runs_on_different_environments_are_not_ranked(tmp_path, capsys, drawn):
     settings = {
         "a": ([1.0, 2.0], "CartPole-v1"),
         "b": ([3.0, 4.0], "Acrobot-v1"),
@@ -250,7 +250,7 @@ def test_runs_on_different_environments_are_named_and_not_ranked(tmp_path, capsy
         "[3,",
         "4]",
         "3",
-    ]  # nothing is said of a seed on Acrobot being better than one on CartPole
+    ]  # a seed on Acrobot is not compared with a seed on CartPole
     assert "1.00 [0.39, 1.00]" in c
 
 
@@ -315,7 +315,7 @@ def test_what_cannot_be_compared_is_named(tmp_path, arguments, error, message):
 
 
 class Page(HTMLParser):
-    """What a browser would build: open tags, text, and sources of pictures."""
+    """Parsed page: open tags, text, and sources of pictures."""
 
     def __init__(self, text):
         super().__init__()
@@ -337,7 +337,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(tmp_path):
-    """Of two runs, one of which wrote what must not become HTML."""
+    """Writes a report of two runs; the second has texts that must not become HTML."""
     paths = [
         fake_run(tmp_path / name, scores) for name, scores in (("a", [1.0, 2.0]), ("b", [2.0, 2.5]))
     ]

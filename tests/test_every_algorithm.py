@@ -1,7 +1,7 @@
 """Every `--algorithm` of both scripts, in microbatches and with its rows over two devices.
 
-Those of the four from which the others are made run to their end; of the others all is traced,
-from the flags to what is written, loaded, evaluated and rendered, and nothing is compiled.
+Runs of the four algorithms from which the others are made are complete. Runs of the others are
+traced without compiling, from the flags to files, loading, evaluation and rendering.
 """
 
 import functools
@@ -55,7 +55,7 @@ SCRIPTS = {"control": launch.control, "language": launch.language}
 MICROBATCHES, DEVICES = "--config.num_microbatches=2", "--mesh=data:2"
 BOTH = [MICROBATCHES, DEVICES]
 VARIANTS = {"both": BOTH, "neither": [], "microbatches": [MICROBATCHES], "devices": [DEVICES]}
-# DAPO's on control is that of `test_a_wrapped_problem_is_evaluated_and_rendered_as_it_is`.
+# `test_wrapped_problem_is_evaluated_and_rendered` runs DAPO on control.
 TO_THE_END = [("ppo", "control"), ("trpo", "control"), ("grpo", "language")]
 
 
@@ -155,7 +155,7 @@ def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
     assert played.observation.shape == (1, 4, 4)
 
 
-def test_a_wrapped_problem_is_evaluated_and_rendered_as_it_is(tmp_path):
+def test_wrapped_problem_is_evaluated_and_rendered(tmp_path):
     """DAPO wraps its problem in dynamic sampling, whose surplus is part of the checkpoint."""
     assert (
         launch.control(

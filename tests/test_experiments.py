@@ -1,4 +1,4 @@
-"""What runs of both scripts write, also if they are stopped, extended, or resumed elsewhere.
+"""Files of runs of both scripts, also of stopped, extended and moved runs.
 
 Kills of their processes are in `test_kills`, in short in `test_interrupts`.
 """
@@ -167,9 +167,7 @@ def test_the_language_script_evaluates_samples_and_shows_some(runs):
     assert shown[0]["note"] == "answers are written lowest digit first"
 
 
-def test_a_run_that_was_stopped_resumed_and_extended_equals_the_uninterrupted_one(
-    runs, tmp_path, monkeypatch, capsys
-):
+def test_stopped_resumed_extended_run_equals_uninterrupted(runs, tmp_path, monkeypatch, capsys):
     update = Progress.update
 
     def stop(self, row, seconds_left):
@@ -191,11 +189,17 @@ def test_a_run_that_was_stopped_resumed_and_extended_equals_the_uninterrupted_on
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 320
 
 
-def test_going_on_under_other_versions_is_told_and_kept(runs, tmp_path, capsys):
-    out = shutil.copytree(runs / "control", tmp_path / "run")
-    stored = json.loads((out / "config.json").read_text())
+def with_older_jax(run, out, **settings):
+    """Copies a run as if an older version of JAX had made it."""
+    shutil.copytree(run, out)
+    stored = json.loads((out / "config.json").read_text()) | settings
     stored["resolved"]["versions"]["jax"] = "0.0.1"
     (out / "config.json").write_text(json.dumps(stored))
+    return out
+
+
+def test_resuming_under_other_versions_is_noted(runs, tmp_path, capsys):
+    out = with_older_jax(runs / "control", tmp_path / "run")
     assert launch.control(["--resume", f"--out={out}"]) == 0
     told = [
         line for line in capsys.readouterr().out.splitlines() if "in a changed environment" in line
@@ -207,18 +211,13 @@ def test_going_on_under_other_versions_is_told_and_kept(runs, tmp_path, capsys):
     assert [each["versions"]["jax"] for each in kept["before"]] == ["0.0.1"]
 
 
-def test_a_deterministic_run_does_not_go_on_under_other_versions(runs, tmp_path):
-    out = shutil.copytree(runs / "control", tmp_path / "run")
-    stored = json.loads((out / "config.json").read_text()) | {"deterministic": True}
-    stored["resolved"]["versions"]["jax"] = "0.0.1"
-    (out / "config.json").write_text(json.dumps(stored))
+def test_deterministic_run_refuses_other_versions(runs, tmp_path):
+    out = with_older_jax(runs / "control", tmp_path / "run", deterministic=True)
     before = snapshot(out)
-    with pytest.raises(
-        ConfigError, match=rf"^deterministic: promises .* jax: 0\.0\.1 → {jax.__version__}"
+    for given, message in (
+        ([], rf"promises .* jax: 0\.0\.1 → {jax.__version__}"),
+        (["--deterministic=false"], r"must be true, as in the run .* got false"),
     ):
-        launch.control(["--resume", f"--out={out}"])
-    with pytest.raises(
-        ConfigError, match=r"^deterministic: must be true, as in the run .* got false"
-    ):
-        launch.control(["--resume", "--deterministic=false", f"--out={out}"])
+        with pytest.raises(ConfigError, match=f"^deterministic: {message}"):
+            launch.control(["--resume", *given, f"--out={out}"])
     assert snapshot(out) == before

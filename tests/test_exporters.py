@@ -10,7 +10,7 @@ import threading
 import pytest
 import tiny
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from toy_run import WALK
+from toy_run import WALK, Silent
 
 from jaxrl_po import run
 from jaxrl_po.cli import launch
@@ -38,35 +38,31 @@ def events(folder):
                 yield event.step, value.tag, value.simple_value
 
 
-class Shown:
-    """A reporter that keeps what it is given."""
+class Own:
+    """An exporter that records its calls and empties its arguments."""
 
     def __init__(self):
-        self.lines, self.rows = [], []
-
-    def report(self, line):
-        self.lines.append(line)
-
-    def phase(self, name):
-        self.lines.append(name)
-
-    def update(self, row, seconds_left):
-        self.rows.append((row["step"], seconds_left))
-
-
-class Broken:
-    """An exporter whose disk is full after one line."""
-
-    def __init__(self):
-        self.written = 0
+        self.calls = []
 
     def begin(self, title, settings, folder):
-        pass
+        self.calls.append(("begin", title, dict(settings), folder))
+        settings.clear()
 
     def write(self, row):
-        if self.written:
+        self.calls.append(("write", dict(row)))
+        row.clear()
+
+    def close(self):
+        self.calls.append(("close",))
+
+
+class Broken(Own):
+    """An exporter whose disk is full after one row."""
+
+    def write(self, row):
+        if len(self.calls) > 1:
             raise OSError("no space left on device")
-        self.written += 1
+        super().write(row)
 
     def close(self):
         raise AssertionError("it was left out before")
@@ -78,100 +74,88 @@ ROWS = [
 ]
 
 
-def exporting(shown, exporter, settings=None, folder=None):
-    return exporters.Exporting(shown, [exporter], ("a run", settings or {}, folder))
+def exported(exporter, rows=ROWS, settings=None, folder=None):
+    """Returns the reporter of a run that exports rows, two seconds from its end."""
+    shown = Silent()
+    run_of = ("a run", settings or {}, folder)
+    with exporters.Exporting(shown, [exporter], run_of) as reporter:
+        reporter.phase("compiling")
+        for row in rows:
+            reporter.update(row, 2.0)
+    assert shown.phases == ["compiling"]
+    assert shown.seconds_left == [2.0] * len(rows)
+    assert [row["step"] for row in shown.rows] == [row["step"] for row in rows]
+    return shown
 
 
 def test_event_files_hold_what_is_finite(tmp_path):
-    with exporting(Shown(), exporters.TensorBoard(tmp_path)) as reporter:
-        for row in ROWS:
-            reporter.update(row, 1.0)
+    exported(exporters.TensorBoard(tmp_path))
     told = list(events(tmp_path))
-    assert [each for each in told if each[1] == "kl/mean"] == [
-        (0, "kl/mean", 0.0),
-        (8, "kl/mean", 4.0),
-        (16, "kl/mean", 8.0),
-    ]
+    means = [(step, value) for step, name, value in told if name == "kl/mean"]
+    assert means == [(0, 0.0), (8, 4.0), (16, 8.0)]
     assert {name for _, name, _ in told} == {"step", "iteration", "kl/seed_0", "kl/mean"}
 
 
 def test_a_resumed_run_hides_what_it_writes_again(tmp_path):
     for name, rows in (("first", ROWS), ("second", ROWS[1:])):
-        exporter = exporters.TensorBoard(tmp_path / name)
-        exporter.begin("a run", {}, None)
-        for row in rows:
-            exporter.write(row)
-        exporter.close()
+        exported(exporters.TensorBoard(tmp_path / name), rows)
     (second,) = (tmp_path / "second").iterdir()
     assert [
         event.step for event in records(second) if event.session_log.status == SessionLog.START
     ] == [8]
 
 
-def test_an_exporter_that_fails_is_told_and_the_run_goes_on(tmp_path):
-    shown, broken = Shown(), Broken()
-    with exporting(shown, broken, folder=tmp_path) as reporter:
-        reporter.phase("compiling")
-        for row in ROWS:
-            reporter.update(row, 2.0)
-    assert shown.rows == [(0, 2.0), (8, 2.0), (16, 2.0)]
-    assert shown.lines == [
-        "compiling",
-        (
-            "Broken failed with OSError: no space left on device; the run continues without it, "
-            "and metrics.jsonl has every line"
-        ),
+def test_failing_exporter_is_reported_and_run_continues(tmp_path):
+    assert exported(Broken(), folder=tmp_path).reported == [
+        "Broken failed with OSError: no space left on device; the run continues without it, "
+        "and metrics.jsonl has every line"
     ]
 
 
-class Hanging:
+class Hanging(Own):
     """An exporter whose service does not answer."""
 
     def __init__(self, what, until):
-        self._what, self._until = what, until
+        self._what, self._until, self.calls = what, until, []
 
-    def begin(self, title, settings, folder):
-        pass
+    def wait(self, what):
+        if self._what == what:
+            self._until.wait(5)
 
     def write(self, row):
-        if self._what == "write":
-            self._until.wait(5)
+        self.wait("write")
 
     def close(self):
-        if self._what == "close":
-            self._until.wait(5)
+        self.wait("close")
 
 
 @pytest.mark.parametrize(
     ("what", "said"), [("write", "answered for 0.1 s"), ("close", "finished within 0.1 s")]
 )
-def test_an_exporter_that_hangs_is_told_and_the_run_goes_on(monkeypatch, what, said):
+def test_hanging_exporter_is_reported_and_run_continues(monkeypatch, what, said):
     monkeypatch.setattr(exporters, "PATIENCE", 0.1)
-    shown, until = Shown(), threading.Event()
-    with exporting(shown, Hanging(what, until)) as reporter:
+    shown, until = Silent(), threading.Event()
+    run_of = ("a run", {}, None)
+    with exporters.Exporting(shown, [Hanging(what, until)], run_of) as reporter:
         for row in ROWS:
             reporter.update(row, 2.0)
             until.wait(0.06)
     until.set()
-    assert [step for step, _ in shown.rows] == [0, 8, 16]
-    [line] = shown.lines
+    assert [row["step"] for row in shown.rows] == [0, 8, 16]
+    [line] = shown.reported
     assert line.startswith(f"Hanging has not {said}; the run continues without it")
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_event_files_on_a_full_disk_end_no_run(tmp_path):
+def test_full_disk_of_event_files_ends_no_run(tmp_path):
     """More numbers than a file is buffered for, and a queue of tensorboardX holds."""
-    before, shown = resource.getrlimit(resource.RLIMIT_FSIZE), Shown()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     many = {"step": 0} | {f"x{i}": float(i) for i in range(500)}
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
-        with exporting(shown, exporters.TensorBoard(tmp_path)) as reporter:
-            for _ in range(3):
-                reporter.update(many, 2.0)
+        [line] = exported(exporters.TensorBoard(tmp_path), [many] * 3).reported
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert len(shown.rows) == 3
-    [line] = shown.lines
     assert line.startswith("TensorBoard failed with OSError: [Errno 27] File too large; the run")
 
 
@@ -215,12 +199,11 @@ def biases(monkeypatch):
     return install
 
 
-def test_a_resumed_run_goes_on_under_its_id_and_a_replaced_one_does_not(tmp_path, biases):
+def test_resumed_run_keeps_its_id_unless_overwritten(tmp_path, biases):
     fake = biases()
     exporter, settings = exporters.WeightsAndBiases("project"), {"script": "control", "seed": 0}
     for _ in range(2):
-        with exporting(Shown(), exporter, settings=settings, folder=tmp_path) as reporter:
-            reporter.update(ROWS[1], 1.0)
+        exported(exporter, ROWS[1:2], settings, tmp_path)
     with folder.claim(str(tmp_path), overwrite=True):
         exporter.begin("a run", settings, tmp_path)
     first, resumed, replaced = (begun["id"] for begun in fake.begun)
@@ -233,27 +216,18 @@ def test_a_resumed_run_goes_on_under_its_id_and_a_replaced_one_does_not(tmp_path
     ]
 
 
-def test_a_service_that_does_not_answer_ends_no_run(biases):
+def test_unreachable_service_ends_no_run(biases):
     biases(ConnectionError("no route to host"))
-    shown = Shown()
-    with exporting(shown, exporters.WeightsAndBiases("project")) as reporter:
-        for row in ROWS:
-            reporter.update(row, 1.0)
-    assert [step for step, _ in shown.rows] == [0, 8, 16]
-    assert len(shown.lines) == 1
-    assert shown.lines[0].startswith(
-        "WeightsAndBiases failed with ConnectionError: no route to host; the run continues"
-    )
+    [line] = exported(exporters.WeightsAndBiases("project")).reported
+    trouble = "WeightsAndBiases failed with ConnectionError: no route to host"
+    assert line.startswith(f"{trouble}; the run continues")
 
 
-def test_weights_and_biases_keeps_a_run_that_is_sent_later(tmp_path, monkeypatch):
+def test_weights_and_biases_stores_offline_runs(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    exporter = exporters.WeightsAndBiases("jaxrl_po")
-    exporter.begin("a run", {"seed": 0}, tmp_path)
-    for row in ROWS:
-        exporter.write(row)
-    exporter.close()
+    shown = exported(exporters.WeightsAndBiases("jaxrl_po"), ROWS, {"seed": 0}, tmp_path)
+    assert shown.reported == []
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
@@ -273,24 +247,6 @@ class Own:
         path = pathlib.Path(__file__).with_suffix(".json")
         path.write_text(json.dumps([*self.calls, ["close"]]))
 """
-
-
-class Own:
-    """An exporter that keeps its calls, and spoils what it is given."""
-
-    def __init__(self):
-        self.calls = []
-
-    def begin(self, title, settings, folder):
-        self.calls.append(("begin", title, dict(settings), folder))
-        settings.clear()
-
-    def write(self, row):
-        self.calls.append(("write", dict(row)))
-        row.clear()
-
-    def close(self):
-        self.calls.append(("close",))
 
 
 def train(iterations=3, **options):

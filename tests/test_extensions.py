@@ -1,8 +1,8 @@
 """A method, memory, suite, task, reward and flag of the user's, each in a file of its own."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from scripts import python
 
 TESTS = Path(__file__).parent
 FILES = {
@@ -178,11 +178,6 @@ print("all extended")
 def test_each_extension_is_one_file(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\nsys.path.append({str(TESTS)!r})\n{PROCESS}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    code = f"import sys\nsys.path.append({str(TESTS)!r})\n{PROCESS}"
+    done = python("-c", code, cwd=tmp_path)
     assert done.stdout.endswith("all extended\n"), done.stderr[-4000:]

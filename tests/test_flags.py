@@ -110,7 +110,7 @@ def test_switches(text, value):
         ("stray", "'stray' is not a flag; write --name=value"),
     ],
 )
-def test_bad_input_names_the_flag_and_what_would_be_right(argument, message):
+def test_bad_input_names_flag_and_remedy(argument, message):
     with pytest.raises(UsageError if argument == "stray" else ConfigError) as caught:
         flags.parse([argument], SECTIONS)
     assert str(caught.value).startswith(message)
@@ -128,7 +128,7 @@ def test_a_missing_value_is_one_line():
     assert "\n" not in str(caught.value)
 
 
-def test_stored_values_stand_in_for_flags_that_are_not_given():
+def test_stored_values_replace_missing_flags():
     stored = {
         "total_steps": 9,
         "config.gamma": 0.25,
@@ -141,7 +141,7 @@ def test_stored_values_stand_in_for_flags_that_are_not_given():
     assert records["config"] == Config(gamma=0.25, hidden=(8,), learning_rate=0.2)
 
 
-def test_a_stored_number_in_place_of_a_list_is_named():
+def test_stored_number_instead_of_list_is_named():
     with pytest.raises(ConfigError, match=r"^config\.hidden: must be of type tuple, got 8$"):
         merged([], stored={"config.hidden": 8})
 
@@ -150,11 +150,11 @@ def test_a_script_has_defaults_of_its_own():
     defaults = {"total_steps": 9, "config.gamma": 0.25, "config.early_stop": True}
     records = merged(["--config.gamma=0.75"], stored={"config.early_stop": False}, preset=defaults)
     assert records[""].total_steps == 9
-    assert records["config"].gamma == 0.75  # what is given comes first
-    assert records["config"].early_stop is False  # then what is stored
+    assert records["config"].gamma == 0.75  # flags come first
+    assert records["config"].early_stop is False  # then stored values
 
 
-def test_a_default_of_a_script_without_effect_does_not_apply():
+def test_script_default_without_effect_does_not_apply():
     defaults = {"config.early_stop": True, "config.target_kl": 0.5}
     assert merged([], preset=defaults)["config"] == Config(early_stop=True, target_kl=0.5)
     off = ["--config.early_stop=false"]
@@ -181,7 +181,7 @@ def test_flatten_is_the_inverse_of_parsing():
     )
 
 
-def test_help_lists_every_field_with_unit_range_and_default():
+def test_help_lists_fields_with_unit_range_default():
     text = flags.usage("control.py", "Trains.", SECTIONS)
     for name, value in flags.flatten({"": Options(), "config": Config()}).items():
         assert f"  --{name}={errors.shown(value)}\n" in text
@@ -198,7 +198,7 @@ def test_lookup_suggests_the_nearest():
         errors.lookup("algorithm", "zzzz", {"ppo": 1, "trpo": 2})
 
 
-def test_located_gives_a_field_the_prefix_of_its_section():
+def test_located_error_has_the_prefix_of_its_section():
     error = flags.located(ConfigError("gamma", "must fit total_steps"), SECTIONS)
     assert (error.field, error.message) == ("config.gamma", "must fit total_steps")
     for field in ("total_steps", "config.gamma", "env"):

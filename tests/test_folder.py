@@ -43,7 +43,7 @@ def test_a_folder_that_was_only_claimed_is_free(tmp_path):
 
 @pytest.fixture
 def begun(tmp_path):
-    """What an interrupt leaves while the programs compile."""
+    """Folder of a run that was interrupted while its programs compiled."""
     folder.write_settings(tmp_path, {"script": "control", "seed": 3})
     (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
     (tmp_path / "metrics.jsonl").write_text('{"iterat')
@@ -51,7 +51,7 @@ def begun(tmp_path):
     return tmp_path
 
 
-def test_a_run_that_was_only_begun_does_not_block_the_same_command(begun):
+def test_run_without_lines_does_not_block_same_command(begun):
     assert inspect(begun) == {}
     found = {"format": 1, "script": "control", "seed": 3, "out": str(begun)}
     assert inspect(begun, resume=True) == found
@@ -92,7 +92,7 @@ def test_resuming_reads_the_config(used):
     assert inspect(used, overwrite=True) == {}
 
 
-def test_the_flags_of_a_start_are_not_taken_over(used):
+def test_flags_of_an_unfinished_start_are_dropped(used):
     (used / folder.CONFIG).write_text(
         '{"seed": 3, "overwrite": true, "resume": true, "distributed": true, "process_id": 1}'
     )
@@ -152,7 +152,7 @@ def test_overwriting_removes_the_run_and_nothing_else(used):
         assert sorted(path.name for path in used.iterdir()) == [".lock", "notes.txt"]
 
 
-def test_overwriting_removes_links_and_not_what_they_lead_to(used, tmp_path_factory):
+def test_overwriting_removes_links_and_keeps_their_targets(used, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("scratch")
     (elsewhere / "3").mkdir()
     (used / "checkpoints").rmdir()
@@ -165,7 +165,7 @@ def test_overwriting_removes_links_and_not_what_they_lead_to(used, tmp_path_fact
     assert list(elsewhere.iterdir()) == [elsewhere / "3"]
 
 
-def test_what_cannot_be_deleted_is_named_and_the_folder_is_still_that_of_a_run(used, monkeypatch):
+def test_undeletable_file_is_named_and_folder_stays(used, monkeypatch):
     (used / "checkpoints" / "3").write_text("")
 
     unlink = os.unlink
@@ -197,7 +197,7 @@ def test_overwriting_empties_a_mount_point(used, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/latest"])
-def test_a_link_that_leads_nowhere_is_not_written_through(used, tmp_path_factory, name):
+def test_dangling_link_is_not_written_through(used, tmp_path_factory, name):
     (used / "checkpoints" / "latest").mkdir()
     place = tmp_path_factory.mktemp("place")
     out, away = place / "run", place / "away"
@@ -235,7 +235,7 @@ def test_two_runs_cannot_hold_one_folder(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capsys, number):
+def test_file_system_without_locks_is_noted_and_used(tmp_path, monkeypatch, capsys, number):
     monkeypatch.setattr(folder.fcntl, "flock", refusal(number))
     with folder.claim(str(tmp_path), overwrite=False):
         pass

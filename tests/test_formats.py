@@ -1,4 +1,4 @@
-"""The promise of docs/save_and_load.md: what version 0.4 wrote is read; another format is named.
+"""The promise of docs/save_and_load.md: files of version 0.4 are read; other formats are named.
 
 `run_of_0_4.tar.xz` is the folder of
 
@@ -42,17 +42,22 @@ from jaxrl_po.types import ActorCritic, TrainState
 KEPT = Path(__file__).parent / "run_of_0_4.tar.xz"
 SUM_OF_SQUARES = 17.0158  # of the policy's parameters, as they were when the folder was written
 OPTIMIZERS = Path(__file__).parent / "optimizers_of_0_4.tar.xz"
-RESUMED = 17.05767  # the same of `adamw` where 0.4 went on to 256 steps
+RESUMED = 17.05767  # squares of the `adamw` policy that version 0.4 trained to 256 steps
+
+
+def unpacked(path, folder):
+    """Unpacks an archive; returns its folder."""
+    with tarfile.open(path) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / path.name.removesuffix(".tar.xz")
 
 
 @pytest.fixture
 def kept(tmp_path):
-    with tarfile.open(KEPT) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / "run_of_0_4"
+    return unpacked(KEPT, tmp_path)
 
 
-def test_a_run_of_0_4_is_loaded_evaluated_drawn_and_resumed(kept, tmp_path):
+def test_version_04_run_is_loaded_evaluated_drawn_resumed(kept, tmp_path):
     policy = run.load(kept, checkpoint="latest")
     np.testing.assert_allclose(squares(policy.params), SUM_OF_SQUARES, rtol=1e-3)
     assert policy.act(jnp.zeros(4)) in (0, 1)
@@ -65,7 +70,7 @@ def test_a_run_of_0_4_is_loaded_evaluated_drawn_and_resumed(kept, tmp_path):
 
 
 @pytest.mark.usefixtures("no_compilation")
-def test_a_removed_setting_is_one_line_unless_at_its_default(kept):
+def test_removed_setting_is_refused_unless_default(kept):
     stored = json.loads((kept / "config.json").read_text())
 
     def told(reproducible):
@@ -83,9 +88,7 @@ def test_a_removed_setting_is_one_line_unless_at_its_default(kept):
 
 @pytest.fixture
 def optimizers(tmp_path):
-    with tarfile.open(OPTIMIZERS) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / "optimizers_of_0_4"
+    return unpacked(OPTIMIZERS, tmp_path)
 
 
 def squares(params):
@@ -93,7 +96,7 @@ def squares(params):
 
 
 def restored(folder, **fields):
-    """What the checkpoint holds, by name, and the state of today that is made of it."""
+    """Returns the arrays of the checkpoint by name, and the current state made of them."""
     env, network = gymnax.make("CartPole-v1")[0], control.NetworkSettings(width=4, depth=1)
     problem = control.make_problem(env, num_envs=4, num_steps=16, network=network)
     sizes = {"num_minibatches": 2, "num_epochs": 1, "learning_rate": 1e-3}
@@ -104,7 +107,7 @@ def restored(folder, **fields):
         return store.read(2), store.load(like)[1]
 
 
-def test_the_count_of_a_cosine_of_0_4_is_dropped(optimizers):
+def test_cosine_count_of_version_04_is_dropped(optimizers):
     """Its moments of one leaf per parameter become the flat ones of the method's own Adam."""
     held, state = restored(optimizers / "cosine", schedule="cosine", decay_iterations=4)
     assert held[".opt_state[2].count"] == held[".opt_state[1][0].count"] == 4
@@ -119,7 +122,7 @@ def test_the_count_of_a_cosine_of_0_4_is_dropped(optimizers):
             assert np.any(former)
 
 
-def test_moments_of_a_named_optimizer_of_0_4_are_kept(optimizers):
+def test_moments_of_version_04_optimizers_are_kept(optimizers):
     held, state = restored(optimizers / "adamw", optimizer="adamw")
     former = {name: array for name, array in held.items() if name.startswith(".opt_state")}
     now = checkpoint.to_host(state)
@@ -127,7 +130,7 @@ def test_moments_of_a_named_optimizer_of_0_4_are_kept(optimizers):
         np.testing.assert_array_equal(now[name], array)
 
 
-def test_muon_of_0_4_starts_again_where_adam_takes_over(optimizers):
+def test_muon_of_version_04_restarts_its_adam(optimizers):
     """It took the input layer and the heads; a network of one layer has no hidden matrix."""
     held, state = restored(optimizers / "muon", optimizer="muon")
     inner = state.opt_state[1].inner_states
@@ -154,8 +157,8 @@ def rms(transformation):
 @pytest.mark.parametrize("size", [0, 2**20], ids=["leaves", "flat"])
 @pytest.mark.parametrize("of_policy", [False, True], ids=["joint", "policy"])
 @pytest.mark.parametrize("swept", [False, True], ids=["alone", "swept"])
-def test_a_cosine_of_0_4_has_the_moments_of_today(name, size, of_policy, swept):
-    """With actor and critic or the policy alone, large or small, alone or with swept settings."""
+def test_cosine_of_version_04_has_current_moments(name, size, of_policy, swept):
+    """Covers actor and critic or the policy alone, both sizes, and swept settings."""
     params = ActorCritic({"b": jnp.ones((2, 3)), "a": jnp.full(4, 2.0)}, {"c": jnp.ones((3, 1))})
     trained = params.policy if of_policy else params
     cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, 9))
@@ -182,14 +185,14 @@ def test_optimizers_of_0_4_load_and_resume(optimizers, name):
     assert [row["iteration"] for row in resumed.rows] == [0, 1, 2, 3, 4]
 
 
-def test_a_named_optimizer_of_0_4_goes_on_as_before(optimizers):
+def test_named_optimizer_of_version_04_resumes_identically(optimizers):
     run.resume(optimizers / "adamw", total_steps=256)
     policy = run.load(optimizers / "adamw", checkpoint="latest")
     np.testing.assert_allclose(squares(policy.params), RESUMED, rtol=1e-4)
 
 
 def test_a_policy_loads_without_its_optimizer_state(kept, monkeypatch):
-    """An optimizer of another structure, as that of a later version, is not read."""
+    """The state of an optimizer with another structure, as in a later version, is not read."""
     latest = kept / "checkpoints" / "latest"
     with checkpoint.Store(latest) as store:
         arrays = store.read(2)
@@ -210,9 +213,7 @@ def test_a_policy_loads_without_its_optimizer_state(kept, monkeypatch):
         (None, r"config\.json has no format number, as before version 0\.4, and jaxrl_po"),
     ],
 )
-def test_a_folder_of_another_format_is_named_and_left_as_it_is(
-    kept, no_compilation, number, message
-):
+def test_folder_of_another_format_is_left_unchanged(kept, no_compilation, number, message):
     settings = json.loads((kept / "config.json").read_text()) | {"format": number}
     if number is None:
         del settings["format"]
@@ -241,7 +242,7 @@ def test_what_an_older_version_began_blocks_a_folder(kept):
         run.train(run.Experiment(env="CartPole-v1", out=str(kept)))
 
 
-def test_a_checkpoint_of_a_later_format_is_named_and_kept(tmp_path, monkeypatch):
+def test_checkpoint_of_a_later_format_is_retained(tmp_path, monkeypatch):
     state = {"w": jnp.ones(2)}
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMATS", (1, 2))

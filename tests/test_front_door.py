@@ -1,9 +1,8 @@
-"""What a newcomer meets first: the command, files of their own, errors of a contract."""
+"""First steps of a newcomer: the command, user files, and errors of a contract."""
 
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import tiny
 from flax import linen as nn
 from probes import MatchCue
+from scripts import python
 
 from jaxrl_po import __main__ as command_line
 from jaxrl_po import control
@@ -106,9 +106,7 @@ def test_the_command_lists_its_commands(capsys):
     ],
     ids=["module", "script"],
 )
-def test_a_command_is_the_same_from_the_module_and_from_its_script(
-    begin, request, monkeypatch, capfd
-):
+def test_module_and_script_are_the_same_command(begin, request, monkeypatch, capfd):
     """In a process of its own: `test_script_flags`."""
     command = ["plot"] if request.node.callspec.id == "module" else []
     monkeypatch.setattr(sys, "argv", ["", *command])
@@ -127,20 +125,13 @@ OURS = sorted(path for path in EXPERIMENTS.rglob("*.py") if path.parent.name != 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
 def test_every_script_starts_as_a_user_starts_it(path, tmp_path):
-    """From another folder, with nothing on the path but what Python puts there."""
+    """The script runs in another folder, with Python's default path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, str(path), "--help"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(path, "--help", cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
 
 
-def test_an_interrupt_while_all_is_loaded_is_one_line(monkeypatch, capsys):
+def test_interrupt_during_imports_is_one_line(monkeypatch, capsys):
     def interrupted(main):
         raise KeyboardInterrupt
 
@@ -151,32 +142,22 @@ def test_an_interrupt_while_all_is_loaded_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted: nothing was started\n"
 
 
-def test_a_backend_of_matplotlib_that_is_not_there_is_named(tmp_path):
+def test_unknown_matplotlib_backend_is_named(tmp_path):
     """In a process of its own, with as much of matplotlib as looks at it."""
     (tmp_path / "matplotlib.py").write_text("raise ValueError('bogus is not a valid backend')")
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxrl_po", "plot"],
-        env={**os.environ, "MPLBACKEND": "bogus", "PYTHONPATH": f"{tmp_path}:{EXPERIMENTS.parent}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    paths = f"{tmp_path}:{EXPERIMENTS.parent}"
+    environment = {**os.environ, "MPLBACKEND": "bogus", "PYTHONPATH": paths}
+    done = python("-m", "jaxrl_po", "plot", env=environment)
     assert done.returncode == 2
     assert done.stderr == "error: MPLBACKEND=bogus: bogus is not a valid backend\n"
 
 
-def test_a_system_without_forks_is_told_what_is_missing():
+def test_system_without_fork_is_refused():
     """In a process of its own, which takes its system for Windows from there on."""
     code = (
         "import os, pathlib; from jaxrl_po import __main__; os.name = 'nt'; __main__.entry('plot')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(EXPERIMENTS.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", code, env={**os.environ, "PYTHONPATH": str(EXPERIMENTS.parent)})
     assert done.returncode == 2
     assert done.stderr.startswith("error: jaxrl_po.run needs fork, setsid and fcntl")
     assert "WSL" in done.stderr
@@ -184,7 +165,7 @@ def test_a_system_without_forks_is_told_what_is_missing():
 
 
 @pytest.mark.slow
-def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
+def test_user_environment_is_learned(files):
     env, out = f"--env={files / 'mine.py'}:Corridor", files / "run"
     arguments = [*tiny.CONTROL, env, "--config.learning_rate=0.05", f"--out={out}"]
     assert launch.control(arguments) == 0
@@ -214,9 +195,7 @@ def test_a_picture_that_fails_fails_no_run(seeds, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
-    files, monkeypatch, capsys
-):
+def test_user_environment_is_found_from_another_folder(files, monkeypatch, capsys):
     env, out = "--env=mine.py:Corridor", f"--out={files / 'run'}"
     monkeypatch.chdir(files)
     first = [*tiny.CONTROL, "--total_steps=32", env, out, "--deterministic"]
@@ -260,7 +239,7 @@ def test_a_sweep_survives_a_picture_that_fails(files, monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_task_of_ones_own_is_trained_and_starts_another_run(files, capsys):
+def test_user_task_trains_and_starts_another_run(files, capsys):
     task = f"--task={files / 'tasks.py'}:one_digit"
     left_out = ("--task.", "--warm_start.", "--show", "--eval_samples", "--total_steps")
     small = [flag for flag in tiny.LANGUAGE if not flag.startswith(left_out)]
@@ -285,16 +264,12 @@ def test_a_task_of_ones_own_is_trained_and_starts_another_run(files, capsys):
             "mine.py:broken",
             r"^env: \S+: IndexError: list index out of range \(\S+mine.py, line 45\)",
         ),
+        (f"{'a' * 300}.py:f", "there is no file"),
     ],
 )
 def test_what_a_file_lacks_is_named(files, source, message):
     with pytest.raises(ConfigError, match=message):
         user_code.make("env", str(files / source))
-
-
-def test_a_file_whose_name_is_too_long_is_not_there():
-    with pytest.raises(ConfigError, match="there is no file"):
-        user_code.make("env", f"{'a' * 300}.py:f")
 
 
 @pytest.mark.parametrize(
@@ -347,22 +322,16 @@ class NoSpace(MatchCue):
     action_space = None
 
 
-class Logits(nn.Module):
+class Outputs(nn.Module):
+    """Logits, a column of values, or a policy with such a column."""
+
+    kind: str
+
     @nn.compact
     def __call__(self, observation):
-        return nn.Dense(2)(observation)
-
-
-class Column(nn.Module):
-    @nn.compact
-    def __call__(self, observation):
-        return nn.Dense(1)(observation)
-
-
-class Both(nn.Module):
-    @nn.compact
-    def __call__(self, observation):
-        return Categorical(nn.Dense(2)(observation)), nn.Dense(1)(observation)
+        logits, column = nn.Dense(2)(observation), nn.Dense(1)(observation)
+        both = Categorical(logits), column
+        return {"logits": logits, "column": column, "both": both}[self.kind]
 
 
 @pytest.mark.parametrize(
@@ -374,13 +343,17 @@ class Both(nn.Module):
         (NoSpace(), {}, "NoSpace lacks action_space"),
         (gymnax.make("CartPole-v1"), {}, r"as in gymnax.make\(name\)\[0\]"),
         (object(), {}, "env: must have the interface of gymnax >= 1.0; object lacks reset, step"),
-        (MatchCue(), {"policy": Logits()}, r"wrap logits as jaxrl_po.distributions.Categorical"),
         (
             MatchCue(),
-            {"critic": Column()},
+            {"policy": Outputs("logits")},
+            r"wrap logits as jaxrl_po.distributions.Categorical",
+        ),
+        (
+            MatchCue(),
+            {"critic": Outputs("column")},
             r"one value for each observation.*drop a last axis of 1",
         ),
-        (MatchCue(), {"actor_critic": Both()}, r"one value for each observation"),
+        (MatchCue(), {"actor_critic": Outputs("both")}, r"one value for each observation"),
     ],
 )
 def test_errors_of_a_contract_name_the_remedy(env, modules, message):
@@ -418,7 +391,7 @@ class Endless:
 @pytest.mark.parametrize(
     ("values", "message"), [(6, "add max_steps_in_episode"), (5, "got 5 values")]
 )
-def test_an_evaluation_needs_a_bound_and_a_wrong_step_is_said_first(values, message):
+def test_evaluation_needs_step_limit_after_valid_step(values, message):
     problem = control.make_problem(Endless(), num_envs=2, num_steps=2)
     with pytest.raises(ConfigError, match=message):
         control.make_evaluate(Endless(values), problem)
@@ -466,9 +439,9 @@ def test_a_sweep_keeps_its_programs_as_well(tmp_path, monkeypatch):
 
 
 def test_tuned_settings_are_named_and_stored(tmp_path, capsys, written_down):
-    arguments = [*tiny.CONTROL, "--algorithm=trpo", "--config.value_minibatches=1"]
-    arguments = [flag for flag in arguments if "num_minibatches" not in flag]
-    arguments = [flag for flag in arguments if "num_epochs" not in flag]
+    of_ppo = ("--config.num_minibatches", "--config.num_epochs")
+    arguments = [flag for flag in tiny.CONTROL if not flag.startswith(of_ppo)]
+    arguments += ["--algorithm=trpo", "--config.value_minibatches=1"]
     written_down(launch.control, [*arguments, f"--out={tmp_path / 'run'}"])
     stored = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]["tuned"]
     assert stored

@@ -33,7 +33,7 @@ METHODS = {
 
 
 def with_base(problem):
-    """The problem with its policy as an adapter: what is trained is added to a frozen base."""
+    """Returns the problem with its policy as an adapter: trained factors over a frozen base."""
 
     def init(key):
         params, collector = problem.init(key)
@@ -121,9 +121,7 @@ def drawn(problem):
         pytest.param("", id="as a user has them"),
     ],
 )
-def test_a_checkpoint_holds_no_frozen_parameters_and_a_resumed_run_has_them(
-    tmp_path, monkeypatch, flags
-):
+def test_checkpoint_omits_frozen_parameters_and_resume_restores_them(tmp_path, monkeypatch, flags):
     if flags is not None:
         monkeypatch.setenv("XLA_FLAGS", flags)  # programs are compiled with more effort than here
     learner = over_seeds(METHODS["ppo"](drawn(PLAIN)), 2)
@@ -148,7 +146,7 @@ def test_a_checkpoint_holds_no_frozen_parameters_and_a_resumed_run_has_them(
 
 
 @pytest.mark.parametrize("placement", [Placement(2, 1, 1), Placement(2, 2, 1)])
-def test_a_base_that_depends_on_the_key_is_refused(placement):
+def test_base_that_depends_on_key_is_refused(placement):
     def init(key):
         params, collector = PLAIN.init(key)
         return params._replace(frozen=jax.random.normal(key, (3,))), collector

@@ -78,6 +78,7 @@ CHANGED: dict[str, list[object]] = {
     ]
 }
 ADDED = {"tuned", "exporter", "surrogate", "advantage", "optimizer", "actor_critic"}
+ADDED |= {"by", "title", "labels"}
 REMOVED: set[str] = set()  # by their former names
 
 TRAINED = {"control": control_command, "language": language_command}

@@ -39,7 +39,7 @@ def test_running_moments_by_hand():
     )
 
 
-def test_without_decay_all_outcomes_count_alike_and_with_full_decay_only_the_last():
+def test_decay_weighs_all_outcomes_or_only_the_last():
     outcomes = np.array([3.8, 5.2, 6.1, 6.1])
     _, two = after_two_visits(1.0)
     np.testing.assert_allclose([x[1] for x in two], [4, outcomes.mean(), outcomes.var()], rtol=1e-5)
@@ -73,7 +73,7 @@ def test_equal_outcomes_are_exactly_zero_until_one_differs():
     assert (np.asarray(relative(running, ones, stratum[:2])) > 1.0).all()
 
 
-def test_outcomes_that_are_no_numbers_are_left_out_and_still_seen():
+def test_nan_outcomes_are_left_out_and_counted():
     outcome = jnp.array([1.0, jnp.nan, 0.0, jnp.inf])
     running = observe(nothing(2), outcome, jnp.array([0, 0, 0, 1]), decay=0.9)
     np.testing.assert_allclose(running, [[2, 0], [0.5, 0], [0.25, 0]])
@@ -134,7 +134,7 @@ def test_extra_samples_enter_the_statistics_and_nothing_else():
     assert float(metrics["signal"].count) == mask.sum()
 
 
-def test_the_root_of_the_trained_members_weighs_the_surrogate():
+def test_root_of_trained_members_weighs_surrogate():
     plain, _ = gradient_of(PLAIN)
     same(
         gradient_of(dataclasses.replace(PLAIN, group_divisor="root_size"))[0], plain, np.sqrt(SIZE)
@@ -148,7 +148,7 @@ def test_the_root_of_the_trained_members_weighs_the_surrogate():
 
 
 def test_fresh_strata_are_plain_grpo():
-    """With a stratum per group the first iteration is that of GRPO; a second visit differs."""
+    """A stratum per group gives GRPO's first iteration; a second visit differs."""
     apart = PROBLEM._replace(collect=lambda *args: number_groups(*args), strata=GROUPS)
     running = dataclasses.replace(PLAIN, running_statistics=True)
     same(gradient_of(running, apart)[0], gradient_of(PLAIN)[0])
@@ -192,7 +192,7 @@ def test_with_running_statistics_a_group_may_be_alone():
     assert np.isfinite(state.collector.replicated["outcome_statistics"].variance).all()
 
 
-def test_dynamic_sampling_decides_with_the_extra_samples_and_leaves_no_strata():
+def test_dynamic_sampling_uses_extra_samples_without_strata():
     sparse = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=False)
     chosen = dynamic_sampling(sparse, 20)
     learner = grpo.make(grpo.Config(extra_samples=2), chosen)
@@ -224,7 +224,7 @@ def test_strata_of_addition_are_carries():
         assert int(TASK.stratum((jnp.uint32(a), jnp.uint32(b)))) == carries < TASK.strata
 
 
-def test_a_finite_set_is_the_same_few_prompts_for_ever_and_holds_nothing_out():
+def test_finite_set_repeats_prompts_and_holds_nothing_out():
     few = language.tasks.finite(TASK, 5)
     prompts = jax.jit(jax.vmap(lambda key: few.sample(key, False)))(
         jax.random.split(jax.random.key(0), 200)
@@ -251,7 +251,7 @@ def test_a_finite_set_is_the_same_few_prompts_for_ever_and_holds_nothing_out():
         language.tasks.finite(TASK, 0)
 
 
-def test_the_batch_of_a_finite_set_names_its_prompts():
+def test_finite_set_batch_names_its_prompts():
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
         TASK.tokenizer.size
     )

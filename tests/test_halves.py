@@ -1,5 +1,6 @@
 """A step in two halves with a Python reward between them, against one program with a verifier."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import tabular_problem
-from toy_run import train_job
+from scripts import lines
+from toy_run import Silent, train_job
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo
@@ -21,7 +23,6 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.seeds import over_seeds
 from jaxrl_po.run.loop import runner, signals
 from jaxrl_po.run.store.checkpoint import Store
-from jaxrl_po.run.store.metrics import read
 
 HERE = Path(__file__).parent / "reward_functions.py"
 TASK = language.tasks.addition(1)
@@ -55,33 +56,11 @@ def job(rewarded=None, **changes):
     )
 
 
-class Silent:
-    def __init__(self):
-        self.reported = []
-
-    def report(self, line):
-        self.reported.append(line)
-
-    def phase(self, name):
-        pass
-
-    def update(self, row, seconds_left):
-        pass
-
-
 def run(path, name="", resume=False, reporter=None, **changes):
     path.mkdir(exist_ok=True)
-    if not name:
-        return runner.run(job(**changes), path, reporter or Silent(), resume=resume)
-    with HostScore([Reward(f"{HERE}:{name}")], TASK) as rewarded:
+    scored = HostScore([Reward(f"{HERE}:{name}")], TASK) if name else contextlib.nullcontext()
+    with scored as rewarded:
         return runner.run(job(rewarded, **changes), path, reporter or Silent(), resume=resume)
-
-
-def lines(path):
-    return [
-        {k: v for k, v in row.items() if not k.startswith("time/")}
-        for row in read(path / "metrics.jsonl")
-    ]
 
 
 def words(state):
@@ -139,18 +118,16 @@ def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored, 
     assert lines(tmp_path) == lines(scored[0])
 
 
-def test_a_failure_in_the_middle_is_scored_0_and_told(tmp_path, scored):
+def test_later_failure_scores_0_and_is_reported(tmp_path, scored):
     reporter = Silent()
     run(tmp_path, "forgets", reporter=reporter)
     failures = [row["reward_failures"] for row in lines(tmp_path)[1:]]
-    assert failures == [
-        [0.5, 0.5],
-        [1.0, 1.0],
-    ]  # the second of the two iterations of the first line, then all
+    # The second of the two iterations of the first line, then all.
+    assert failures == [[0.5, 0.5], [1.0, 1.0]]
     assert sum("forgets raised KeyError: 'forgotten'" in line for line in reporter.reported) == 1
 
 
-def test_a_failure_on_the_first_batch_ends_the_run_and_keeps_what_there_was(tmp_path, scored):
+def test_first_failure_ends_run_and_keeps_folder(tmp_path, scored):
     with pytest.raises(RewardError, match=r"reward_functions\.py:raises raised ZeroDivisionError"):
         run(tmp_path, "raises")
     with Store(tmp_path / "checkpoints" / "latest") as latest:
@@ -194,7 +171,7 @@ def tabular():
     return state, learner, jax.jit(learner.sample), jax.jit(learner.update)
 
 
-def test_a_step_is_the_composition_of_sample_and_update():
+def test_step_composes_sample_and_update():
     state, learner, sample, update = tabular()
     composed = update(*sample(state))
     whole = jax.jit(learner.step)(state)
@@ -253,7 +230,7 @@ def test_keeping_only_informative_groups_needs_no_score_inside():
     assert float(metrics["signal"].count) == float(jnp.sum(batch.mask[4:]))
 
 
-def test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it():
+def test_task_data_reaches_the_scorer_unchanged():
     """A solution of countdown is as long as a completion may be, and no mask hides a part of it."""
     task = language.tasks.countdown(2, max_number=9)
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=2, mlp_width=8).build(

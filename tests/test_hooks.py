@@ -1,10 +1,11 @@
-"""`on_row`: what it gets, what it adds, and how it ends a run."""
+"""`on_row`: its argument, the numbers it adds, and how it ends a run."""
 
 import json
 import traceback
 
 import pytest
-from toy_run import SEEDS, Silent, bits, job, lines
+from scripts import lines
+from toy_run import SEEDS, Silent, bits, job
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.loop import progress, runner
@@ -23,7 +24,7 @@ def saved(path, like):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run whose hook adds two numbers, and empties what it is given."""
+    """Run whose hook adds two numbers and empties its argument."""
     path, seen = tmp_path_factory.mktemp("whole"), []
 
     def on_row(row):
@@ -36,7 +37,7 @@ def whole(tmp_path_factory):
     return path, seen, run(path, on_row)
 
 
-def test_a_hook_gets_each_line_and_may_add_numbers(whole):
+def test_hook_gets_each_row_and_adds_numbers(whole):
     path, seen, outcome = whole
     assert [row["iteration"] for row in seen] == [0, 5, 10, 15, 20, 23]
     assert [row["iteration"] for row in seen if "greedy_return" in row] == [0, 10, 20, 23]
@@ -51,7 +52,7 @@ def test_a_hook_gets_each_line_and_may_add_numbers(whole):
     assert outcome.stopped == ""
 
 
-def test_a_hook_ends_a_run_saved_and_evaluated_and_it_goes_on(whole, tmp_path):
+def test_hook_ends_run_saved_evaluated_and_resumable(whole, tmp_path):
     path, _, outcome = whole
 
     def on_row(row):
@@ -70,7 +71,7 @@ def test_a_hook_ends_a_run_saved_and_evaluated_and_it_goes_on(whole, tmp_path):
         assert alone.items() <= row.items()
 
 
-def test_an_error_of_a_hook_is_its_own_and_what_was_trained_is_saved(whole, tmp_path):
+def test_error_of_hook_is_raised_after_saving(whole, tmp_path):
     def on_row(row):
         return {} if row["iteration"] < 10 else {"ratio": 1 / (row["iteration"] - 10)}
 

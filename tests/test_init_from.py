@@ -25,7 +25,7 @@ def earlier(finished, tmp_path_factory):
     return finished("language", tmp_path_factory.mktemp("earlier") / "run")
 
 
-def test_every_seed_starts_where_the_first_of_the_earlier_run_stopped(earlier):
+def test_every_seed_starts_from_earlier_first_seed(earlier):
     config = settings.parse(script, [*SMALL, f"--init_from={earlier}"]).config
     one = Placement(config.run.seeds, 1, 1)
     job = script.build(config, one)
@@ -52,9 +52,7 @@ def test_every_seed_starts_where_the_first_of_the_earlier_run_stopped(earlier):
         (["--model.width=32"], "^model.width: must be 8, as in init_from = .*, got 32$"),
     ],
 )
-def test_another_vocabulary_or_model_is_refused_before_anything_is_written(
-    earlier, tmp_path, flags, message
-):
+def test_other_vocabulary_or_model_is_refused_before_writing(earlier, tmp_path, flags, message):
     arguments = [flag for flag in SMALL if not flag.startswith("--task.")]
     with pytest.raises(ConfigError, match=message):
         launch.language([*arguments, *flags, f"--init_from={earlier}", f"--out={tmp_path / 'run'}"])
@@ -84,7 +82,7 @@ def test_a_run_without_an_intact_checkpoint_is_named(earlier, tmp_path):
         launch.language([*SMALL, f"--init_from={tmp_path / 'run'}", f"--out={tmp_path / 'next'}"])
 
 
-def test_no_run_takes_the_place_of_one_that_it_began_with(earlier, tmp_path):
+def test_run_does_not_overwrite_its_initial_run(earlier, tmp_path):
     place, later, link = tmp_path / "run", tmp_path / "later", tmp_path / "a_link_to_the_run"
     link.symlink_to(place)
     shutil.copytree(earlier, place)
@@ -100,7 +98,7 @@ def test_no_run_takes_the_place_of_one_that_it_began_with(earlier, tmp_path):
         evaluate.main([f"--run={place}"])
 
 
-def test_parameters_of_another_model_are_refused_by_the_problem():
+def test_parameters_of_another_model_are_refused():
     task = language.tasks.addition(1)
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
     model, other = sizes.build(task.tokenizer.size), sizes.build(task.tokenizer.size + 1)
@@ -117,7 +115,7 @@ def walked(finished, tmp_path_factory):
     return finished("control", tmp_path_factory.mktemp("walked") / "run")
 
 
-def test_every_seed_of_a_control_run_starts_where_the_first_of_the_earlier_one_stopped(walked):
+def test_control_seeds_start_from_earlier_first_seed(walked):
     kept = run.load(walked, checkpoint="latest")
     flags = [*WALKS, f"--init_from={walked}"]
     normal = f"--problem.normalize_observations={kept.settings['problem.normalize_observations']}"
@@ -132,7 +130,7 @@ def test_every_seed_of_a_control_run_starts_where_the_first_of_the_earlier_one_s
         assert float(jax.tree.leaves(statistics)[0].max()) > 1  # counted steps of that run
 
 
-def test_a_control_run_needs_the_run_that_it_began_from_no_more(walked, tmp_path):
+def test_control_run_outlives_its_initial_run(walked, tmp_path):
     earlier, out = shutil.copytree(walked, tmp_path / "earlier"), tmp_path / "run"
     kept = run.load(walked, checkpoint="latest")
     normal = f"--problem.normalize_observations={kept.settings['problem.normalize_observations']}"
@@ -154,7 +152,7 @@ def test_a_control_run_needs_the_run_that_it_began_from_no_more(walked, tmp_path
         ),
     ],
 )
-def test_a_control_run_that_cannot_start_there_says_why(walked, tmp_path, arguments, message):
+def test_unfit_initial_control_run_is_refused(walked, tmp_path, arguments, message):
     other = not run.load(walked).settings["problem.normalize_observations"]
     given = [each.format(other=str(other).lower()) for each in arguments]
     flags = [*tiny.CONTROL, f"--init_from={walked}", *given, f"--out={tmp_path / 'run'}"]
@@ -162,7 +160,7 @@ def test_a_control_run_that_cannot_start_there_says_why(walked, tmp_path, argume
         launch.control(flags)
 
 
-def test_a_control_run_starts_from_a_checkpoint_that_is_intact(walked, tmp_path):
+def test_control_run_starts_from_intact_checkpoint(walked, tmp_path):
     earlier = shutil.copytree(walked, tmp_path / "earlier")
     shutil.rmtree(earlier / "checkpoints" / "latest")
     with pytest.raises(ConfigError, match=r"^init_from: \S+ holds no intact checkpoint; wait"):

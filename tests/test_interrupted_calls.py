@@ -1,4 +1,4 @@
-"""Interrupts of `run.train`, `run.resume` and `run.sweep`: their result, and what goes on."""
+"""Interrupts of `run.train`, `run.resume` and `run.sweep`: their result and resumption."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ ENDS = 6
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Those of a Python that is not under `nohup`; after each test they are as before it."""
+    """Signal handlers of a Python without `nohup`; each test must restore them."""
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     before = [signal.getsignal(each) for each in SIGNALS]
     yield before
@@ -105,7 +105,7 @@ def test_one_interrupt_ends_a_loop_over_trainings():
 
 
 @pytest.mark.parametrize("iteration", [0, ENDS])
-def test_an_interrupt_counts_in_the_first_and_last_row(iteration):
+def test_interrupt_counts_in_first_and_last_row(iteration):
     with pytest.raises(run.Interrupted) as error:
         train(on_row=signals_at(iteration, signal.SIGINT))
     assert error.value.trained.rows[-1]["iteration"] == iteration

@@ -1,4 +1,4 @@
-"""Signals: what a run saves and says when it is interrupted or killed."""
+"""Signals: saved files and messages of interrupted and killed runs."""
 
 import os
 import random
@@ -11,7 +11,8 @@ import time
 import jax
 import pytest
 import toy_run
-from toy_run import Silent, bits, job, lines, run, toy
+from scripts import lines
+from toy_run import Silent, bits, job, run, toy
 
 from jaxrl_po.run.loop import runner, signals
 from jaxrl_po.run.loop.signals import SIGNALS
@@ -45,9 +46,7 @@ def test_what_nohup_ignores_stays_so(tmp_path):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_command_that_is_resumed_says_so_and_leaves_what_computes(
-    tmp_path, monkeypatch, capfd, number
-):
+def test_resumed_command_reports_it_and_keeps_devices(tmp_path, monkeypatch, capfd, number):
     computing, ended = threading.Event(), threading.Event()
 
     def compute():
@@ -85,7 +84,7 @@ def final(path):
 
 
 @pytest.mark.slow
-def test_kill_at_any_moment_then_resume_equals_the_uninterrupted_run(tmp_path):
+def test_killed_and_resumed_run_equals_uninterrupted(tmp_path):
     with start(tmp_path / "whole") as process:
         assert process.wait(240) == 0
     expected = final(tmp_path / "whole")
@@ -124,7 +123,7 @@ def test_interrupt_finishes_the_iteration_saves_and_says_so(tmp_path, capfd, sig
         assert latest.iterations()[-1] == stopped.iteration == lines(tmp_path)[-1]["iteration"] == 5
 
 
-def test_a_second_interrupt_leaves_at_once_and_the_run_goes_on_as_if_uninterrupted(tmp_path):
+def test_second_interrupt_leaves_at_once_and_run_resumes(tmp_path):
     with start(tmp_path / "killed", "--slow") as process:
         saved = tmp_path / "killed" / "checkpoints" / "latest"
         while process.poll() is None and not list(saved.glob("[1-9]*/checksums.json")):
@@ -162,9 +161,7 @@ class Left(BaseException):
     """In place of the end of the process."""
 
 
-def test_an_interrupt_while_compiling_is_heard_before_the_compiler_is_done(
-    tmp_path, monkeypatch, capfd
-):
+def test_interrupt_ends_a_compilation(tmp_path, monkeypatch, capfd):
     compiling, ended = threading.Event(), threading.Event()
 
     def leave(status):

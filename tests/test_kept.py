@@ -67,7 +67,7 @@ def dense(logits, among):
 
 @functools.cache
 def measured(held):
-    """A batch, what `apply` says of every token, and a loss of all quantities with its gradient."""
+    """Returns a batch, `apply` at every token, and a loss of all quantities with its gradient."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unembedding, "HELD", held)
         problem = make()
@@ -108,7 +108,7 @@ REPRESENTATIONS = pytest.mark.parametrize("held", [HELD, 1], ids=["mask", "list"
 
 
 @REPRESENTATIONS
-def test_what_is_scored_is_what_was_sampled_token_by_token(held):
+def test_scored_tokens_are_the_sampled_tokens(held):
     """Every token of the vocabulary against the filters one after another, in float64."""
     batch, logits, log_probs, _ = measured(held)
     sizes = set()
@@ -127,21 +127,21 @@ def test_what_is_scored_is_what_was_sampled_token_by_token(held):
 
 @REPRESENTATIONS
 def test_gradients_are_those_of_the_dense_formula(held):
-    """Of log-probabilities, entropies and the KL to another policy, over the same sets."""
+    """Checks log-probabilities, entropies and the KL to another policy, over the same sets."""
     _, _, _, ((value, gradient), (want, its)) = measured(held)
     np.testing.assert_allclose(value, want, rtol=1e-5)
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(its)) > 0.1
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, its)
 
 
-def test_nothing_is_held_after_the_end_and_all_is_finite_there():
+def test_masked_slots_are_empty_and_finite():
     batch, _, log_probs, _ = measured(HELD)
     assert not batch.mask.all()
     np.testing.assert_array_equal(batch.inputs.kept.any(axis=-1), batch.mask)
     assert np.isfinite(log_probs[~batch.mask]).all()
 
 
-def test_a_set_of_one_token_is_certain_and_learns_nothing():
+def test_set_of_one_token_learns_nothing():
     logits = jnp.array([[0.3, -1.0, 2.0], [0.1, 0.2, 0.4]])
 
     def measured(logits, among):
@@ -160,7 +160,7 @@ def test_a_set_of_one_token_is_certain_and_learns_nothing():
 
 
 def first_step(problem, config):
-    """The batch and the metrics of the first update, with what `apply` says of the actions."""
+    """Returns the batch and metrics of the first update, and `apply` at the actions."""
     learner = grpo.make(as_arrays(config), problem)
 
     @jax.jit
@@ -183,7 +183,7 @@ def test_the_first_policy_and_the_reference_are_one():
     np.testing.assert_allclose(np.exp(log_prob - batch.log_prob)[batch.mask], 1.0, atol=1e-5)
 
 
-def test_in_half_precision_the_learner_scores_the_sets_of_the_sampler():
+def test_half_precision_learner_scores_sets_of_sampler():
     """The two round differently; over equal shapes the learner's ratio to itself is 1."""
     problem = make(MODEL.clone(dtype=jnp.dtype("bfloat16")))
     assert not problem.log_prob_matches_sampler
@@ -226,7 +226,7 @@ def wide(**options):
     return language.make_problem(task, model, num_prompts=32, group_size=8, **options)
 
 
-def test_a_large_vocabulary_is_never_held_for_all_tokens(monkeypatch):
+def test_large_vocabulary_is_not_stored_for_all_tokens(monkeypatch):
     """No array of an iteration has as many numbers as the kept ids times four.
 
     The logits of all tokens would have a hundred times as many, and so would the rows of the matrix
@@ -259,7 +259,7 @@ def test_what_cannot_be_held_is_named():
     wide(top_k=LISTED)
 
 
-def test_what_a_filter_keeps_of_a_large_vocabulary_is_said():
+def test_filter_of_large_vocabulary_logs_its_share():
     """`Settings` of a run, whatever its task."""
     settings = language.Settings(top_p=0.9)
     (said,) = filtered(settings, Wide())

@@ -25,7 +25,7 @@ TASK = addition(2)
 SHALLOW = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2, mlp_width=8, gated=False)
 DEEP = SHALLOW.clone(layers=5)
 BUDGET = 40
-ROWS = [3, 40, 1, 12, 9, 0, 25, 10]  # lengths, of which 10, 20 and 40 are computed
+ROWS = [3, 40, 1, 12, 9, 0, 25, 10]  # lengths; rows are cut to 10, 20 or 40
 
 
 def samples_of(rows, steps=BUDGET):
@@ -39,7 +39,7 @@ def shorten(samples, steps):
 
 
 def count(samples):
-    """The number of slots that are computed, and what they hold."""
+    """Returns the number of computed slots and their sum."""
     return jnp.float32(samples.mask.shape[1]), jnp.sum(samples.action, where=samples.mask)
 
 
@@ -56,7 +56,7 @@ def test_a_gap_counts():
     assert lengths.lengths(samples).tolist() == [15, 0]
 
 
-def test_side_by_side_all_are_cut_to_the_longest_and_one_branch_runs():
+def test_vmapped_rows_are_cut_to_the_longest():
     """A branch for each run would have `vmap` run all of them."""
     stacked = jax.tree.map(lambda *x: jnp.stack(x), samples_of([3, 4]), samples_of([2, 15]))
     function = jax.vmap(lengths.cut(count, shorten))
@@ -100,7 +100,7 @@ def test_microbatches_are_of_rows_of_like_length():
 ONE_CORE_EACH = Target("cpu", devices=2, cores=2)
 
 
-def test_rows_that_are_cut_are_computed_in_no_more_parts(monkeypatch):
+def test_cut_rows_are_not_split_further(monkeypatch):
     monkeypatch.setattr(minibatches, "AT_A_TIME", 40)
     assert slots_of(num_microbatches=2, slots=BUDGET, target=ONE_CORE_EACH) == 10 + 40
     assert slots_of(num_microbatches=1, slots=BUDGET, target=ONE_CORE_EACH) == 8 * 40
@@ -211,7 +211,7 @@ def test_short_budgets_and_dialogues_are_not_cut():
     )
 
 
-def test_the_kl_of_an_update_is_that_of_whole_rows():
+def test_kl_of_update_equals_whole_rows():
     problem = problem_of(SHALLOW)
 
     @jax.jit
@@ -233,7 +233,7 @@ def test_the_kl_of_an_update_is_that_of_whole_rows():
     assert parts.count == whole.count == mask.sum()
 
 
-def test_the_parts_of_a_kl_are_no_larger_than_asked_for():
+def test_parts_of_kl_are_within_their_size():
     """Eight rows in at least three parts: two rows at a time."""
     seen = []
 

@@ -1,4 +1,4 @@
-"""Adapters: what they compute, that they alone are trained, and one base for all seeds."""
+"""Adapters: their function, their training over a fixed base, and one base for all seeds."""
 
 import functools
 

@@ -29,7 +29,7 @@ NUMBERS = (1, 2, 3, 4, 6, 12)
 
 
 def choose(space, peak_of, fixed=400, floor=0, rows=12):
-    """The chosen number and all that were compiled, of a job with a peak of each number."""
+    """Returns the chosen number and the compiled numbers of a job with these peaks."""
     compiled = []
 
     def in_microbatches(_, number):
@@ -120,7 +120,7 @@ def test_evaluation_that_does_not_fit_is_an_error():
         require_evaluation(Memory(0, 3000), 2900)
 
 
-def test_available_memory_is_the_limit_less_what_the_process_holds(monkeypatch):
+def test_available_memory_is_limit_minus_resident(monkeypatch):
     monkeypatch.setattr(memory, "resident_bytes", lambda: 200)
     monkeypatch.setattr(memory, "limit_bytes", lambda: 1000)
     assert [memory.available_bytes(devices) for devices in (1, 2)] == [800, 400]  # of one CPU
@@ -140,7 +140,7 @@ def test_processes_of_a_host_share_its_memory(monkeypatch):
 
 @pytest.mark.parametrize("file", ["{}/memory.max", "memory/{}/memory.limit_in_bytes"])
 @pytest.mark.parametrize("group", ["", "slice", "slice/job"])
-def test_limit_is_that_of_a_container_or_the_machine(tmp_path, monkeypatch, file, group):
+def test_limit_is_of_container_or_machine(tmp_path, monkeypatch, file, group):
     groups = tmp_path / "self"
     groups.write_text("4:cpu,memory:/slice/job\n3:cpu:/other\n0::/slice/job\n")
     limit, other = (tmp_path / f"./{file.format(each)}" for each in (group, "other"))
@@ -213,7 +213,7 @@ def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, 
     assert [n for n in range(1, 33) if programs.in_microbatches(job, n) is not None] == numbers
 
 
-def test_chosen_number_is_exported_and_stands_in_its_place(tmp_path):
+def test_chosen_number_is_exported(tmp_path):
     began = SimpleNamespace(begin=lambda *start: began.starts.append(start), starts=[])
     began.write = began.close = lambda *_: None
     shown = SimpleNamespace(report=None, phase=None, update=lambda *_: None)
@@ -240,7 +240,7 @@ SFT = [
 
 
 def run_in(space, out, *more):
-    """The number of microbatches and the peak of a run, where a device has `space` bytes."""
+    """Returns the number of microbatches and the peak of a run on a device of `space` bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "available_bytes", lambda devices: space)
         assert launch.language([f"--out={out}", *SFT, "--total_steps=64", *more]) == 0
@@ -259,7 +259,7 @@ def plenty(tmp_path_factory):
 
 
 def test_supervised_training_prints_both_losses_and_its_memory(plenty):
-    _, said = plenty  # the cross entropy of what is learned and of what is held out
+    _, said = plenty  # the cross entropies of training and held-out prompts
     assert re.search(r": loss \S+  held out loss \S+  64/64 ", said)
     assert re.search(r"a device holds \S+ kB of state and needs \S+ \S+ of 1\.0 TB", said)
 

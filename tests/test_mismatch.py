@@ -1,4 +1,4 @@
-"""A sampler that differs from the learner: what each knob does, what is logged, and corrections."""
+"""A sampler that differs from the learner: its settings, metrics and corrections."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ def problem(**changes):
 
 
 def test_noise_is_of_that_size_on_every_logit_and_the_sampler_says_so():
-    """Of two tokens, log π / (1 − π) moves by the difference of two draws: a std of √2 σ."""
+    """Computes the odds of two tokens: log π / (1 − π) moves by two draws, a std of √2 σ."""
     rows, decoding = 4000, sampling.Decoding(1, 2.0)
     keys, logits = jax.random.split(jax.random.key(0), rows), jnp.zeros((rows, 2))
 
@@ -43,7 +43,7 @@ def test_noise_is_of_that_size_on_every_logit_and_the_sampler_says_so():
     odds = (2 * token - 1) * (log_prob - np.log1p(-np.exp(log_prob)))
     assert float(odds.std()) == pytest.approx(np.sqrt(2.0) * 0.5 / 2.0, rel=0.05)
     assert abs(float(odds.mean())) < 0.03
-    assert float(np.exp(log_prob).mean()) > 0.5  # it is what was drawn from
+    assert float(np.exp(log_prob).mean()) > 0.5  # the sampler drew from it
     _, other, _ = draw(4)
     assert abs(np.corrcoef(log_prob, other)[0, 1]) < 0.1
 
@@ -61,7 +61,7 @@ def first_metrics(**changes):
     return jax.jit(lambda state: learner.sample(state)[1].metrics)(begun())
 
 
-def test_more_noise_is_more_distance_and_none_is_none():
+def test_distance_grows_with_noise_from_zero():
     assert problem().log_prob_matches_sampler
     found = [first_metrics(noise=noise) for noise in (0.1, 0.3)]
     for name in ("sampler_kl", "learner_kl", "sampler_max_ratio"):
@@ -134,7 +134,7 @@ def test_the_kl_of_an_update_is_that_of_the_old_policy_and_not_of_the_sampler():
     assert float(found.value()) == pytest.approx(mean, rel=0.05)
 
 
-def test_a_lower_precision_samples_and_the_learner_keeps_its_own():
+def test_sampler_precision_leaves_learner_precision():
     sampler = language.Sampler(dtype="bfloat16")
     assert sampler.of(NETWORK).dtype == jnp.bfloat16
     assert language.Sampler(dtype="float32").of(NETWORK) is NETWORK

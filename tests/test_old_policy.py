@@ -21,7 +21,7 @@ SIZES = language.ModelSettings(
     width=16, layers=1, heads=2, kv_heads=1, mlp_width=16, dtype="bfloat16"
 )
 POLICY = SIZES.build(TASK.tokenizer.size)
-# Nothing moves, so that every ratio is that of the first step.
+# Nothing moves, so that every ratio equals the first step's.
 STILL = 1e-30
 
 
@@ -67,7 +67,7 @@ def first():
     return *sample(jax.random.key(0)), jax.jit(learner.update)
 
 
-def test_cached_and_whole_passes_differ_and_the_learners_own_are_taken():
+def test_learner_pass_replaces_cached_pass():
     """A clip of 3e-4 is narrower than bfloat16's rounding: most sequences would start outside."""
     state, batch, _, update = first()
     _, metrics = update(state, batch)
@@ -88,14 +88,14 @@ def test_cached_and_whole_passes_differ_and_the_learners_own_are_taken():
 
 
 def test_the_batch_already_holds_the_learners_own():
-    """So that what reads it before the update, a KL penalty say, needs no second pass."""
+    """A reader before the update, such as a KL penalty, then needs no second pass."""
     _, batch, again, _ = first()
     np.testing.assert_allclose(batch.log_prob, again.log_prob, atol=1e-3)
     assert np.abs(batch.log_prob - batch.columns["sampler_log_prob"]).max() > 5e-3
     assert float(batch.metrics["sampler_kl"].value()) > 1e-5
 
 
-def test_auto_computes_again_only_where_precision_asks_for_it():
+def test_auto_recomputes_only_in_low_precision():
     in_float32 = SIZES.build(TASK.tokenizer.size).clone(dtype=jnp.dtype("float32"))
     sizes = {"num_prompts": 2, "group_size": 2}
     assert language.make_problem(TASK, in_float32, **sizes).log_prob_matches_sampler
@@ -185,7 +185,7 @@ def test_a_surplus_keeps_what_its_sampler_gave():
 
 
 @pytest.mark.parametrize("module", [ppo, grpo], ids=["ppo", "grpo"])
-def test_other_methods_start_at_a_ratio_of_one_as_well(module):
+def test_other_methods_start_at_ratio_one(module):
     learner = module.make(as_arrays(module.Config(learning_rate=STILL)), tabular())
     _, metrics = jax.jit(lambda key: learner.step(learner.init(key)))(jax.random.key(0))
     assert float(metrics["sampler_kl"].value()) > 1e-6

@@ -251,7 +251,7 @@ def test_muon_takes_all_convolutions_but_the_first():
     assert names == [*convolutions, "params/torso/Dense_0/kernel"]
 
 
-def test_a_memory_without_layers_before_it_reads_the_observation():
+def test_memory_without_torso_reads_the_observation():
     class Cell(NamedTuple):
         start: object
         run: object
@@ -335,7 +335,7 @@ def test_muon_refuses_networks_of_a_user(role):
 
 
 def test_muon_orthogonalises_hidden_matrices_alone():
-    """The step of the hidden matrix has singular values near 1; that of a head is Adam's signs."""
+    """Steps of hidden matrices have singular values near 1; steps of heads have Adam's signs."""
     problem = control.make_problem(ENV, num_envs=2, num_steps=2)
     config = ppo.Config(optimizer="muon", learning_rate=1.0, max_grad_norm=1e9, weight_decay=0.0)
     optimizer = optimizers.choose(config, problem, None, optimizers.adam)
@@ -350,7 +350,7 @@ def test_muon_orthogonalises_hidden_matrices_alone():
             np.testing.assert_allclose(np.abs(kernel), abs(kernel[0, 0]), rtol=1e-2)
 
 
-def test_step_sizes_of_reinforce_are_those_of_its_policy():
+def test_reinforce_schedule_leaves_the_critic_alone():
     """Warm-up and decay leave the critic's own step size alone."""
     problem = tabular_problem(num_prompts=4)
     config = reinforce.Config(decay_iterations=4, schedule="cosine", value_minibatches=1)

@@ -181,7 +181,7 @@ def test_what_a_method_cannot_take_is_named(given, message, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["advantage", "optimizer"])
-def test_tuned_values_of_what_is_replaced_are_left_out(name):
+def test_tuned_values_of_replaced_parts_are_omitted(name):
     replaced = {"advantage": "config.gamma", "optimizer": "config.learning_rate"}
     own = {"advantage": lambda steps: (steps.reward, steps.reward), "optimizer": optax.sgd(0.1)}
     for problem in ({"env": "Pendulum-v1"}, {"task": "addition"}):
@@ -218,7 +218,7 @@ class Both(nn.Module):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_one_body_for_policy_and_critic_is_a_flag(tmp_path):
+def test_policy_and_critic_share_a_body(tmp_path):
     sizes = {name: x for name, x in SMALL.items() if "network" not in name}
     run.train(Experiment(actor_critic=Both, over=sizes, out=tmp_path / "run"))
     policy = run.load(tmp_path / "run", checkpoint="latest")

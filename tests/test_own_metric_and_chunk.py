@@ -1,4 +1,4 @@
-"""What CONTRIBUTING shows of metrics and chunks."""
+"""Metrics and chunks, as CONTRIBUTING shows them."""
 
 import runpy
 from pathlib import Path

@@ -29,7 +29,7 @@ PLAIN = {"dynamic_sampling": "off", "overlong_filtering": False, "soft_overlong"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Direct:
-    """A distribution of which only the log-probabilities of the actions taken are known."""
+    """A distribution known only by the log-probabilities of the actions taken."""
 
     taken: jax.Array
 

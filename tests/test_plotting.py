@@ -33,7 +33,7 @@ def test_the_bold_line_is_the_interquartile_mean():
     np.testing.assert_array_equal(bold.get_ydata(), [25.0, 125.0, 225.0])  # (20 + 30) / 2 and on
 
 
-def test_every_seed_is_drawn_and_the_band_holds_the_line():
+def test_seeds_are_drawn_and_band_contains_line():
     axes = draw(PANEL)
     thin = [line for line in axes.get_lines() if line.get_linewidth() < 1]
     np.testing.assert_array_equal([line.get_ydata()[0] for line in thin], [10.0, 20.0, 30.0, 90.0])
@@ -43,7 +43,7 @@ def test_every_seed_is_drawn_and_the_band_holds_the_line():
 
 
 @pytest.mark.parametrize(("seeds", "bands", "thin"), [(3, 0, 3), (4, 1, 0)])
-def test_fewer_than_four_seeds_are_drawn_as_the_seeds_they_are(seeds, bands, thin):
+def test_fewer_than_four_seeds_are_drawn_alone(seeds, bands, thin):
     rows = [
         {"step": step, **metrics.by_seed({"episode_return": np.arange(seeds) + float(step)})}
         for step in (0, 100)
@@ -55,7 +55,7 @@ def test_fewer_than_four_seeds_are_drawn_as_the_seeds_they_are(seeds, bands, thi
     assert title == f"IQM and {'95 % band' if bands else 'each seed'}, {seeds} seeds"
 
 
-def test_no_curve_is_left_out_where_the_colours_are_used_up():
+def test_curves_beyond_the_colours_are_drawn():
     names = [f"run {i}" for i in range(10)]
     axes = draw(
         PANEL._replace(
@@ -79,7 +79,7 @@ def test_axes_and_legend_say_what_is_shown():
     assert axes.get_legend().get_title().get_text() == "IQM and 95 % band, 4 seeds"
 
 
-def test_a_curve_without_seeds_has_no_band_to_speak_of():
+def test_curve_without_seeds_has_no_band():
     rows = [{"step": step, "ratio": [1.0 + step]} for step in (1, 2, 4)]
     axes = draw(
         plotting.Panel(rows, (plotting.Series("ratio", "ppo"),), "title", "devices", "ratio")
@@ -88,7 +88,7 @@ def test_a_curve_without_seeds_has_no_band_to_speak_of():
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
-def test_a_metric_without_a_number_is_drawn_and_told_as_none(tmp_path):
+def test_metric_without_numbers_is_drawn_as_none(tmp_path):
     rows = [{"step": 0, **metrics.by_seed({"episode_return": [np.nan, np.nan]})}]
     runs = [plot.Run(name, rows, {}, "CartPole-v1") for name in ("a", "b")]
     assert compared(runs, "episode_return").count("0 of 2       -inf") == 2
@@ -110,7 +110,7 @@ def test_a_seed_without_a_number_counts_as_worst(tmp_path):
     plot.save_figure(runs, "greedy_return", tmp_path / "plot.png")
 
 
-def test_an_interval_without_an_episode_carries_the_last_return():
+def test_interval_without_episode_repeats_last_return():
     rows = [
         {"step": step, "episode_return": values, "kl": values}
         for step, values in enumerate(([1.0, 10.0], [2.0, None], [None, 30.0]))
@@ -123,13 +123,13 @@ def test_an_interval_without_an_episode_carries_the_last_return():
     assert [line.get_ydata().tolist() for line in thin] == [[1.0, 2.0, 2.0], [10.0, 10.0, 30.0]]
 
 
-def test_a_metric_that_no_line_holds_is_left_out():
+def test_metric_in_no_row_is_omitted():
     axes = draw(PANEL._replace(series=(plotting.Series("absent", "absent"),)))
     assert not axes.get_lines()
     assert axes.get_legend() is None
 
 
-def test_the_probability_of_improvement_is_that_over_the_first_run():
+def test_probability_of_improvement_compares_with_first_run():
     scores = {"first": [2.0, 3.0], "better": [4.0, 5.0], "worse": [0.0, 1.0]}
     runs = [
         plot.Run(name, [{"step": 1, "score": each}], {}, "here") for name, each in scores.items()
@@ -166,14 +166,14 @@ STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".SVG": b"<?xml"}
 
 
 @pytest.mark.parametrize(("panels", "ending"), [(1, ".png"), (2, ".pdf"), (4, ".SVG")])
-def test_save_writes_a_picture_by_the_ending_of_its_name_and_nothing_else(tmp_path, panels, ending):
+def test_save_writes_one_file_by_its_suffix(tmp_path, panels, ending):
     path = tmp_path / f"curves{ending}"
     plotting.save([PANEL] * panels, path)
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes().startswith(STARTS[ending])
 
 
-def test_a_picture_that_fails_leaves_the_one_before_and_nothing_else(tmp_path):
+def test_failed_picture_leaves_the_one_before(tmp_path):
     path = tmp_path / "curves.png"
     path.write_bytes(b"before")
 
@@ -191,7 +191,7 @@ NAMES = ["$\\frac{", "a_b^2 $x$ {y}", "_first & last", "'q' \"r\" 100% #1 ~", "\
 
 @pytest.fixture
 def texts(monkeypatch):
-    """The texts of what is drawn, by a user whose matplotlibrc asks for TeX and for no legends."""
+    """Texts of a drawn figure, for a user whose matplotlibrc asks for TeX and other legends."""
     shown = []
 
     def write(figure, path):
@@ -217,20 +217,20 @@ def sweep(path):
 
 
 @pytest.mark.parametrize("drawing", [curves, sweep])
-def test_names_stand_as_they_are_whatever_a_matplotlibrc_asks_for(tmp_path, texts, drawing):
+def test_names_are_literal_under_any_matplotlibrc(tmp_path, texts, drawing):
     drawing(tmp_path / "picture.svg")
     assert set(NAMES) <= set(texts)
     assert "<use" in (tmp_path / "picture.svg").read_text()  # glyphs: `svg.fonttype` of ours
 
 
-def test_what_was_drawn_stands_on_an_axis_of_numbers(tmp_path, texts):
+def test_numeric_settings_get_a_numeric_axis(tmp_path, texts):
     rows = [({"config.learning_rate": f"{1.3 * 10.0**-i:.4g}"}, [1.0, 2.0]) for i in range(1, 6)]
     plotting.save_sweep(rows, "score", tmp_path / "picture.svg")
     assert {"0.01", "0.001"} <= set(texts)
     assert not any("$" in text for text in texts)
 
 
-def test_dots_stand_at_their_ticks_and_beside_each_other_where_they_share_one(tmp_path):
+def test_dots_sharing_a_tick_stand_side_by_side(tmp_path):
     seen, plot = [], Axes.plot
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Axes, "plot", lambda a, x, *r, **k: seen.append(x) or plot(a, x, *r, **k))
@@ -240,7 +240,7 @@ def test_dots_stand_at_their_ticks_and_beside_each_other_where_they_share_one(tm
     assert sorted(seen[3:]) == [-0.125, 0.125, 1]  # of `b`
 
 
-def test_a_grid_of_two_settings_is_a_landscape_of_runs(tmp_path, texts, monkeypatch):
+def test_grid_of_two_settings_is_a_heatmap(tmp_path, texts, monkeypatch):
     """Each combination's seeds lie at its place, sorted, whatever the order of the rows."""
     drawn, imshow = [], Axes.imshow
     monkeypatch.setattr(
@@ -262,7 +262,7 @@ def test_a_grid_of_two_settings_is_a_landscape_of_runs(tmp_path, texts, monkeypa
     assert len(drawn) == 1  # a hole in the grid: dots, as ever
 
 
-def test_a_picture_that_cannot_be_drawn_is_one_line(tmp_path, capsys):
+def test_undrawable_picture_is_one_line(tmp_path, capsys):
     with plotting.beside(tmp_path / "curves.png"):
         raise RuntimeError("no room\nfor it")
     said = f"warning: {tmp_path}/curves.png was not drawn, all else is there: RuntimeError: no room"

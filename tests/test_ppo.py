@@ -1,4 +1,4 @@
-"""PPO: what each field does, golden loss, probe environments with known answers."""
+"""PPO: effect of each field, golden loss, probe environments with known answers."""
 
 import dataclasses
 
@@ -169,7 +169,7 @@ def test_price_of_a_token_by_hand():
     np.testing.assert_array_equal(seen[1], seen[0])
 
 
-def test_a_reference_that_is_off_is_neither_held_nor_computed():
+def test_disabled_reference_is_not_computed():
     (state, after), (metrics,) = steps(PLAIN, 1)
     assert state.reference_params is after.reference_params is None
     assert "reference_kl" not in metrics
@@ -201,7 +201,7 @@ def test_the_price_adapts_both_ways(target, second):
     )
 
 
-def test_a_surrogate_of_ones_own_replaces_the_clipped_one():
+def test_user_surrogate_replaces_the_clipped_one():
     config = dataclasses.replace(BASE, num_epochs=6)
     clipped, plain, same = (
         jax.jit(made.step)(made.init(jax.random.key(0)))[0].params.policy

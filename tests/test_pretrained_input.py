@@ -264,7 +264,7 @@ BAD_FLAGS = {
     "--lora.rank=2 --lora.targets=embedding": "lora.targets: must be some of query, .* got embed",
     "--lora.rank=2 --lora.targets=,": "lora.targets: must be some of query, .* got nothing",
     "--lora.rank=2 --lora.alpha=0": "lora.alpha: must lie in",
-    "--task=addition": "task: addition has its own vocabulary: choose file, reasoning_gym "
+    "--task=addition": "task: addition has its own vocabulary: choose random, file, reasoning_gym "
     "or a task of your own for a pretrained model",
     "--task.characters=ab": "task.characters: has no effect with a pretrained model's tokenizer",
     "--task.template_arguments=[1]": "task.template_arguments: must be a JSON object",

@@ -38,13 +38,13 @@ def adapted(finished, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def place(finished, adapted):
-    """Its pretrained folder, with prompts; read only."""
+    """Pretrained folder of that run, with prompts; read only."""
     return finished.place
 
 
 @pytest.fixture
 def begun(monkeypatch):
-    """Runs of no steps are traced, and of their training nothing."""
+    """Flags of runs without steps, whose training is not compiled."""
     shapes.trace_only(monkeypatch)
     monkeypatch.setattr(programs, "check", lambda job: None)
     monkeypatch.setattr(programs, "compile_kind", lambda *_: (None, Memory(0, None)))
@@ -56,7 +56,7 @@ def names_of(out):
     return store.read(max(store.iterations()))
 
 
-def test_a_run_begins_with_the_model_of_the_folder_and_trains_adapters_alone(place, adapted):
+def test_run_trains_adapters_over_the_folder_alone(place, adapted):
     first, last = read(adapted / "metrics.jsonl")[0], read(adapted / "metrics.jsonl")[-1]
     assert {"greedy_accuracy", "avg@2", "pass@1", "pass@2"} <= first.keys()
     assert first["greedy_accuracy"][0] == first["greedy_accuracy"][1]
@@ -82,7 +82,7 @@ def test_a_run_begins_with_the_model_of_the_folder_and_trains_adapters_alone(pla
     assert "model.width" not in config
 
 
-def test_the_first_greedy_answers_are_those_of_the_folder(place, adapted, tmp_path):
+def test_first_greedy_answers_match_the_folder(place, adapted, tmp_path):
     loaded = pretrained.load(place / "model")
     speaker = run.load(adapted, checkpoint="latest")
     merged = export_of(adapted, tmp_path / "exported", "--checkpoint=latest")
@@ -190,7 +190,7 @@ def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_pat
     assert jax.tree.structure(state.params.policy) == jax.tree.structure(first)
     assert launch.language(flags) == 0
     again = pretrained.load(export_of(tmp_path / "run", tmp_path / "model", "--checkpoint=latest"))
-    # The numbers of the checkpoint, and not those of the folder that the run began with.
+    # The numbers of the checkpoint, unlike the initial folder's.
     assert max(jax.tree.leaves(jax.tree.map(np.max, again.params))) == 0.0
     assert max(jax.tree.leaves(jax.tree.map(np.max, first))) > 0.0
 
@@ -209,9 +209,9 @@ def test_an_export_narrows_what_training_did_not_change():
 
 
 def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
-    """Over a base in bfloat16, most of what they change would be rounded away.
+    """Over a base in bfloat16, most of their changes would be rounded away.
 
-    What they do not change is exported as it was.
+    Unchanged tensors are exported in the type of the base.
     """
     half = ["--seeds=1", "--model.dtype=bfloat16", *ADAPTED, *begun]
     base = pretrained.load(place / "model", param_dtype="bfloat16")
@@ -277,7 +277,7 @@ def warmed(place):
     return job, begin, jax.jit(job.warm.advance).lower(fit, np.int32(0), job.given)
 
 
-def test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text(place, tmp_path, warmed):
+def test_base_is_an_argument_of_the_programs(place, tmp_path, warmed):
     adapted, *lowered = warmed
     for job, programs_of in ((adapted, lowered), (job_of(arguments(place, tmp_path / "run")), [])):
         base = bytes_of(job.given)
@@ -287,7 +287,7 @@ def test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text(place
         assert max(sum(map(len, CONSTANT.findall(text))) for text in texts) < base / 2
 
 
-def test_a_warm_start_of_adapters_can_be_asked_for(warmed):
+def test_warm_start_trains_adapters(warmed):
     job, *lowered = warmed
     begin, advance = (each.compile() for each in lowered)
     parts = job.warm._replace(begin=begin, advance=advance)
@@ -349,7 +349,7 @@ def moved(place, adapted, tmp_path):
     return own, run
 
 
-def test_another_base_is_refused_and_a_missing_one_is_named(moved, tmp_path, monkeypatch):
+def test_other_base_is_refused_and_missing_named(moved, tmp_path, monkeypatch):
     place, adapted = moved
     monkeypatch.setattr("jaxrl_po.run.loop.programs.check", lambda job: None)
     changed = r"^\w+: \S+ holds adapters over another base: its digest was \w+ and is \w+ now"

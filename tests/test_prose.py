@@ -10,7 +10,7 @@ LIMITS = {
     "jaxrl_po": GOAL | {"that of": 0.4, "what": 1.2, "likewise": 0.07, prose.SUMMARY: 0.02},
     "experiments": GOAL,
     "examples": GOAL,
-    "tests": GOAL | {"that of": 0.7, "what": 3.0, prose.SUMMARY: 0.03},
+    "tests": GOAL,
 }
 GOOD = """Computes the loss of a batch.
 

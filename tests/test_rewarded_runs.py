@@ -125,8 +125,9 @@ def test_the_example_of_the_documentation_trains(main, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
     assert (ROOT / "examples" / "reward.py").read_text(encoding="utf-8") in page
+    lines = page.replace("\\\n", "")  # a command may have several
     [command] = re.findall(
-        r"^jaxrl-po language (.*--reward=examples/reward\.py.*)$", page, re.MULTILINE
+        r"^jaxrl-po language (.*--reward=examples/reward\.py.*)$", lines, re.MULTILINE
     )
     given = [argument for argument in shlex.split(command) if not argument.startswith("--out=")]
     given += [flag for flag in SMALL if flag != "--show=1"]

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 from probes import one_piece
-from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
+from scripts import lines
+from toy_run import SEEDS, Silent, bits, greedy, job, run, toy
 
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.transcripts import Examples
@@ -44,7 +45,7 @@ def test_the_chunks_are_the_iterations_one_by_one(whole):
     assert [row["iteration"] for row in rows if "greedy_return" in row] == [0, 10, 20, 23]
 
 
-def test_a_line_holds_every_seed_both_aggregates_and_the_clock_apart(whole):
+def test_row_holds_seeds_aggregates_and_clock(whole):
     row = read(whole[0] / "metrics.jsonl")[1]
     assert len(row["size"]) == SEEDS
     assert row["size/mean"] == pytest.approx(np.mean(row["size"]))
@@ -75,7 +76,7 @@ def test_latest_and_best_are_kept_apart(whole):
 
 
 @pytest.mark.parametrize("stop_at", [0, 15])
-def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path, whole, stop_at):
+def test_stopped_and_resumed_run_equals_uninterrupted(tmp_path, whole, stop_at):
     def stop(row):
         if row["iteration"] == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -124,7 +125,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_back(tmp_path, whole):
+def test_damaged_checkpoint_is_reported_and_dropped(tmp_path, whole):
     run(tmp_path, iterations=15)
     victim = tmp_path / "checkpoints" / "latest" / "15" / "default" / "manifest.ocdbt"
     victim.write_bytes(victim.read_bytes()[:-1])
@@ -149,7 +150,7 @@ def test_a_seed_that_only_skips_stops_the_run(tmp_path):
     assert lines(tmp_path)[-1]["skipped"] == [0.0, 1.0, 0.0]
 
 
-def test_skipping_now_and_then_does_not_stop_the_run(tmp_path):
+def test_occasional_skips_do_not_stop_the_run(tmp_path):
     learner = toy(lambda step, seed: step % 4 != 0)  # three in a row at most
     assert run(tmp_path, learner=learner, skipped=4).iteration == 23
 
@@ -179,7 +180,7 @@ def test_memory_does_not_grow_with_the_iterations(tmp_path):
     assert max(live[2:]) <= max(live[:2])
 
 
-def test_what_a_run_needs_is_told_and_kept_in_the_first_line(tmp_path):
+def test_memory_is_reported_and_in_first_row(tmp_path):
     reporter = Silent()
     run(tmp_path, reporter, iterations=5)
     assert reporter.reported[0].startswith("3 seeds on 1 device; a device holds 96 bytes ")
@@ -255,14 +256,14 @@ def test_one_program_serves_every_chunk_and_every_length(tmp_path):
     assert 1 <= len(traced) <= short
 
 
-def test_of_equal_scores_the_later_one_is_the_best(tmp_path):
-    """Where no evaluation tells them apart, the policy that was trained is loaded."""
+def test_later_of_equal_scores_is_best(tmp_path):
+    """A tie between initial and trained policy selects the trained one."""
     log = Log(tmp_path / "metrics.jsonl", "score", after=0)
     rows = [{"iteration": i, "score": [x], "score/mean": x} for i, x in enumerate((0.0, 0.0, -1.0))]
     assert [log.write(row) for row in rows] == [True, True, False]
 
 
-def test_a_mean_over_a_part_of_the_rows_selects_no_checkpoint(tmp_path):
+def test_partial_mean_selects_no_checkpoint(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     log = Log(tmp_path / "metrics.jsonl", "score", after=0)
     part = {"score": [1.0], "score/mean": 1.0, "evaluation_failures": [0.25]}
@@ -271,7 +272,7 @@ def test_a_mean_over_a_part_of_the_rows_selects_no_checkpoint(tmp_path):
     assert not log.write({"iteration": 3, **part})
 
 
-def test_a_line_without_a_number_of_some_seed_is_not_the_best(tmp_path):
+def test_row_with_a_nan_seed_is_not_best(tmp_path):
     log = Log(tmp_path / "metrics.jsonl", "score", after=0)
     scores = ([90.0, 92.0], [100.0, np.nan], [95.0, 96.0])
     best = [
@@ -286,7 +287,7 @@ def test_a_line_without_a_number_of_some_seed_is_not_the_best(tmp_path):
 @pytest.mark.parametrize(
     ("seconds", "calls"), [(0.0, [1] * 10), (2.0, [1, 2, 2, 2, 2, 1]), (1e9, [1, 4, 5])]
 )
-def test_a_chunk_is_calls_of_its_program_of_some_seconds_each(monkeypatch, seconds, calls):
+def test_chunk_is_split_into_timed_calls(monkeypatch, seconds, calls):
     """Each iteration takes a second; of the metrics of a call the first of its n are valid."""
     now, asked = [0.0], []
 
@@ -308,7 +309,7 @@ def test_a_chunk_is_calls_of_its_program_of_some_seconds_each(monkeypatch, secon
     assert first["count"].count.shape == (5, 1)
 
 
-def test_processes_agree_on_how_long_a_call_is_and_on_when_they_stop(monkeypatch):
+def test_processes_agree_on_call_length_and_stop(monkeypatch):
     """Another process is slower, and hears a signal at its second call."""
     asked, heard = [], [False, False, True]
 
@@ -341,9 +342,7 @@ def interrupted_after(calls, monkeypatch):
 
 
 @pytest.mark.parametrize("calls", [2, 11])
-def test_a_run_that_was_stopped_within_a_chunk_equals_one_that_was_not(
-    tmp_path, whole, monkeypatch, calls
-):
+def test_run_stopped_within_a_chunk_equals_uninterrupted(tmp_path, whole, monkeypatch, calls):
     with monkeypatch.context() as patch:
         interrupted_after(calls, patch)
         stopped = run(tmp_path, Silent())
@@ -359,7 +358,7 @@ def test_a_run_that_was_stopped_within_a_chunk_equals_one_that_was_not(
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"loss": [[[1.0]], [[1.0]]]}'])
-def test_what_was_set_aside_of_other_iterations_is_left(tmp_path, content):
+def test_partial_rows_of_other_iterations_are_ignored(tmp_path, content):
     (tmp_path / "aside").write_text(content)
     assert read_aside(tmp_path / "aside", 2) == {}
 

@@ -1,4 +1,4 @@
-"""Rewards from Python functions, and every way in which one can fail."""
+"""Rewards from Python functions, and every kind of failure."""
 
 import asyncio
 import pickle
@@ -263,7 +263,7 @@ def test_an_evaluation_is_of_what_is_judged():
         assert np.asarray(found[name]).mean(axis=1).tolist() == [0.5, 0.5], name
 
 
-def test_rows_on_which_a_reward_fails_leave_the_mean(tmp_path, capsys):
+def test_rows_with_failed_reward_leave_the_mean(tmp_path, capsys):
     """The first two of four rows fail, and the others are right; the line counts the two."""
     answers = answered()
     with HostScore([of("nan")], TASK) as give:
@@ -288,7 +288,7 @@ def test_a_worker_that_was_ended_works_again():
     assert [scores.values.tolist() for scores in results] == [[1.0], [0.0], [1.0]]
 
 
-def test_a_worker_has_neither_jax_nor_the_main_program():
+def test_worker_imports_neither_jax_nor_main():
     worker = Worker(f"{HERE}:crowded", 30.0)
     worker.ask({"completions": [""]}, 1)
     assert worker.take().values.tolist() == [0.0]

@@ -56,7 +56,7 @@ def test_untuned_run_has_the_config_of_its_method():
     assert tuned.tuned["config.gamma"] == tuned.config.method.gamma == 0.98
 
 
-def test_config_json_has_the_origins_also_of_a_resumed_run(tmp_path, written_down):
+def test_config_json_keeps_origins_of_resumed_runs(tmp_path, written_down):
     out = tmp_path / "run"
     written_down(launch.control, [*tiny.CONTROL, "--config.gamma=0.5", f"--out={out}"])
     begun = json.loads((out / "config.json").read_text())["resolved"]["origin"]
@@ -88,7 +88,7 @@ def test_flags_keep_the_order_of_arguments():
     ]
 
 
-def test_former_names_keep_their_place_and_former_values_are_read():
+def test_former_names_and_values_are_read():
     sections = {"config": ppo.Config, "network": NetworkSettings}
     stored = {"config.n": 3, "config.gamma": 0.5, "network.std": ["independent", "dependent"]}
     present = flags.current(stored, sections)

@@ -46,7 +46,7 @@ def spread(tree):
 
 
 def drawn(problem):
-    """Parameters, and rows of which those of a group begin alike."""
+    """Returns parameters, and rows that share a prompt within each group."""
     generator = np.random.default_rng(0)
     params, collector = jax.eval_shape(problem.init, jax.random.key(0))
     _, batch = jax.eval_shape(problem.collect, params, collector, jax.random.key(1))
@@ -132,7 +132,7 @@ def read_positions(learner, *, sampling=False):
 
 
 @pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows(parts):
+def test_ordered_update_reads_prompts_once(parts):
     problem = problem_of(DEEP.clone(mlp_width=24))
     whole = problem._replace(fast_paths=FastPaths())
     config = grpo.Config(num_microbatches=parts, learning_rate=0.01)
@@ -179,14 +179,14 @@ def test_a_core_computes_whole_groups(monkeypatch):
 @pytest.mark.parametrize(
     "config", [{"num_minibatches": 3}, {"num_microbatches": 6}], ids=["shuffled", "parts of groups"]
 )
-def test_rows_that_are_no_whole_groups_are_read_whole(config):
+def test_partial_groups_are_read_whole(config):
     learner = grpo.make(grpo.Config(**config), problem_of(DEEP.clone(mlp_width=24)))
     parts = 3 if "num_minibatches" in config else 6
     rows = PROMPTS * GROUP // parts
     assert read_positions(learner) == rows * (TASK.prompt_length + TASK.answer_length - 1)
 
 
-def test_members_that_are_left_out_leave_no_whole_groups():
+def test_omitted_members_make_groups_partial():
     """Two of four are trained: the rows of two prompts must not be taken for one group."""
     deep = DEEP.clone(mlp_width=24)
     problem = language.make_problem(TASK, deep, num_prompts=2, group_size=4)
@@ -210,7 +210,7 @@ IN_ORDER = {
 
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_methods_with_a_critic_read_prompts_once_too(name):
-    """Those of the policy: the critic, and some rows for Fisher products, are read whole."""
+    """The policy reads prompts once; the critic and rows of Fisher products are read whole."""
     problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC)
     learners = [
         IN_ORDER[name](each) for each in (problem, problem._replace(fast_paths=FastPaths()))
@@ -234,7 +234,7 @@ def test_methods_with_a_critic_read_prompts_once_too(name):
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
-def test_old_log_probabilities_are_of_the_pass_that_an_update_reads(name):
+def test_old_log_probs_match_pass_of_update(name):
     """In another they would round differently, and no ratio would begin at 1."""
     problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC, old_log_prob="learner")
     rows, columns, budget = PROMPTS * GROUP, TASK.prompt_length, TASK.answer_length
@@ -263,7 +263,7 @@ def test_dialogues_share_their_prompts_too():
     np.testing.assert_allclose(of_groups, of_rows, atol=2e-5)
 
 
-def test_shuffled_rows_of_a_method_with_a_critic_are_read_whole():
+def test_shuffled_rows_with_critic_are_read_whole():
     problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC)
     learner = ppo.make(ppo.Config(num_minibatches=PROMPTS, num_epochs=1), problem)
     assert read_positions(learner) == GROUP * (TASK.prompt_length + TASK.answer_length - 1)

@@ -4,25 +4,25 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 24_275,
-    "run layer code": 10_714,
+    "library code": 24_574,
+    "run layer code": 10_986,
     "run layer files": 82,
-    "run layer import pairs": 364,
+    "run layer import pairs": 370,
     "folders of run/ in import cycles": 0,
-    "signatures with Any in the run layer": 268,
+    "signatures with Any in the run layer": 65,
     "records above 14 fields in the run layer": 4,
-    "modules of run/ with one importer": 15,
-    "experiments code": 5_625,
+    "modules of run/ with one importer": 16,
+    "experiments code": 5_627,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 400 lines of code": 0,
     "ppo's imports, files": 15,
-    "ppo's imports, code": 1_967,
+    "ppo's imports, code": 1_986,
     "public without a docstring": 0,
     "README lines": 150,
     "CHANGELOG lines": 180,
-    "docs words (studies aside)": 27_500,
-    "test code": 42_851,
+    "docs words (studies aside)": 26_998,
+    "test code": 41_791,
 }
 
 

@@ -259,8 +259,11 @@ def test_an_experiment_follows_the_rule_of_records(given, message):
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, jnp.float32, np.array])
 def test_scalars_over_an_experiment_are_numbers(kind):
-    made = run.Experiment(seeds=jnp.int32(2), over={"config.gamma": kind(0.9)})
-    assert made == run.Experiment(seeds=2, over={"config.gamma": 0.9})
+    plain = run.Experiment(seeds=2, over={"config.gamma": 0.9, "config.early_stop": True})
+    assert dict(plain.settings) == {"seeds": 2, "config.gamma": 0.9, "config.early_stop": True}
+    for seeds in (jnp.int32(2), np.int64(2)):
+        over = {"config.gamma": kind(0.9), "config.early_stop": np.bool_(True)}
+        assert run.Experiment(seeds=seeds, over=over) == plain
     weights = [kind(1.0), kind(0.2)]
     made = run.Experiment(task="addition", reward_weights=weights)
     assert made.settings["reward_weights"] == "1.0,0.2"

@@ -36,7 +36,7 @@ def test_a_full_disk_under_stdout_is_said_once(capfd):
     assert line == "note: standard output: No space left on device; all goes on without it"
 
 
-def test_a_pipe_that_was_closed_is_quiet_unless_work_goes_on(capfd, closed):
+def test_closed_pipe_is_quiet_unless_work_continues(capfd, closed):
     print_twice(closed)
     assert not capfd.readouterr().err
     with signals.outlived():
@@ -71,7 +71,7 @@ def test_what_is_no_file_of_the_system_stays():
         assert signals._guarded(stream) is stream
 
 
-def test_a_closed_descriptor_does_not_become_that_of_a_file(tmp_path):
+def test_closed_descriptor_is_not_reused_by_files(tmp_path):
     source = f"""import os, runpy
 streams = runpy.run_path({signals.__file__!r})
 streams["guard"]()

@@ -65,7 +65,7 @@ def test_an_initial_policy_is_made_once(tmp_path, monkeypatch):
     assert experiment.settings["warm_start.steps"] == 1
 
 
-def test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not():
+def test_difference_beyond_the_margin_holds():
     higher, lower = judged(0.8, 0.5, by=0.1), judged(0.5, 0.8, by=0.1)
     assert (higher.verdict, higher.improvement) == (HOLDS, 1.0)
     assert (lower.verdict, lower.improvement) == (FAILS, 0.0)
@@ -74,7 +74,7 @@ def test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not():
     assert judged(0.5, 0.5, by=0.0).verdict == OPEN
 
 
-def test_no_verdict_rests_on_an_arm_at_the_edge_of_its_sweep():
+def test_arm_at_sweep_edge_gives_no_verdict():
     outcome = judged(0.8, 0.5, by=0.1, inside=False)
     assert outcome.p < 0.001
     assert outcome.verdict == OPEN
@@ -88,7 +88,7 @@ def test_a_level_is_compared_with_the_margin_alone():
         np.testing.assert_allclose(outcome.difference, 0.8, atol=0.02)
 
 
-def test_the_verdict_of_a_claim_is_that_of_its_comparisons():
+def test_verdict_of_claim_follows_its_comparisons():
     outcome = judged(0.8, 0.5, by=0.1)
     for verdicts, whole in (
         ((HOLDS, HOLDS), HOLDS),
@@ -100,7 +100,7 @@ def test_the_verdict_of_a_claim_is_that_of_its_comparisons():
 
 
 def test_intervals_hold_nineteen_of_twenty_resamples():
-    """Of a hundred draws of a coin k are heads, and the mean of the middle half is k / 50 − ½."""
+    """With k heads in a hundred draws of a coin, the mean of the middle half is k / 50 − ½."""
     coin = [np.repeat([0.0, 1.0], 50)]
     for other, half in ((None, 0.2), (coin, 0.2 * 2**0.5)):
         level = 0.5 if other is None else 0.0
@@ -139,19 +139,19 @@ def test_holm_lies_between_bonferroni_and_no_correction(p):
     assert max(sides[0], default=0.0) <= min(sides[1], default=1.0)
 
 
-def test_holm_asks_more_of_the_first_than_of_the_last():
+def test_holm_is_stricter_for_the_first():
     assert claims.holm([0.03, 0.04]) == [False, False]
     assert claims.holm([0.02, 0.04]) == [True, True]
 
 
-def test_scores_with_ranges_of_their_own_are_put_on_one_scale():
+def test_scores_are_rescaled_by_their_ranges():
     claim = about((Comparison("a", "b", 0.0),), ranges={"one": (-2.0, 2.0)})
     tuned = Tuned(1.0, True, {"greedy_accuracy": np.array([[0.0], [1.0]])})
     assert claim.scores("one", tuned).tolist() == [0.5, 0.75]
     assert claim.scores("two", tuned).tolist() == [0.0, 1.0]
 
 
-def test_an_arm_is_trained_only_where_it_is_compared():
+def test_arm_trains_only_where_compared():
     claim = about((Comparison("a", "b", 0.0, settings=("two",)), Comparison("a", None, 0.0)))
     assert claim.settings_of("a") == ["one", "two"]
     assert claim.settings_of("b") == ["two"]
@@ -160,10 +160,10 @@ def test_an_arm_is_trained_only_where_it_is_compared():
 class Tried:
     """Runs whose objective is a known function of the tuned value."""
 
-    def __init__(self, best, values=(1.0, 2.0, 4.0)):
+    def __init__(self, score):
         self.claim = about((Comparison("a", "b", 0.0),))
-        self.arm, self.seeds, self.asked = Arm({}, RATE, values), (1, 1), []
-        self.best = best
+        self.arm, self.seeds, self.asked = Arm({}, RATE, (1.0, 2.0, 4.0)), (1, 1), []
+        self.score = score
 
     def admits(self, value):
         return True
@@ -171,10 +171,12 @@ class Tried:
     def train(self, values, seeds, base_seed):
         assert base_seed == trial.TUNING
         self.asked.append(list(values))
-        return [
-            {"greedy_accuracy": np.full((seeds, 2), -abs(np.log(value / self.best)))}
-            for value in values
-        ]
+        return [{"greedy_accuracy": np.array([self.score(value)] * seeds)} for value in values]
+
+
+def peak(best):
+    """Returns a score of two equal values, highest at `best`."""
+    return lambda value: [-abs(np.log(value / best))] * 2
 
 
 def test_a_sweep_goes_on_beyond_its_edge():
@@ -184,12 +186,12 @@ def test_a_sweep_goes_on_beyond_its_edge():
         (0.25, 0.25, True, 2),
         (1e9, 256.0, False, 3),
     ):
-        runs = Tried(best)
+        runs = Tried(peak(best))
         assert trial.tune(runs) == (value, inside)
         assert len(runs.asked) == asked
 
 
-def test_a_sweep_stays_within_the_range_of_its_flag():
+def test_sweep_stays_within_range_of_flag():
     arm = Arm({"algorithm": "ppo"}, "config.gamma", (0.5, 0.6))
     claim = about((Comparison("a", "b", 0.0),))._replace(
         arms={"a": arm, "b": arm}, settings={"one": {"env": "CartPole-v1"}}
@@ -205,25 +207,17 @@ def test_a_sweep_stays_within_the_range_of_its_flag():
     assert asked == [[0.5, 0.6], [0.72, 0.864]]  # not 1.04 and 1.24
 
 
-def test_what_is_tuned_for_need_not_be_the_last_value():
-    class Late(Tried):
-        def train(self, values, seeds, base_seed):
-            early = {1.0: 0.2, 2.0: 0.9, 4.0: 0.1}
-            return [{"greedy_accuracy": np.array([[early[x], 0.1 * x]])} for x in values]
-
-    runs = Late(2.0)
+def test_tuning_objective_need_not_be_last_value():
+    early = {1.0: 0.2, 2.0: 0.9, 4.0: 0.1}
+    runs = Tried(lambda value: [early[value], 0.1 * value])
     runs.claim = runs.claim._replace(objective=claims.last("greedy_accuracy", of=2))
     assert trial.tune(runs) == (2.0, True)
 
 
 def test_a_diverged_value_is_never_the_best():
-    class Diverging(Tried):
-        def train(self, values, seeds, base_seed):
-            curves = super().train(values, seeds, base_seed)
-            curves[-1]["greedy_accuracy"][:] = np.nan
-            return curves
-
-    assert trial.tune(Diverging(4.0)) == (2.0, True)
+    score = peak(4.0)
+    runs = Tried(lambda value: score(value) if value < 4.0 else [np.nan] * 2)
+    assert trial.tune(runs) == (2.0, True)
 
 
 SMALL = {
@@ -264,7 +258,7 @@ def small(tmp_path):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, monkeypatch):
+def test_claim_runs_from_file_to_verdict(small, tmp_path, capsys, monkeypatch):
     out = tmp_path / "study"
     arguments = [f"--claim={small}:claim", f"--out={out}", "--compilation_cache="]
     assert trial.main(arguments) == 0
@@ -280,13 +274,13 @@ def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, mo
     assert np.shape(curves["greedy_accuracy"]) == (3, 2)
     assert np.shape(curves["response_length"]) == (3, 2)
 
-    # What is done is not trained again.
+    # Finished arms are not trained again.
     monkeypatch.setattr(trial.run, "sweep", None)
     (out / "table.txt").unlink()
     assert trial.main([*arguments, "--resume"]) == 0
     assert (out / "table.txt").read_text() == table
 
-    # What was said before cannot be changed after.
+    # A stated claim cannot be changed.
     small.write_text(small.read_text().replace("None, 0.5", "None, 0.1"))
     with pytest.raises(
         ConfigError,
@@ -304,7 +298,7 @@ def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, mo
     assert not (out / "verdict.json").exists()
 
 
-def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path, finished):
+def test_study_lanes_equal_runs_of_the_command(tmp_path, finished):
     """The same flags and seed by `jaxrl-po control` give the same evaluation."""
     out = finished("control", tmp_path / "run")
     stored = json.loads((out / "config.json").read_text())
@@ -327,7 +321,7 @@ def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path, finished):
         np.testing.assert_allclose(returns, lines[iteration]["greedy_return"], rtol=1e-4)
 
 
-def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, small):
+def test_untestable_claim_is_one_line(tmp_path, small):
     fine = about((Comparison("a", "b", 0.0),))
     for claim, line in (
         (about(()), "must have a comparison"),
@@ -419,12 +413,9 @@ def test_a_run_that_failed_counts_as_the_worst():
 def test_fewer_than_five_seeds_tell_nothing():
     claim = about((Comparison("a", "b", 0.0),))
     for seeds, told in ((4, OPEN), (5, HOLDS)):
-        arms = {
-            name: Tuned(
-                1e-3, True, {"greedy_accuracy": np.linspace(low, low + 0.1, seeds)[:, None]}
-            )
-            for name, low in (("a", 0.8), ("b", 0.1))
-        }
+        ranges = (("a", 0.8), ("b", 0.1))
+        scores = {name: np.linspace(low, low + 0.1, seeds) for name, low in ranges}
+        arms = {x: Tuned(1e-3, True, {"greedy_accuracy": y[:, None]}) for x, y in scores.items()}
         assert claims.judge(claim, {"one": arms, "two": arms})[0].verdict == told
 
 

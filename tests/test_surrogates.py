@@ -1,4 +1,4 @@
-"""A surrogate of one's own: what it must return is said while it is traced."""
+"""A user's surrogate: its result is checked while it is traced."""
 
 import functools
 
@@ -105,7 +105,7 @@ def test_a_surrogate_of_another_form_is_named(method, name):
         ),
     ],
 )
-def test_a_surrogate_of_a_natural_step_is_a_mean(module, surrogate, got):
+def test_surrogate_of_natural_step_is_a_mean(module, surrogate, got):
     learner = module.make(module.Config(), path(), surrogate=surrogate)
     with pytest.raises(ConfigError, match=r"^surrogate: must return a Mean of two .*, got " + got):
         jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
@@ -153,7 +153,7 @@ METHODS = {"ppo": 1, "ppo_penalty": 1, "a2c": 1, "reinforce": 1, "groups": 24}  
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_surrogate_that_reads_its_minibatch_gets_it_whole(method, slots):
+def test_surrogate_reading_its_minibatch_gets_it_whole(method, slots):
     with pytest.warns(UserWarning, match="other rows of its minibatch, which is therefore"):
         trace(make(method, centred, ONE_CORE_EACH))
     with pytest.raises(ConfigError, match=r"^num_microbatches: must be 1 with this surrogate"):
@@ -455,7 +455,7 @@ def test_flags_and_counts_are_logged_as_floats():
     assert {x.dtype for x in logged.values()} == {jnp.dtype("float32")}
 
 
-def test_a_surrogate_may_close_over_the_numbers_of_a_sweep(slots):
+def test_surrogate_may_close_over_swept_numbers(slots):
     def trained(weight):
         trace(make("ppo", functools.partial(weighted, weight=weight)))
         return weight

@@ -1,4 +1,4 @@
-"""Sweeps: what they train, what they leave, how they go on, and what they refuse."""
+"""Sweeps: their training, files, resumption and errors."""
 
 import errno
 import json
@@ -34,23 +34,13 @@ class Stride:
 SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
 
 
-def test_a_sweep_runs_in_one_process(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"^distributed: must be left out: a sweep is one process"
-    ):
-        sweep.main(
-            [*SMALL, f"--out={tmp_path / 'new'}", "--distributed", "--coordinator=localhost:1234"]
-        )
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_score_is_the_mean_of_the_last_three_evaluations():
+def test_score_is_mean_of_last_three_evaluations():
     scores = sweeping.final([[9.0, 1.0, 2.0, 6.0], [9.0, np.nan, 2.0, 6.0]])
     assert scores.tolist() == [3.0, -np.inf]
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys):
+def test_sweep_leaves_table_and_picture_and_resumes(tmp_path, capsys):
     out = tmp_path / "sweep"
     arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
     assert sweep.main([*arguments, "--overwrite"]) == 0
@@ -107,9 +97,7 @@ def swept(tmp_path_factory):
 @pytest.mark.parametrize(
     "arguments", [[], ["--seeds=2", "--config.learning_rate=1e-3,1e-2", "--devices=auto"]]
 )
-def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
-    tmp_path, swept, programs_run, monkeypatch, arguments
-):
+def test_resumed_sweep_keeps_its_settings(tmp_path, swept, programs_run, monkeypatch, arguments):
     """Also where the tuned settings have changed since."""
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     (tmp_path / "configs" / "ppo").mkdir(parents=True)
@@ -173,7 +161,7 @@ def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
 
 
 def test_an_overwritten_sweep_begins_anew(tmp_path, swept, programs_run):
-    """What another sweep left of its programs would be resumed."""
+    """Programs that another sweep left would be resumed."""
     out = shutil.copytree(swept, tmp_path / "sweep")
     (out / "programs" / "1" / "checkpoints").mkdir(parents=True)
     assert sweep.main([*SMALL, *RANGES, f"--out={out}", "--overwrite"]) == 0
@@ -221,7 +209,7 @@ def test_sweep_compares_like_with_like(tmp_path, finished):
     assert both["1e-3"] == one != both["1e-2"]
 
 
-def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypatch):
+def test_sweep_trains_with_the_decay_of_runs(tmp_path, monkeypatch):
     """The tuned one was found for another number of steps."""
     seen = []
 
@@ -241,7 +229,7 @@ def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypat
         assert seen[-1] == want
 
 
-def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, programs_run):
+def test_sweep_that_cannot_write_says_resume(tmp_path, monkeypatch, programs_run):
     write, out = folder.write_json, tmp_path / "sweep"
 
     def refuse(path, content):
@@ -268,6 +256,10 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
         (["--problem.num_envs=4,many"], "num_envs"),
         (["--env=CartPole-v2"], "CartPole-v1"),
         (["--eval_every=3"], "eval_every: must be left out: a sweep is one process"),
+        (
+            ["--distributed", "--coordinator=localhost:1234"],
+            "^distributed: must be left out: a sweep is one process",
+        ),
         (["--total_steps=0"], "total_steps: must be at least the steps of an iteration, got 0"),
         (["--total_steps=1"], "total_steps: must be 0 or at least 32 .* got 1"),
         (["--devices=99"], "devices: must be at most"),
@@ -327,7 +319,7 @@ def test_a_damaged_table_is_named(tmp_path, swept, rows):
         sweep.main([f"--out={out}", "--resume"])
 
 
-def test_runs_are_trained_from_one_evaluation_to_the_next(tmp_path):
+def test_runs_train_from_evaluation_to_evaluation(tmp_path):
     """Seven iterations of walks that differ in their step, evaluated three times."""
 
     def learner(stride):
@@ -364,7 +356,7 @@ def test_runs_are_trained_from_one_evaluation_to_the_next(tmp_path):
     np.testing.assert_allclose(curves["size"], np.outer(strides, [2, 5, 7]))
 
 
-def test_draws_follow_from_the_seed_and_lie_where_they_must():
+def test_draws_follow_seed_and_lie_in_range():
     asked = sweeping.Asked(
         {},
         {"config.gamma": ["0.9", "0.99"]},
@@ -410,7 +402,7 @@ def test_equal_combinations_are_searched_once():
     assert sorted(each["network.width"] for each in found) == ["4", "8"]
 
 
-def test_a_sweep_from_python_draws_and_names_the_best(tmp_path, programs_run, capsys):
+def test_python_sweep_draws_and_names_best(tmp_path, programs_run, capsys):
     experiment = run.Experiment(env="CartPole-v1", seeds=2, total_steps=256, out=tmp_path / "a")
     rates = {"config.learning_rate": "log_uniform(1e-5, 1e-2)"}
     swept = run.sweep(

@@ -62,7 +62,7 @@ def test_splits_share_no_problem(name):
 
 @EVERY
 def test_verifier_agrees_with_the_host_on_any_tokens(name):
-    """Right answers, edited and shuffled ones, those of another problem, and garbage."""
+    """Completions are right, edited, shuffled, of another problem, and random."""
     case, (prompts, answers) = cases()[name], drawn(name)
     task, rng = case.task, np.random.default_rng(0)
     length = task.answer_length + 3
@@ -326,7 +326,7 @@ def test_a_task_has_the_ranges_of_its_flags(name):
                     make(**vars(record()) | {field.name: outside})
 
 
-def test_a_row_of_the_table_gives_a_task_its_flags(monkeypatch):
+def test_registry_entry_gives_a_task_its_flags(monkeypatch):
     @config.record
     class Mine:
         """Settings of a task of ours."""
@@ -342,7 +342,7 @@ def test_a_row_of_the_table_gives_a_task_its_flags(monkeypatch):
         settings.parse(command, ["--task=sorting", "--task.depth=2"])
 
 
-def test_answers_that_are_written_lowest_digit_first_say_so():
+def test_lowest_digit_first_answers_are_noted():
     for name, case in cases().items():
         lowest_first = case.answer is not None and "reverse" in case.answer.__code__.co_names
         assert ("lowest digit first" in case.task.note) == lowest_first, name

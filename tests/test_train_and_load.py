@@ -1,11 +1,9 @@
-"""`run.train` and `run.load`: from Python what the commands do from flags."""
+"""`run.train` and `run.load`: the commands, called from Python."""
 
 import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnax
@@ -16,13 +14,14 @@ import pytest
 import scripts
 import shapes
 import tiny
+from test_experiments import with_older_jax
 
 from jaxrl_po import control, run
 from jaxrl_po.algorithms import a2c, ppo
 from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control as control_command
-from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment import earlier, flags
 from jaxrl_po.run.experiment.experiment import DOMAINS
 from jaxrl_po.run.store import metrics
 
@@ -36,7 +35,7 @@ def train(iterations, **options):
     return run.train(LEARNER, iterations, seeds=2, steps_per_iteration=32, **options)
 
 
-def test_a_learner_of_ones_own_leaves_what_a_command_leaves_and_is_resumed(tmp_path, capsys):
+def test_learner_leaves_command_files_and_resumes(tmp_path, capsys):
     options = {"evaluate": EVALUATE, "score": "return", "watch": ("entropy",), "log_every": 2}
     whole = train(4, out=tmp_path / "whole", **options)
     left = {path.name for path in (tmp_path / "whole").iterdir()}
@@ -86,16 +85,15 @@ def stopped(tmp_path_factory):
 
 
 def test_what_differs_from_the_run_is_named(stopped):
-    with pytest.raises(ConfigError, match=r"^out: \S+ already holds files; give resume"):
-        train(4, out=stopped, log_every=2)
-    with pytest.raises(ConfigError, match=r"^seeds: must be 2, as in the run .* got 3; leave it"):
-        run.train(LEARNER, 4, seeds=3, steps_per_iteration=32, out=stopped, resume=True)
-    with pytest.raises(
-        ConfigError, match=r"^log_every: must be 2, as in the run .* got 3; leave it"
+    given = {"iterations": 4, "seeds": 2, "log_every": 2, "resume": True}
+    for changed, message in (
+        ({"resume": False}, r"^out: \S+ already holds files; give resume"),
+        ({"seeds": 3}, r"^seeds: must be 2, as in the run .* got 3; leave it"),
+        ({"log_every": 3}, r"^log_every: must be 2, as in the run .* got 3; leave it"),
+        ({"iterations": 1}, r"^iterations: must be at least 2, those of .* got 1: "),
     ):
-        train(4, out=stopped, log_every=3, resume=True)
-    with pytest.raises(ConfigError, match=r"^iterations: must be at least 2, those of .* got 1: "):
-        train(1, out=stopped, log_every=2, resume=True)
+        with pytest.raises(ConfigError, match=message):
+            run.train(LEARNER, **given | changed, steps_per_iteration=32, out=stopped)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +134,7 @@ def test_a_folder_without_its_learner_says_so(stopped, finished, tmp_path):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_is_resumed_with_a_learner_that_is_made_again(stopped, tmp_path):
+def test_run_resumes_with_a_learner_made_again(stopped, tmp_path):
     out = shutil.copytree(stopped, tmp_path / "run")
     again = a2c.make(a2c.Config(), PROBLEM)
     resumed = run.train(again, 4, seeds=2, steps_per_iteration=32, out=out, resume=True)
@@ -145,10 +143,7 @@ def test_a_run_is_resumed_with_a_learner_that_is_made_again(stopped, tmp_path):
 
 @pytest.mark.usefixtures("trace_only")
 def test_learner_resumes_under_other_versions_with_a_line(stopped, tmp_path, capsys):
-    out = shutil.copytree(stopped, tmp_path / "run")
-    stored = json.loads((out / "config.json").read_text())
-    stored["resolved"]["versions"]["jax"] = "0.0.1"
-    (out / "config.json").write_text(json.dumps(stored))
+    out = with_older_jax(stopped, tmp_path / "run")
     train(3, out=out, resume=True, log_every=2)
     assert f"may differ: jax: 0.0.1 → {jax.__version__}\n" in capsys.readouterr().out
 
@@ -166,10 +161,10 @@ def test_without_steps_iterations_are_shown(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert "training: 1/1 iterations" in shown.out
     assert shown.err.endswith("curves.png was not drawn, all else is there: RuntimeError: no TeX\n")
-    assert (drawn[0].x_label, drawn[0].y_label) == (
-        "iterations, each seed",
-        "episode return (reward units)",
-    )
+    labels = ("iterations, each seed", "episode return (reward units)")
+    assert (drawn[0].x_label, drawn[0].y_label) == labels
+    # The return is drawn if no metric is named.
+    assert [series.metric for series in drawn[0].series] == ["episode_return"]
 
 
 @pytest.mark.usefixtures("trace_only")
@@ -180,16 +175,6 @@ def test_what_cannot_run_loses_nothing(tmp_path):
     with pytest.raises(ConfigError, match="num_minibatches"):
         run.train(unfit, 1, out=tmp_path / "run", overwrite=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-
-
-@pytest.mark.usefixtures("trace_only")
-def test_where_no_metric_is_named_the_return_is_drawn(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        "jaxrl_po.run.figures.plotting.save", lambda panels, path: drawn.extend(panels)
-    )
-    train(1, out=tmp_path / "run")
-    assert [series.metric for series in drawn[0].series] == ["episode_return"]
 
 
 @pytest.mark.usefixtures("trace_only")
@@ -225,7 +210,7 @@ def test_bad_arguments_are_named(arguments, message):
         run.train(LEARNER, **{"iterations": 1, **arguments})
 
 
-def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished):
+def test_loaded_control_policy_acts_as_evaluated(tmp_path, finished):
     out = finished("control", tmp_path / "run")
     policy = run.load(out, checkpoint="latest", seed_index=1)
     assert policy.settings["env"] == "CartPole-v1"
@@ -242,23 +227,20 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
         if terminated or truncated:
             break
     # The same initial states, by the run's own evaluation of the same parameters.
-    world = control_command.open_world(config_of(out))
-    problem = control_command.build_problem(config_of(out), world)
+    config = earlier.read(control_command, "run", str(out))
+    world = control_command.open_world(config)
+    problem = control_command.build_problem(config, world)
     evaluated = control.make_evaluate(world.env, problem, num_episodes=64)
-    stacked = stacked_state(out)
+    stacked = earlier.state(control_command, config, "run", str(out), "latest")[2]
     one = jax.tree.map(lambda x: x[1], stacked)
     spread = evaluated(one.params, one.collector, jax.random.key(0))["return"]
     assert float(spread.min()) <= total <= float(spread.max())
     jax.tree.map(np.testing.assert_array_equal, policy.params, one.params)
-    distribution = problem.apply(
-        one.params, control.statistics.normalize(one.collector, observation)[None]
-    )[0]
-    assert int(policy.act(observation)) == int(distribution.mode()[0])
-    raw = problem.apply(one.params, observation[None])[0].logits
-    seen = problem.apply(
-        one.params, control.statistics.normalize(one.collector, observation)[None]
-    )[0].logits
-    assert np.abs(np.asarray(raw - seen)).max() > 1e-3  # or the comparison above shows nothing
+    normal = control.statistics.normalize(one.collector, observation)
+    seen, raw = (problem.apply(one.params, x[None])[0] for x in (normal, observation))
+    assert int(policy.act(observation)) == int(seen.mode()[0])
+    # Otherwise the comparison above shows nothing.
+    assert np.abs(np.asarray(raw.logits - seen.logits)).max() > 1e-3
     drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
     assert drawn == {0, 1}
     with pytest.raises(
@@ -277,18 +259,6 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
         run.load(out, checkpoint="worst")
     with pytest.raises(ConfigError, match=r"^folder: must be the folder of a run .* got \S+;"):
         run.load(tmp_path)
-
-
-def config_of(out):
-    from jaxrl_po.run.experiment import earlier
-
-    return earlier.read(control_command, "run", str(out))
-
-
-def stacked_state(out):
-    from jaxrl_po.run.experiment import earlier
-
-    return earlier.state(control_command, config_of(out), "run", str(out), "latest")[2]
 
 
 def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):
@@ -363,7 +333,7 @@ def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
         run.train(experiment, log_every=3)
 
 
-def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
+def test_experiment_is_data_of_its_command():
     experiment = run.Experiment(task="addition", algorithm="grpo", over={"task.num_digits": 1})
     assert experiment.script == "language"
     assert experiment.settings == {"task": "addition", "algorithm": "grpo", "task.num_digits": 1}
@@ -394,14 +364,8 @@ def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
         run.Experiment(**keywords)
 
 
-def test_numbers_of_numpy_are_numbers():
-    numbers = {"config.gamma": np.float32(0.5), "config.early_stop": np.bool_(True)}
-    made = run.Experiment(seeds=np.int64(2), over=numbers)
-    assert dict(made.settings) == {"seeds": 2, "config.gamma": 0.5, "config.early_stop": True}
-
-
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_that_a_hook_ends_says_so_in_its_summary(tmp_path, capsys):
+def test_summary_says_that_a_hook_ended(tmp_path, capsys):
     def on_row(row):
         if row["iteration"] == 1:
             raise run.Stop("enough")
@@ -440,24 +404,18 @@ print(here, more.state.step.tolist())
 """
 
 
-def test_learner_uses_all_cores_and_the_same_random_numbers(tmp_path):
+def test_learner_uses_all_cores_with_same_randomness(tmp_path):
     root = Path(__file__).parent
     environment = scripts.surroundings() | {"PYTHONPATH": f"{root.parent}{os.pathsep}{root}"}
-    done = subprocess.run(
-        [sys.executable, "-c", ON_ALL_CORES],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=environment,
-    )
+    done = scripts.python("-c", ON_ALL_CORES, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
     *_, refused, here = done.stdout.splitlines()
     assert refused.startswith("devices: must divide the 4 seeds or the 1 rows")
     assert here == "[True, True, True] [3, 3, 3, 3]"
     assert done.stdout.count("4 seeds on 2 devices, 2 on each") == 2
 
 
-def test_the_keywords_of_an_experiment_are_the_flags_of_its_command():
+def test_experiment_keywords_are_flags_of_its_command():
     for name, domain in DOMAINS.items():
         for field in flags.settable(domain.OPTIONS):
             if name == "control" and field.name == "demonstrations":

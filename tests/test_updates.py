@@ -62,7 +62,7 @@ def run(samples=None, params=PARAMS, optimizer=SGD, key=0, **options):
     )
 
 
-def test_one_step_is_the_gradient_of_the_divided_sum():
+def test_step_is_the_gradient_of_divided_sum():
     samples = make_samples()
 
     def objective(params):
@@ -90,7 +90,7 @@ def test_microbatches_do_not_change_the_update(num_microbatches):
 
 
 def computed_rows(**options):
-    """Rows that the program computes at a time: those of the products with the parameters."""
+    """Returns the rows that the program multiplies with the parameters at a time."""
     optimizer = optax.sgd(0.1)
     update = updates.gradient_update(regression, optimizer, **options)
     arguments = PARAMS, optimizer.init(PARAMS), make_samples(rows=64), jax.random.key(0)
@@ -102,7 +102,7 @@ def computed_rows(**options):
     }
 
 
-def test_a_core_computes_a_minibatch_in_parts_to_the_same_effect(monkeypatch):
+def test_parts_of_a_minibatch_give_same_update(monkeypatch):
     monkeypatch.setattr(minibatches, "AT_A_TIME", 8)
     one_each = Target("cpu", devices=2, cores=2)
     assert computed_rows() == {64}
@@ -119,7 +119,7 @@ def test_a_core_computes_a_minibatch_in_parts_to_the_same_effect(monkeypatch):
 @pytest.mark.parametrize(
     "options", [{}, {"num_microbatches": 2}, {"stop": lambda _: jnp.bool_(False)}]
 )
-def test_a_loss_is_traced_once_for_its_counts_and_once_for_its_gradient(options):
+def test_loss_is_traced_once_for_counts_and_gradient(options):
     traced = []
 
     def loss(params, samples):

@@ -23,7 +23,6 @@ from jaxrl_po.run.loop.job import (
     Patience,
     TrainJob,
 )
-from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
 SEEDS = 3
@@ -132,7 +131,8 @@ class Silent:
     """A reporter that records its calls."""
 
     def __init__(self, hook=lambda row: None):
-        self.reported, self.phases, self.rows, self.hook = [], [], [], hook
+        self.reported, self.phases, self.rows, self.seconds_left = [], [], [], []
+        self.hook = hook
 
     def report(self, line):
         self.reported.append(line)
@@ -142,20 +142,13 @@ class Silent:
 
     def update(self, row, seconds_left):
         self.rows.append(row)
+        self.seconds_left.append(seconds_left)
         self.hook(row)
 
 
 def run(path, reporter=None, resume=False, **changes):
     path.mkdir(exist_ok=True)
     return runner.run(job(**changes), path, reporter or Silent(), resume=resume)
-
-
-def lines(path):
-    """The lines without timings."""
-    rows = read(path / "metrics.jsonl")
-    return [
-        {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
-    ]
 
 
 def bits(state):

@@ -13,13 +13,13 @@ from jaxrl_po.types import Learner, Metrics, Problem, Samples, TrainState
 
 
 def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """A loss of the user's own."""
+    """Computes a user's loss."""
     elements = losses.surrogate(log_prob, samples.log_prob, samples.advantage)
     return elements + 0.5 * jnp.square(log_prob - samples.log_prob), {}
 
 
 def learners() -> list[Learner]:
-    """Of the README, each with its arguments."""
+    """Returns the learners of the README, each with its arguments."""
     env = gymnax.make("CartPole-v1")[0]
     games: Problem = control.make_problem(env, num_envs=16, num_steps=512)
     task = language.tasks.addition(2)
@@ -43,7 +43,7 @@ def learners() -> list[Learner]:
 
 
 def train(learner: Learner, key: jax.Array) -> tuple[TrainState, Metrics]:
-    """A loop of the user's own."""
+    """Trains in a user's loop."""
 
     def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
         return learner.step(state)
@@ -54,7 +54,7 @@ def train(learner: Learner, key: jax.Array) -> tuple[TrainState, Metrics]:
 
 
 def runs(learner: Learner) -> Mapping[str, object]:
-    """From Python what a command does."""
+    """Trains as the commands do."""
     experiment = run.Experiment(env="Acrobot-v1", algorithm="trpo", out="runs/again")
     trained: run.Trained = run.train(experiment)
     run.load(7)  # type: ignore[call-overload]

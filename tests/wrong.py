@@ -58,3 +58,25 @@ def pattern(code: str) -> re.Pattern[str]:
         else:
             parts.append(re.escape(token))
     return re.compile(re.escape(start) + "".join(parts) + re.escape(end))
+
+
+def table(text: str) -> list[Wrong]:
+    """Reads wrong programs from a text.
+
+    The first line of an entry is its name. The other lines are indented by two spaces: the module,
+    a colon and the tests; then `before`, each line after "- "; then `after`, each line after "+ ".
+    A line that begins with "#" is a heading.
+
+    Example:
+      >>> [wrong] = table("sign\\n  losses: test_losses.py\\n  - a - b\\n  + a + b")
+      >>> wrong.module, wrong.before, wrong.after, wrong.tests
+      ('losses', 'a - b', 'a + b', ('test_losses.py',))
+    """
+    found = []
+    for entry in re.findall(r"^[^\s#].*(?:\n  .*)*", text, re.MULTILINE):
+        name, *lines = entry.split("\n")
+        code = {sign: [x[4:] for x in lines if x[2] == sign] for sign in "-+"}
+        module, tests = " ".join(x for x in lines if x[2] not in code).split(":", 1)
+        before, after = map("\n".join, code.values())
+        found.append(Wrong(name, module.strip(), before, after, tuple(tests.split())))
+    return found

@@ -1,360 +1,217 @@
-"""Wrong programs of what is had from Python: hooks, objects of one's own, policies."""
+"""Wrong programs of the Python interface: hooks, user-defined objects, policies."""
 
-from wrong import Wrong
+from wrong import table
 
-LOSSES = "test_own_losses.py::"
-EXTENSIONS = "test_extensions.py::test_each_extension_is_one_file"
-
-WRONG = [
-    Wrong(
-        "a hook holds the line itself and may change it",
-        "run.loop.progress",
-        "on_row(copy.deepcopy(row))",
-        "on_row(row)",
-        ("test_hooks.py::test_a_hook_gets_each_line_and_may_add_numbers",),
-    ),
-    Wrong(
-        "a run that a hook ends lacks its last evaluation",
-        "run.loop.runner",
-        "row |= {} if evaluated else self.evaluation(place)",
-        "row |= {}",
-        ("test_hooks.py::test_a_hook_ends_a_run_saved_and_evaluated_and_it_goes_on",),
-    ),
-    Wrong(
-        "a run whose step size has decayed is told to change its decay",
-        "run.experiment.settings",
-        "        if resumed:\n",
-        '        if resumed and origins[DECAY] == "stored":\n',
-        ("test_script_flags.py::test_a_run_whose_step_size_has_decayed_is_not_extended",),
-    ),
-    Wrong(
-        "a study tunes beyond the range of its flag",
-        "experiments.studies.claims.trial",
-        "asked = list(filter(runs.admits, further))",
-        "asked = further",
-        ("test_studies.py::test_a_sweep_stays_within_the_range_of_its_flag",),
-    ),
-    Wrong(
-        "a run that begins with another forgets what that saw of observations",
-        "run.experiment.earlier",
-        "return begins, collector._replace(replicated={**collector.replicated, **of_run})",
-        "return begins, collector",
-        (
-            "test_init_from.py::"
-            "test_every_seed_of_a_control_run_starts_where_the_first_of_the_earlier_one_stopped",
-        ),
-    ),
-    Wrong(
-        "a class that is given is imported a second time",
-        "run.experiment.user_code",
-        "if isinstance(source, PythonObject):\n        return",
-        "if isinstance(source, PythonObject) and not in_file(source):\n        return",
-        ("test_own_objects.py::test_what_other_processes_can_import_is_named_by_its_file",),
-    ),
-    Wrong(
-        "a method ignores an argument that it lacks",
-        "run.experiment.user_code",
-        "if source and name not in parameters:",
-        "if False:",
-        (f"{LOSSES}test_what_a_method_cannot_take_is_named",),
-    ),
-    Wrong(
-        "values that were found for another optimizer stay",
-        "run.experiment.user_code",
-        "for name, value in values.items() if name not in fields}",
-        "for name, value in values.items()}",
-        (f"{LOSSES}test_tuned_values_of_what_is_replaced_are_left_out",),
-    ),
-    Wrong(
-        "a policy needs the loss of its run",
-        "run.experiment.earlier",
-        'dict.fromkeys(user_code.LOSS, "")',
-        "{}",
-        (f"{LOSSES}test_policy_with_own_loss_needs_no_loss",),
-    ),
-    Wrong(
-        "a vine has a body for policy and critic",
-        "run.experiment.control",
-        'for name in ("critic", "actor_critic") if',
-        'for name in ("critic",) if',
-        (f"{LOSSES}test_what_a_method_cannot_take_is_named",),
-    ),
-    Wrong(
-        "an error about the user's optimizer names a setting of the method",
-        "run.experiment.flags",
-        "if isinstance(error, UserCodeError):",
-        "if False:",
-        (f"{LOSSES}test_what_a_method_cannot_take_is_named",),
-    ),
-    Wrong(
-        "an error about the method's optimizer names the user's",
-        "run.experiment.flags",
-        "sorted(sections.items(), key=lambda section: not section[0])",
-        "sections.items()",
-        (f"{LOSSES}test_what_a_method_cannot_take_is_named",),
-    ),
-    Wrong(
-        "an object of Python is known by its name alone",
-        "run.store.sources",
-        "if isinstance(source, PythonObject) and not in_file(source):",
-        "if False:",
-        (
-            "test_changed_objects.py::test_changed_object_is_named_on_resume",
-            "test_changed_objects.py::test_digest_follows_the_code_that_is_used",
-        ),
-    ),
-    Wrong(
-        "an object without source passes for the same",
-        "run.store.provenance",
-        'elif name in before and sources.OWN in f"{was} {value}":',
-        "elif False:",
-        (
-            "test_changed_objects.py::test_changed_object_is_named_on_resume",
-            "test_changed_objects.py::test_deterministic_run_refuses_object_never_read",
-        ),
-    ),
-    Wrong(
-        "a sweep resumes with other code and is silent",
-        "run.experiment.sweeping",
-        'provenance.note(provenance.differences(code, stored.get("resolved", {})))',
-        "()",
-        ("test_changed_objects.py::test_sweep_names_a_changed_object",),
-    ),
-    Wrong(
-        "a learner resumes under other versions and is silent",
-        "run.experiment.prepare",
-        "notes=provenance.note(provenance.differences(now, before))",
-        "notes=[]",
-        ("test_train_and_load.py::test_learner_resumes_under_other_versions_with_a_line",),
-    ),
-    Wrong(
-        "the functions of a loaded policy do not pickle",
-        "run.experiment.policies",
-        "return type(self), self._arguments",
-        "return object.__reduce__(self)",
-        ("test_pickled_policies.py::test_policy_with_a_python_environment_pickles",),
-    ),
-    Wrong(
-        "a training state shows its arrays",
-        "types",
-        "_record.__repr__ = short_repr",
-        "_record.__str__ = short_repr",
-        ("test_reprs.py::test_training_state_has_a_short_text",),
-    ),
-    Wrong(
-        "an error of a section has no prefix",
-        "run.experiment.flags",
-        "return ConfigError(join(prefix, error.field), error.message)",
-        "return error",
-        ("test_flags.py::test_located_gives_a_field_the_prefix_of_its_section",),
-    ),
-    Wrong(
-        "a batch of observations is acted on with one random number",
-        "run.experiment.policies",
-        "axes = (None, 0, None if key is None else 0)",
-        "keys, axes = key, (None, 0, None)",
-        ("test_own_objects.py::test_what_was_given_in_python_is_told_and_given_again",),
-    ),
-    Wrong(
-        "Muon takes the norms of stacked blocks, and Adam their matrices",
-        "language.transformer",
-        'name == "blocks" and x.ndim == 3',
-        'name == "blocks" and x.ndim == 2',
-        ("test_optimization.py::test_muon_takes_the_blocks_of_a_transformer[scanned]",),
-    ),
-    Wrong(
-        "Muon takes embedding and output",
-        "language.transformer",
-        'name == "blocks" and x.ndim == 3',
-        "x.ndim >= 2",
-        ("test_optimization.py::test_muon_takes_the_blocks_of_a_transformer[unrolled]",),
-    ),
-    Wrong(
-        "Muon takes every matrix of a control network",
-        "control.networks",
-        "_mark(layer, name != first)",
-        "_mark(layer, True)",
-        (
-            "test_optimization.py::test_muon_takes_hidden_matrices_of_control[mlp]",
-            "test_optimization.py::test_muon_takes_all_convolutions_but_the_first",
-        ),
-    ),
-    Wrong(
-        "Muon takes the head",
-        "control.networks",
-        "_mark(layers[name], False)",
-        "_mark(layers[name], True)",
-        ("test_optimization.py::test_muon_takes_hidden_matrices_of_control[shared]",),
-    ),
-    Wrong(
-        "Muon takes the table of position biases",
-        "control.memory",
-        'return leaf.ndim == 2 and inner and names[1:] != ["bias"]',
-        "return leaf.ndim == 2 and inner",
-        ("test_optimization.py::test_muon_takes_hidden_matrices_of_control[transformer]",),
-    ),
-    Wrong(
-        "Muon takes the matrices of a user's layers",
-        "control.networks",
-        "if type(torso) is not Torso:",
-        "if not isinstance(torso, Torso):",
-        ("test_optimization.py::test_muon_refuses_networks_of_a_user[torso]",),
-    ),
-    Wrong(
-        "Muon takes the matrices of a user's transformer",
-        "language.networks",
-        "type(each) is Transformer",
-        "isinstance(each, Transformer)",
-        ("test_optimization.py::test_muon_refuses_networks_of_a_user[model]",),
-    ),
-    Wrong(
-        "Muon ignores a critic of a user",
-        "control.actor",
-        "or (critic is not None and of_value is None)",
-        "",
-        ("test_optimization.py::test_muon_refuses_networks_of_a_user[critic]",),
-    ),
-    Wrong(
-        "an optimizer is named and given",
-        "optimizers",
-        "if config.optimizer != AUTO:",
-        "if False:",
-        ("test_optimization.py::test_optimizer_fields_without_effect_are_refused[grpo]",),
-    ),
-    Wrong(
-        "a schedule without a decay is silent",
-        "optimizers",
-        "decays = config.schedule == CONSTANT or bool(config.decay_iterations)",
-        "decays = True",
-        ("test_optimization.py::test_optimizer_fields_without_effect_are_refused[reinforce]",),
-    ),
-    Wrong(
-        "help describes the fields of the class itself alone",
-        "config",
-        "for each in fields)",
-        'for each in fields if each.name in vars(cls).get("__annotations__", ()))',
-        ("test_optimization.py::test_every_step_size_has_optimizer_and_schedule[a2c]",),
-    ),
-    Wrong(
-        "a control run is read by way of the one that it began from",
-        "run.experiment.earlier",
-        "        config = config.continued()\n",
-        "",
-        ("test_init_from.py::test_a_control_run_needs_the_run_that_it_began_from_no_more",),
-    ),
-    Wrong(
-        "a name that a notebook imports is gone",
-        "language.rewards",
-        "def soft_overlong(",
-        "def overlong(",
-        ("test_names.py::test_every_name_of_the_package_exists[notebooks/04_dapo.ipynb]",),
-    ),
-    Wrong(
-        "a loaded policy forgets the statistics of observations",
-        "run.experiment.policies",
-        "actor.act(params, collector, *row)",
-        "actor.act(params, collector._replace(replicated={}), *row)",
-        ("test_acting.py::test_documented_lines_act_as_the_loaded_policy",),
-    ),
-    Wrong(
-        "an actor without memory reads raw observations",
-        "control.actor",
-        "inputs = normalize(collector, observation)",
-        "inputs = observation",
-        ("test_acting.py::test_documented_lines_act_as_the_loaded_policy[plain]",),
-    ),
-    Wrong(
-        "a field is on no page",
-        "algorithms.npg",
-        "cg_iterations: int = static(",
-        'fisher_rows: int = static(1, "rows")\n    cg_iterations: int = static(',
-        ("test_documented_fields.py::test_every_field_of_a_method_is_documented[npg]",),
-    ),
-    Wrong(
-        "a shared field has another name than the page says",
-        "algorithms.critic_fit",
-        "value_epochs: int = static(",
-        "critic_epochs: int = static(",
-        ("test_documented_fields.py::test_a_shared_row_holds_for_its_methods",),
-    ),
-    Wrong(
-        "a new state shares its arrays",
-        "learner",
-        'jnp.copy(leaf) if hasattr(leaf, "dtype") else leaf',
-        "leaf",
-        (
-            "test_donation.py::test_leaves_of_a_new_state_are_distinct[grpo-addition]",
-            "test_donation.py::test_a_pretrained_policy_and_reward_model_are_copied",
-        ),
-    ),
-    Wrong(
-        "the reference of a reward shares the policy's arrays",
-        "algorithms.reference",
-        "reference_params=jax.tree.map(jnp.copy, state.params.policy)",
-        "reference_params=state.params.policy",
-        ("test_donation.py::test_a_reference_by_reward_is_distinct",),
-    ),
-    Wrong(
-        "an adapted coefficient is the user's array",
-        "algorithms.reference",
-        "beta = jnp.array(settings.kl_coefficient, jnp.float32)",
-        "beta = jnp.asarray(settings.kl_coefficient, jnp.float32)",
-        ("test_donation.py::test_a_reference_by_reward_is_distinct",),
-    ),
-    Wrong(
-        "the prompts of a state are the user's arrays",
-        "language.networks",
-        "jax.tree.map(jnp.array, source.data)",
-        "jax.tree.map(jnp.asarray, source.data)",
-        ("test_donation.py::test_prompts_are_copied",),
-    ),
-    Wrong(
-        "a frozen base is copied",
-        "learner",
-        "(frozen=undonated(params.frozen))",
-        "(frozen=unshared(params.frozen))",
-        ("test_donation.py::test_frozen_parameters_stay_out_of_donations",),
-    ),
-    Wrong(
-        "a state begins with frozen parameters that were donated",
-        "learner",
-        "(frozen=undonated(params.frozen))",
-        "(frozen=params.frozen)",
-        ("test_donation.py::test_frozen_parameters_stay_out_of_donations[teacher]",),
-    ),
-    Wrong(
-        "a problem begins with a base that was donated",
-        "language.networks",
-        "undonated(initial)",
-        "initial",
-        ("test_donation.py::test_a_warm_start_refuses_a_donated_base",),
-    ),
-    Wrong(
-        "a learner with another initial policy is another program",
-        "run.store.provenance",
-        "strict=True) if used)",
-        "strict=True))",
-        ("test_provenance.py::test_of_arrays_only_frozen_ones_are_the_program",),
-    ),
-    Wrong(
-        "a method of the user's is looked up among ours",
-        "run.experiment.user_code",
-        "if not is_source(name):\n        return errors.lookup",
-        "if True:\n        return errors.lookup",
-        (EXTENSIONS,),
-    ),
-    Wrong(
-        "a memory of the user's is its text",
-        "run.experiment.flags",
-        "values[field] = user_code.held(names[field], values[field])",
-        "pass",
-        (EXTENSIONS,),
-    ),
-    Wrong(
-        "an object that scores batches is called with texts",
-        "run.experiment.rewarding",
-        "return value if is_one else None",
-        "return None",
-        (EXTENSIONS,),
-    ),
-]
+WRONG = table("""
+a hook holds the line itself and may change it
+  run.loop.progress: test_hooks.py::test_hook_gets_each_row_and_adds_numbers
+  - on_row(copy.deepcopy(row))
+  + on_row(row)
+a run that a hook ends lacks its last evaluation
+  run.loop.runner: test_hooks.py::test_hook_ends_run_saved_evaluated_and_resumable
+  - row |= {} if evaluated else self.evaluation(place)
+  + row |= {}
+a run whose step size has decayed is told to change its decay
+  run.experiment.settings:
+    test_script_flags.py::test_decayed_run_is_not_extended
+  -         if resumed:
+  -
+  +         if resumed and origins[DECAY] == "stored":
+  +
+a study tunes beyond the range of its flag
+  experiments.studies.claims.trial: test_studies.py::test_sweep_stays_within_range_of_flag
+  - asked = list(filter(runs.admits, further))
+  + asked = further
+a run that begins with another forgets what that saw of observations
+  run.experiment.earlier:
+    test_init_from.py::test_control_seeds_start_from_earlier_first_seed
+  - return begins, collector._replace(replicated={**collector.replicated, **of_run})
+  + return begins, collector
+a class that is given is imported a second time
+  run.experiment.user_code:
+    test_own_objects.py::test_what_other_processes_can_import_is_named_by_its_file
+  - if isinstance(source, PythonObject):
+  -         return
+  + if isinstance(source, PythonObject) and not in_file(source):
+  +         return
+a method ignores an argument that it lacks
+  run.experiment.user_code: test_own_losses.py::test_what_a_method_cannot_take_is_named
+  - if source and name not in parameters:
+  + if False:
+values that were found for another optimizer stay
+  run.experiment.user_code: test_own_losses.py::test_tuned_values_of_replaced_parts_are_omitted
+  - for name, value in values.items() if name not in fields}
+  + for name, value in values.items()}
+a policy needs the loss of its run
+  run.experiment.earlier: test_own_losses.py::test_policy_with_own_loss_needs_no_loss
+  - dict.fromkeys(user_code.LOSS, "")
+  + {}
+a vine has a body for policy and critic
+  run.experiment.control: test_own_losses.py::test_what_a_method_cannot_take_is_named
+  - for name in ("critic", "actor_critic") if
+  + for name in ("critic",) if
+an error about the user's optimizer names a setting of the method
+  run.experiment.flags: test_own_losses.py::test_what_a_method_cannot_take_is_named
+  - if isinstance(error, UserCodeError):
+  + if False:
+an error about the method's optimizer names the user's
+  run.experiment.flags: test_own_losses.py::test_what_a_method_cannot_take_is_named
+  - sorted(sections.items(), key=lambda section: not section[0])
+  + sections.items()
+an object of Python is known by its name alone
+  run.store.sources:
+    test_changed_objects.py::test_changed_object_is_named_on_resume
+    test_changed_objects.py::test_digest_follows_the_code_that_is_used
+  - if isinstance(source, PythonObject) and not in_file(source):
+  + if False:
+an object without source passes for the same
+  run.store.provenance:
+    test_changed_objects.py::test_changed_object_is_named_on_resume
+    test_changed_objects.py::test_deterministic_run_refuses_object_never_read
+  - elif name in before and sources.OWN in f"{was} {value}":
+  + elif False:
+a sweep resumes with other code and is silent
+  run.experiment.sweeping: test_changed_objects.py::test_sweep_names_a_changed_object
+  - provenance.note(provenance.differences(code, stored.get("resolved", {})))
+  + ()
+a learner resumes under other versions and is silent
+  run.experiment.prepare:
+    test_train_and_load.py::test_learner_resumes_under_other_versions_with_a_line
+  - notes=provenance.note(provenance.differences(now, before))
+  + notes=[]
+the functions of a loaded policy do not pickle
+  run.experiment.policies: test_pickled_policies.py::test_policy_with_a_python_environment_pickles
+  - return type(self), self._arguments
+  + return object.__reduce__(self)
+a training state shows its arrays
+  types: test_reprs.py::test_training_state_has_a_short_text
+  - _record.__repr__ = short_repr
+  + _record.__str__ = short_repr
+an error of a section has no prefix
+  run.experiment.flags: test_flags.py::test_located_error_has_the_prefix_of_its_section
+  - return ConfigError(join(prefix, error.field), error.message)
+  + return error
+a batch of observations is acted on with one random number
+  run.experiment.policies:
+    test_own_objects.py::test_what_was_given_in_python_is_told_and_given_again
+  - axes = (None, 0, None if key is None else 0)
+  + keys, axes = key, (None, 0, None)
+Muon takes the norms of stacked blocks, and Adam their matrices
+  language.transformer: test_optimization.py::test_muon_takes_the_blocks_of_a_transformer[scanned]
+  - name == "blocks" and x.ndim == 3
+  + name == "blocks" and x.ndim == 2
+Muon takes embedding and output
+  language.transformer: test_optimization.py::test_muon_takes_the_blocks_of_a_transformer[unrolled]
+  - name == "blocks" and x.ndim == 3
+  + x.ndim >= 2
+Muon takes every matrix of a control network
+  control.networks:
+    test_optimization.py::test_muon_takes_hidden_matrices_of_control[mlp]
+    test_optimization.py::test_muon_takes_all_convolutions_but_the_first
+  - _mark(layer, name != first)
+  + _mark(layer, True)
+Muon takes the head
+  control.networks: test_optimization.py::test_muon_takes_hidden_matrices_of_control[shared]
+  - _mark(layers[name], False)
+  + _mark(layers[name], True)
+Muon takes the table of position biases
+  control.memory: test_optimization.py::test_muon_takes_hidden_matrices_of_control[transformer]
+  - return leaf.ndim == 2 and inner and names[1:] != ["bias"]
+  + return leaf.ndim == 2 and inner
+Muon takes the matrices of a user's layers
+  control.networks: test_optimization.py::test_muon_refuses_networks_of_a_user[torso]
+  - if type(torso) is not Torso:
+  + if not isinstance(torso, Torso):
+Muon takes the matrices of a user's transformer
+  language.networks: test_optimization.py::test_muon_refuses_networks_of_a_user[model]
+  - type(each) is Transformer
+  + isinstance(each, Transformer)
+Muon ignores a critic of a user
+  control.actor: test_optimization.py::test_muon_refuses_networks_of_a_user[critic]
+  - or (critic is not None and of_value is None)
+an optimizer is named and given
+  optimizers: test_optimization.py::test_optimizer_fields_without_effect_are_refused[grpo]
+  - if config.optimizer != AUTO:
+  + if False:
+a schedule without a decay is silent
+  optimizers: test_optimization.py::test_optimizer_fields_without_effect_are_refused[reinforce]
+  - decays = config.schedule == CONSTANT or bool(config.decay_iterations)
+  + decays = True
+help describes the fields of the class itself alone
+  config: test_optimization.py::test_every_step_size_has_optimizer_and_schedule[a2c]
+  - for each in fields)
+  + for each in fields if each.name in vars(cls).get("__annotations__", ()))
+a control run is read by way of the one that it began from
+  run.experiment.earlier: test_init_from.py::test_control_run_outlives_its_initial_run
+  - config = config.continued()
+  + pass
+a name that a notebook imports is gone
+  language.rewards: test_names.py::test_every_name_of_the_package_exists[notebooks/04_dapo.ipynb]
+  - def soft_overlong(
+  + def overlong(
+a loaded policy forgets the statistics of observations
+  run.experiment.policies: test_acting.py::test_documented_lines_act_as_the_loaded_policy
+  - actor.act(params, collector, *row)
+  + actor.act(params, collector._replace(replicated={}), *row)
+an actor without memory reads raw observations
+  control.actor: test_acting.py::test_documented_lines_act_as_the_loaded_policy[plain]
+  - inputs = normalize(collector, observation)
+  + inputs = observation
+a field is on no page
+  algorithms.npg: test_documented_fields.py::test_every_field_of_a_method_is_documented[npg]
+  - cg_iterations: int = static(
+  + fisher_rows: int = static(1, "rows")
+  +     cg_iterations: int = static(
+a shared field has another name than the page says
+  algorithms.critic_fit: test_documented_fields.py::test_a_shared_row_holds_for_its_methods
+  - value_epochs: int = static(
+  + critic_epochs: int = static(
+a new state shares its arrays
+  learner:
+    test_donation.py::test_leaves_of_a_new_state_are_distinct[grpo-addition]
+    test_donation.py::test_a_pretrained_policy_and_reward_model_are_copied
+  - jnp.copy(leaf) if hasattr(leaf, "dtype") else leaf
+  + leaf
+the reference of a reward shares the policy's arrays
+  algorithms.reference: test_donation.py::test_a_reference_by_reward_is_distinct
+  - reference_params=jax.tree.map(jnp.copy, state.params.policy)
+  + reference_params=state.params.policy
+an adapted coefficient is the user's array
+  algorithms.reference: test_donation.py::test_a_reference_by_reward_is_distinct
+  - beta = jnp.array(settings.kl_coefficient, jnp.float32)
+  + beta = jnp.asarray(settings.kl_coefficient, jnp.float32)
+the prompts of a state are the user's arrays
+  language.networks: test_donation.py::test_prompts_are_copied
+  - jax.tree.map(jnp.array, source.data)
+  + jax.tree.map(jnp.asarray, source.data)
+a frozen base is copied
+  learner: test_donation.py::test_frozen_parameters_stay_out_of_donations
+  - (frozen=undonated(params.frozen))
+  + (frozen=unshared(params.frozen))
+a state begins with frozen parameters that were donated
+  learner: test_donation.py::test_frozen_parameters_stay_out_of_donations[teacher]
+  - (frozen=undonated(params.frozen))
+  + (frozen=params.frozen)
+a problem begins with a base that was donated
+  language.networks: test_donation.py::test_a_warm_start_refuses_a_donated_base
+  - undonated(initial)
+  + initial
+a learner with another initial policy is another program
+  run.store.provenance: test_provenance.py::test_of_arrays_only_frozen_ones_are_the_program
+  - strict=True) if used)
+  + strict=True))
+a method of the user's is looked up among ours
+  run.experiment.user_code: test_extensions.py::test_each_extension_is_one_file
+  - if not is_source(name):
+  -         return errors.lookup
+  + if True:
+  +         return errors.lookup
+a memory of the user's is its text
+  run.experiment.flags: test_extensions.py::test_each_extension_is_one_file
+  - values[field] = user_code.held(names[field], values[field])
+  + pass
+an object that scores batches is called with texts
+  run.experiment.rewarding: test_extensions.py::test_each_extension_is_one_file
+  - return value if is_one else None
+  + return None
+""")

@@ -190,7 +190,7 @@ def final(run: Run, metric: str) -> npt.NDArray[np.float64]:
     return statistics.worst_if_missing(_curve(run, metric)[1][:, -1])
 
 
-def _curve(run: Run, metric: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _curve(run: Run, metric: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     step, values = metrics.curve(run.rows, metric)
     return step, statistics.carried(values) if metric.startswith(metrics.EPISODES) else values
 
@@ -199,9 +199,9 @@ def scores_of(runs: Sequence[Run], metric: str, by: str) -> list[npt.NDArray[np.
     """Returns the score of each seed, `[S]` per run; −∞ if it is not a finite number.
 
     Args:
-      runs: See `read`.
+      runs: Runs as `read` returns them.
       metric: Name of the metric.
-      by: See `Options`. The mean of a curve is that of straight lines between its points.
+      by: Score of a seed, as in `Options`. A curve is linear between its points.
     """
     if by == FINAL:
         return [final(run, metric) for run in runs]
@@ -261,7 +261,7 @@ def differences(runs: Sequence[Run]) -> list[str]:
 
 
 def tuned(run: Run) -> bool:
-    """Whether the run took a setting that was tuned for its environment or task."""
+    """Returns whether the run took a setting that was tuned for its environment or task."""
     return "tuned" in run.config.get("resolved", {}).get("origin", {}).values()
 
 
