@@ -13,7 +13,16 @@ from jaxrl_po import run
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import tasks
 from jaxrl_po.run.data import tables
-from jaxrl_po.run.experiment import control, language_config, suites, sweeping
+from jaxrl_po.run.experiment import (
+    control,
+    flags,
+    language_config,
+    rewarding,
+    settings,
+    suites,
+    sweeping,
+)
+from jaxrl_po.run.experiment.experiment import DOMAINS
 from jaxrl_po.run.experiment.registry import METHODS
 from jaxrl_po.run.store import folder, sources
 
@@ -88,6 +97,20 @@ class Constant:
 
     def score(self, completions, **columns):
         return [1.0] * len(completions)
+
+
+def test_scorer_is_the_reward_itself():
+    scorer = Constant()
+    experiment = run.Experiment(task="addition", reward=scorer)
+    options = settings.options_of(DOMAINS["language"].OPTIONS, experiment.settings)
+    assert rewarding.own_scorer(options) is scorer
+    assert not rewarding.functions(options)
+
+
+def test_memory_of_a_file_is_its_object(mine):
+    given = {"network.memory": flags.Text(f"{mine}NotSuite")}
+    memory = settings.read(control, given, stored={}).config.network.memory
+    assert memory.value.__name__ == "NotSuite"
 
 
 @pytest.mark.parametrize("reward", [Constant, [Constant(), len]])

@@ -22,7 +22,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 26_998,
-    "test code": 41_791,
+    "test code": 41_806,
 }
 
 

@@ -201,17 +201,17 @@ a learner with another initial policy is another program
   - strict=True) if used)
   + strict=True))
 a method of the user's is looked up among ours
-  run.experiment.user_code: test_extensions.py::test_each_extension_is_one_file
+  run.experiment.user_code: test_own_entries.py::test_wrong_entry_is_named
   - if not is_source(name):
   -         return errors.lookup
   + if True:
   +         return errors.lookup
 a memory of the user's is its text
-  run.experiment.flags: test_extensions.py::test_each_extension_is_one_file
+  run.experiment.flags: test_own_entries.py::test_memory_of_a_file_is_its_object
   - values[field] = user_code.held(names[field], values[field])
   + pass
 an object that scores batches is called with texts
-  run.experiment.rewarding: test_extensions.py::test_each_extension_is_one_file
+  run.experiment.rewarding: test_own_entries.py::test_scorer_is_the_reward_itself
   - return value if is_one else None
   + return None
 """)

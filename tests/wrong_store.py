@@ -62,8 +62,7 @@ every process exports
   - [*output.exporters, *exporters] if processes.is_writer() else ()
   + [*output.exporters, *exporters]
 a learner trains on one core after the import of gymnax
-  run.devices.parallel:
-    test_train_and_load.py::test_learner_uses_all_cores_with_same_randomness
+  run.devices.parallel: test_parallel.py::test_cores_are_devices_if_jax_started_with_one
   - tuple(client.devices())
   + ()
 a run waits for an exporter however long that takes
