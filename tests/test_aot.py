@@ -23,6 +23,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import language, settings
 from jaxrl_po.run.experiment.models import Start
+from jaxrl_po.run.loop.job import Length
 
 
 def test_experiment_is_compiled_for_devices_without_running(tmp_path):
@@ -146,14 +147,14 @@ def test_programs_are_reported_with_the_fewest_microbatches(monkeypatch):
         def made(number):
             return zip(names, names, ((None, sampling), (None, 80 // number)), strict=True)
 
-        def rebuild(number):
+        def in_microbatches(_, number):
             return job(number) if number in (2, 4, 8) else None
 
         def job(number):
-            return SimpleNamespace(number=number, made=made, rebuild=rebuild, steps_per_iteration=8)
+            return SimpleNamespace(number=number, made=made, rebuild=True, length=Length(1, 8))
 
-        plan = SimpleNamespace(job=job(1), placement=0, setup=SimpleNamespace(axes=0))
-        return aot._fitting(plan, topology.Machine("m", (), space))
+        monkeypatch.setattr(aot.programs, "in_microbatches", in_microbatches)
+        return aot._fitting(job(1), topology.Machine("m", (), space))
 
     for space, suffix in ((88, ""), (28, " in 4 microbatches"), (25, " in 8 microbatches")):
         found = [(each.name, each.fits) for each in fitting(space, sampling=17)]
