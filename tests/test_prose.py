@@ -5,13 +5,7 @@ import pytest
 
 GOAL = {"that of": 0.3, "what": 1.0, "likewise": 0.05, "is no": 1.5}
 GOAL |= {prose.ENTRY: 0.03, prose.SUMMARY: 0.01}
-# A folder above a goal has its present figure, which is lowered as its sentences are rewritten.
-LIMITS = {
-    "jaxrl_po": GOAL | {"that of": 0.4, "what": 1.2, "likewise": 0.07, prose.SUMMARY: 0.02},
-    "experiments": GOAL,
-    "examples": GOAL,
-    "tests": GOAL,
-}
+FOLDERS = ("jaxrl_po", "experiments", "examples", "tests")
 GOOD = """Computes the loss of a batch.
 
 Args:
@@ -38,10 +32,10 @@ CASES = [(habit, f'def f():\n    """{text}"""\n') for habit, text in SENTENCES] 
 ]
 
 
-@pytest.mark.parametrize("folder", LIMITS)
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_habits_stay_below_their_limits(folder):
     rates, _ = prose.measure(prose.read(folder))
-    assert not [x for x in rates if rates[x] > LIMITS[folder][x]], f"python tests/prose.py {folder}"
+    assert not [x for x in rates if rates[x] > GOAL[x]], f"python tests/prose.py {folder}"
 
 
 @pytest.mark.parametrize(("habit", "source"), CASES)

@@ -1,1 +1,1 @@
-"""What is to be run: settings, tasks, models and environments by name."""
+"""Experiments: their settings, tasks, models and environments by name."""

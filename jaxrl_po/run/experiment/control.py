@@ -128,7 +128,7 @@ def title(config: ControlConfig) -> str:
 
 
 def default_sampling(options: ControlOptions) -> str:
-    """Returns the name of the way in which the method collects rollouts by default."""
+    """Returns the name of the method's default way to collect rollouts."""
     return GROUPS if options.entry.compares_groups else TRAJECTORIES
 
 
@@ -173,7 +173,7 @@ def tuned(
     stops = kind is not None and kind.needs_early_stop and "early_stop" in fields
     found: dict[str, Any] = {"config.early_stop": True} if stops else {}
     path = tuned_file(options)
-    # What was found for one way to sample does not apply to another.
+    # Settings that were tuned for one way to sample do not apply to another.
     if (
         sources.is_source(options.env)
         or sources.is_source(options.algorithm)
@@ -182,7 +182,7 @@ def tuned(
     ):
         return found
     found = json.loads(path.read_text(encoding="utf-8"))["flags"] | found
-    # What was found for other networks does not apply.
+    # Settings that were tuned for other networks do not apply.
     if any(vars(options)[name] for name in NETWORKS) or values.get("network.shared_torso"):
         found = {k: v for k, v in found.items() if not k.startswith("network.")}
     return user_code.without_replaced(vars(options), found)

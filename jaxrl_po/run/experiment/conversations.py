@@ -27,7 +27,7 @@ def make(
 
     Args:
       config: Settings of the run.
-      start: what the run trains.
+      start: Task, model and parameters of the run; see `models.Start`.
       rewarded: functions of `--reward`, or None.
       placement: on devices.
 

@@ -26,7 +26,7 @@ from jaxrl_po.run.store import checkpoint, folder, provenance, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
 
-TRAIN = "train"  # what made the run of a learner of the user's own
+TRAIN = "train"  # script name of runs of a user's learner
 CHECKPOINTS = ("best", "latest")
 WHICH = (
     "each holds all seeds at one iteration, and best is the one with the highest mean score "
@@ -104,10 +104,10 @@ def state(
       config: Settings of the run, see `read`.
       flag: name of the flag that names its folder, for messages.
       run: the folder.
-      kind: see `CHECKPOINTS`.
+      kind: Name of the checkpoint, one of `CHECKPOINTS`.
 
     Returns:
-      `(job, iteration, state)`; leaves of the state `[S, …]`, but for what is frozen.
+      `(job, iteration, state)`; leaves of the state `[S, …]`, except frozen parameters.
 
     Raises:
       ConfigError: no such checkpoint, one of another version of the library, a file of the user
@@ -155,12 +155,12 @@ def state_of(
       job: Job of the run, on one device.
       flag: name of the flag that names its folder, for messages.
       run: the folder.
-      kind: see `CHECKPOINTS`.
+      kind: Name of the checkpoint, one of `CHECKPOINTS`.
       optimizer: whether to restore the optimizer state, which is None otherwise.
 
     Raises:
       ConfigError: no such checkpoint.
-      CheckpointError: it is that of another learner.
+      CheckpointError: the checkpoint belongs to another learner.
     """
     like = jax.eval_shape(job.learner.init, job.start).with_frozen(None)
     like, without = (like, "") if optimizer else (like._replace(opt_state=None), ".opt_state")
@@ -184,7 +184,7 @@ def require_base(digest: str, flag: str, run: str) -> None:
     """Raises ConfigError unless the adapters of a run were trained over the base with this digest.
 
     Args:
-      digest: of the base as it is now; empty where the run has no adapters.
+      digest: Digest of the present base; empty for a run without adapters.
       flag: name of the flag that names the run, for messages.
       run: its folder.
     """
@@ -206,7 +206,7 @@ def begun(domain: Domain[Any], problem: Problem, run: str) -> Problem:
 
     Args:
       domain: Domain of that run.
-      problem: of the run that begins.
+      problem: Problem of the run that begins.
       run: the folder.
 
     Raises:

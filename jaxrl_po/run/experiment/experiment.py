@@ -1,4 +1,4 @@
-"""`Experiment`: what is to be run, as data."""
+"""`Experiment`: all settings of a run, as data."""
 
 import dataclasses
 import os
@@ -25,7 +25,7 @@ CONTROL, LANGUAGE = (
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Experiment:
-    """What is to be run: method, problem, seeds, placement, evaluation, budget and folder, as data.
+    """A run as data: method, problem, seeds, placement, evaluation, budget and folder.
 
     A keyword of `jaxrl-po language` alone, such as `task`, selects that command; otherwise it is
     `jaxrl-po control`. Flags with a dot stand in `over`. An environment, task, network, reward,

@@ -310,7 +310,7 @@ def join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-# What other libraries call a field, where the letters of our name do not tell.
+# Names of fields in other libraries that share no letters with ours.
 ALIASES = {
     **dict.fromkeys(("clip", "clip_ratio", "clip_range", "clip_eps", "clip_coef"), "epsilon_high"),
     **dict.fromkeys(("vf_coef", "vf_coeff", "vf_loss_coeff", "critic_coef"), "value_coefficient"),
@@ -363,7 +363,7 @@ def unknown_flag(name: str, sections: Mapping[str, type]) -> str:
 
 
 def _abbreviates(short: str, name: str) -> bool:
-    """Whether a name has words with these beginnings or first letters: `ent_coef`, `lr`."""
+    """Returns whether a name's words begin with these parts or letters: `ent_coef`, `lr`."""
     words = name.split("_")
     return any(
         len(begun) == len(words) > 1 and all(map(str.startswith, words, begun))
@@ -442,7 +442,7 @@ def usage(
 
 
 def help_of(argv: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether help is asked for, and the other arguments."""
+    """Returns whether help is asked for, and the other arguments."""
     others = [word for word in argv if word not in HELP]
     return len(others) < len(argv), others
 

@@ -303,7 +303,7 @@ def examples(
 
 
 def plain(data: PyTree) -> PyTree:
-    """Returns the data of a task without what follows from it and the tokenizer, for a digest."""
+    """Returns the data of a task, for a digest; values that follow from it are left out."""
     return data._replace(texts=None) if isinstance(data, Rows) else data
 
 

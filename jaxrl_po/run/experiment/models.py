@@ -1,4 +1,4 @@
-"""What a run trains: a new transformer, a pretrained one or that of an earlier run; adapters."""
+"""Models that runs train: new, pretrained or of an earlier run, with or without adapters."""
 
 import hashlib
 import os
@@ -48,7 +48,7 @@ def root(init_from: str, *seen: str) -> str:
       seen: absolute paths of folders that it must not lead to, such as one that is overwritten.
 
     Returns:
-      Its folder or GGUF file; empty where all began with a model of ours, or with what is neither.
+      Its folder or GGUF file; empty where all began with a new model, or the folder holds neither.
 
     Raises:
       UserCodeError: a folder on the way, or its `config.json`, is missing, or leads back.
@@ -134,7 +134,7 @@ class Start(NamedTuple):
     Attributes:
       task: Task, in the tokens of the model.
       policy: Transformer, with its adapters if it has any.
-      params: `{"params": …}` on the host, the first policy or what its adapters are over; None
+      params: `{"params": …}` on the host, the first policy, or the base under its adapters; None
         where each seed draws its own.
       base: Pretrained model, without parameters; None for a model of ours.
       digest: Digest of `params` under adapters; empty without adapters.
@@ -182,7 +182,7 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
 
 
 def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> Start:
-    """What a run trains.
+    """Makes the task, model and initial parameters of a run.
 
     Args:
       domain: `language`.
@@ -346,7 +346,7 @@ def require_vocabulary(
 
 
 def digest(params: PyTree, base: Base | None) -> str:
-    """Of a base under adapters: its parameters and, for a pretrained model, its other files."""
+    """Returns the digest of a base: its parameters and, if pretrained, its other files."""
     found = hashlib.blake2b(digest_size=16)
     for part in _parts(params, base):
         found.update(part)
@@ -373,6 +373,6 @@ def trained(policy: Transformer, params: ActorCritic) -> PyTree:
 
 
 def _merged(policy: Transformer, base: PyTree, adapters: PyTree) -> PyTree:
-    """In float32 at least: what adapters change would be lost in the rounding of a half type."""
+    """In float32 at least: a half type would round the adapters' changes away."""
     wide = jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), base)
     return lora.merge(policy, wide, adapters)

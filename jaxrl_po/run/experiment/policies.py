@@ -37,7 +37,7 @@ class ControlPolicy(NamedTuple):
 
     Attributes:
       settings: flag name to value.
-      iteration: of the checkpoint.
+      iteration: Iteration of the checkpoint.
       params: `ActorCritic` of one seed.
       act: `act(observation, key=None) -> action`: an observation of the environment `[*shape]`, or
         a batch of them `[B, *shape]`, to actions in the environment's own units; the mode, or with
@@ -63,11 +63,11 @@ class LanguagePolicy(NamedTuple):
 
     Attributes:
       settings: flag name to value.
-      iteration: of the checkpoint.
+      iteration: Iteration of the checkpoint.
       params: `ActorCritic` of one seed.
       generate: `generate(prompts, key=None) -> completions`, lists of texts: greedy, or with a key
         sampled at the run's temperature (consumed). A prompt must consist of the task's characters
-        or, with a pretrained model, be what its chat template makes of messages; and be no longer
+        or, with a pretrained model, be the output of its chat template; and be no longer
         than the task's prompts.
     """
 
@@ -81,11 +81,11 @@ class LanguagePolicy(NamedTuple):
 
 
 class LearnerState(NamedTuple):
-    """What a run of `run.train` with a user's learner holds of one seed.
+    """State of one seed of a run of `run.train` with a user's learner.
 
     Attributes:
       settings: argument to value.
-      iteration: of the checkpoint.
+      iteration: Iteration of the checkpoint.
       params: `ActorCritic` of one seed.
       state: `TrainState` of one seed. Acting and evaluating also need `state.collector`, which
         holds the statistics of observations.
@@ -101,7 +101,7 @@ LearnerState.__repr__ = short_repr  # type: ignore[method-assign]
 
 
 def shown(policy: ControlPolicy | LanguagePolicy) -> str:
-    """One line: what was trained, how far, and its size."""
+    """Returns one line: method, iteration and size."""
     what = policy.settings.get("env") or policy.settings.get("task")
     size = sum(leaf.size for leaf in jax.tree.leaves(policy.params.without_frozen()))
     return (
@@ -114,7 +114,7 @@ def shown(policy: ControlPolicy | LanguagePolicy) -> str:
 def load(  # noqa: D418
     folder: str | Path, *, checkpoint: str = "best", seed_index: int = 0, learner: Learner
 ) -> LearnerState:
-    """What the run of a user's learner holds of one seed."""
+    """Returns the state of one seed of a run of a user's learner."""
 
 
 @overload
@@ -135,12 +135,12 @@ def load(
     """The policy of one seed of a run.
 
     Args:
-      folder: of a run of `run.train`, `jaxrl-po control` or `jaxrl-po language`.
+      folder: Folder of a run of `run.train`, `jaxrl-po control` or `jaxrl-po language`.
       checkpoint: "best" (the highest mean score over seeds, the later of equals) or "latest".
       seed_index: Index of one of the run's seeds, from 0.
-      learner: that of a run of `run.train(learner, …)`, which its folder does not hold.
-      own: Flags that name what the folder lacks: objects of Python, such as `env`, and new paths of
-        files and folders that were moved, whose content must be the same.
+      learner: Learner of a run of `run.train(learner, …)`, which its folder does not hold.
+      own: Flags of contents that the folder lacks: objects of Python, such as `env`, and new paths
+        of files and folders that were moved, whose content must be the same.
 
     Returns:
       The policy, with `act` or `generate`; or a `LearnerState` for a user's learner.
@@ -171,7 +171,7 @@ def load(
 
 
 def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> LearnerState:
-    """What the folder of a user's learner holds; raises ConfigError."""
+    """Reads the folder of a user's learner; raises ConfigError."""
     settings = read_settings(Path(run), "folder", "run.train")
     if (made := settings.get("script")) != earlier.TRAIN:
         raise ConfigError("learner", f"must be left out: {run} holds a run of {made}")
@@ -302,7 +302,7 @@ class _Generating(_Rebuilt):
 
 
 def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:
-    """Ids with what a pretrained model's tokenizer adds to any text, such as BOS.
+    """Returns ids with the tokens that a pretrained tokenizer adds to any text, such as BOS.
 
     A chat template has written it already.
     """

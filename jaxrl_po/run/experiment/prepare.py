@@ -293,13 +293,13 @@ def require_same_learner(
     """Refuses to resume a run with another learner; nothing is compiled.
 
     Args:
-      job: of this start.
-      now: see `provenance.describe`, with the learner's `program`.
-      before: the same, of the run in the folder.
-      out: the folder.
+      job: Job of this start.
+      now: Result of `provenance.describe`, with the learner's `program`.
+      before: The same entries of the run in the folder.
+      out: Folder of the run.
 
     Raises:
-      ConfigError: the state has other names, shapes or dtypes than that of the run, or the program
+      ConfigError: the state has other names, shapes or dtypes than the run's, or the program
         of an iteration differs under equal versions, code and devices.
     """
     why = ""
@@ -319,7 +319,7 @@ def require_same_learner(
 
 
 def choose_metrics(job: TrainJob, score: str, watch: Sequence[str]) -> list[str]:
-    """Names to show and to draw: `watch`, or else what tells of success, and the score.
+    """Returns names to show and draw: `watch`, or else metrics of success, and the score.
 
     Raises:
       ConfigError: sizes that do not fit, or a name that nothing logs.

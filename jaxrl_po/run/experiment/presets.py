@@ -18,7 +18,7 @@ MODEL = "model"  # kind of reward
 WITH_CRITIC, IN_GROUPS, SUPERVISED = "with a critic", "in groups", "supervised"
 BY_GAE, IN_EPOCHS, UNCLIPPED = "estimates by GAE", "in epochs", "in groups, without a clip"
 
-# (Kind of start, kind of reward, kind of method) to flags, of which the last row wins; defaults of
+# (Kind of start, kind of reward, kind of method) to flags, where the last row wins; defaults of
 # the method's entry follow. A flag that a run lacks has no effect.
 PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
     (ANY, ANY, ANY): {"total_steps": 131_072, "seeds": 4, "model.mlp_width": 128},
@@ -48,7 +48,7 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
     },
     (ANY, ANY, BY_GAE): {"config.lambda_": 1.0},
     # Four small steps per batch of 512: with 128 completions and an entropy bonus, most seeds
-    # forgot what the warm start had taught them.
+    # forgot the answers of the warm start.
     (ANY, ANY, IN_GROUPS): {
         "total_steps": 204_800,
         "config.learning_rate": 1e-3,
@@ -77,7 +77,7 @@ def of_language(
 ) -> Json:
     """Returns flag name to preset of a run, from the rows whose kind of start is among `starts`.
 
-    Those of the method's entry belong to any start.
+    The defaults of the method's entry belong to any start.
     """
     pretrained = bool(initial.pretrained) or values.get("model.shape", "none") != "none"
     entry = options.entry

@@ -164,7 +164,7 @@ class TaskEntry(NamedTuple):
       make: `(settings, tables.Reading) -> Task | Dialogue`.
       is_dialogue: Whether it makes a dialogue.
       has_answers: Whether a new model can warm up on its answers.
-      any_vocabulary: Whether its tokens can be those of a pretrained model.
+      any_vocabulary: Whether a pretrained model's tokens can replace its own.
       reads_file: Whether its prompts are the rows of a file, whose columns tools can read.
       reward: Function `module:name` on the host that scores its completions, in place of a
         verifier; empty if there is a verifier.

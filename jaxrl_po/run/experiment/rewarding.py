@@ -1,4 +1,4 @@
-"""What `--reward` names: the verifier, a reward model, or Python functions on the host."""
+"""Rewards of `--reward`: the verifier, a reward model, or Python functions on the host."""
 
 import functools
 import re
@@ -28,7 +28,7 @@ NAMED = [name for name, entry in REWARDS.items() if not entry.takes_pattern]
 def entries(options: LanguageOptions) -> list[RewardEntry]:
     """Returns the entry of each name in `--reward`; the user's own have only a function.
 
-    A pattern stands alone, and may hold a comma. What the program computes stands alone too.
+    A pattern stands alone, and may hold a comma. A reward of the program stands alone too.
     """
     reward = options.reward
     if reward.startswith(REGEX):
@@ -73,7 +73,7 @@ def finds_answers(options: LanguageOptions) -> bool:
 
 
 def needs_answers(options: LanguageOptions) -> bool:
-    """Whether each row must have an answer."""
+    """Returns whether each row must have an answer."""
     return finds_answers(options) or not functions(options)
 
 
@@ -158,10 +158,10 @@ def host_score(
 
 
 def explain_zero(examples: Sequence[Values]) -> list[str]:
-    """What to say of examples that all score 0: answers beside them, and a reward that finds them.
+    """Explains examples that all score 0: expected answers, and a reward that finds them.
 
     Args:
-      examples: see `language.render`.
+      examples: Rows of `language.render`.
     """
     rows = [row for row in examples if row["expected"]]
     lines = [
@@ -190,14 +190,14 @@ def explain_zero(examples: Sequence[Values]) -> list[str]:
 
 
 def judges(options: LanguageOptions, task: TaskLike, *, pretrained: bool) -> bool:
-    """Whether the functions of `--reward` score the evaluation too, in place of the verifier.
+    """Returns whether functions of `--reward` replace the verifier in evaluations too.
 
     They do where the equality of a completion with `answer` says little: a pretrained model writes
     free text, `math` and its like find the answer in a text, and rows may have no answer.
 
     Args:
-      options: of the run.
-      task: see `unanswered`.
+      options: Options of the run.
+      task: Task of the run.
       pretrained: whether the run began with a pretrained model.
     """
     return bool(functions(options)) and (

@@ -44,7 +44,7 @@ class Domain(Protocol[Config]):
         """Raises ConfigError for given flags of sections that this run lacks."""
 
     def presets(self, options: Any, values: Values, initial: InitialModel, /) -> Values:
-        """Returns flag name to default, for defaults that replace those of the records."""
+        """Returns flag name to default, for defaults that replace the records' own."""
 
     def tuned(self, options: Any, values: Values, initial: InitialModel, /) -> Values:
         """Returns flag name to default, for defaults that are reported before the run."""
@@ -64,7 +64,7 @@ class Domain(Protocol[Config]):
     def build(
         self, config: Config, placement: Placement, world: Any, methods: Sequence[Any] = (), /
     ) -> TrainJob:
-        """Builds the job of a run; `methods` are those of a sweep, see `build_job`.
+        """Builds the job of a run; a sweep gives its `methods`, see `build_job`.
 
         Raises:
           ConfigError: Settings that cannot work.
@@ -108,7 +108,7 @@ def read(
         run in `--out` if `resume` is given.
 
     Raises:
-      ConfigError: A flag or value that cannot be used, or differs from that of the resumed run.
+      ConfigError: A flag or value that cannot be used, or differs from the resumed run's.
     """
     options, compares = options_of(domain.OPTIONS, given), stored is None
     if stored is None:

@@ -72,7 +72,7 @@ def make(name: str, env_params: str = "") -> Environment:
     """Makes the environment of `suite:Name`, once: a suite may take seconds to make one.
 
     Args:
-      name: see above.
+      name: Suite and environment, `suite:Name`.
       env_params: JSON object with arguments of the suite's adapter; or empty.
 
     Raises:
@@ -101,7 +101,7 @@ def make(name: str, env_params: str = "") -> Environment:
 def _import_adapter(suite: str) -> Suite:
     """Imports the adapter of a suite by its name, which imports the suite.
 
-    What suites print and warn of when they are imported (optional packages, versions) is not for
+    Output and warnings of a suite's import (optional packages, versions) are not for
     the user.
     """
     errors.require("env", SUITES[suite], suite)
@@ -112,7 +112,7 @@ def _import_adapter(suite: str) -> Suite:
 
 
 def make_env(name: str, env_params: str = "") -> Any:
-    """Makes a registered environment, or that of `file.py:Name`, `suite:Name` or both.
+    """Makes an environment: registered, or of `file.py:Name`, `suite:Name` or both.
 
     Args:
       name: value of `--env`.
@@ -141,7 +141,7 @@ def with_params(name: str, env: object, env_params: str) -> Environment:
 
     Args:
       name: value of `--env`, for messages.
-      env: see `control.adapt`.
+      env: Environment, see `control.adapt`.
       env_params: JSON object, field to value.
 
     Raises:
