@@ -21,7 +21,7 @@ from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.experiment.training import record_microbatches
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.job import Length
-from jaxrl_po.run.loop.programs import FLAG, choose_microbatches, require_evaluation
+from jaxrl_po.run.loop.programs import MICROBATCHES, choose_microbatches, require_evaluation
 from jaxrl_po.run.store.exporters import Exporting
 from jaxrl_po.run.store.metrics import read
 
@@ -209,8 +209,10 @@ def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, 
     monkeypatch.setattr(programs, "check", lambda job: None)
     one = ["--problem.group_size=4", "--config.num_minibatches=1", f"--algorithm={flags[0]}"]
     job = job_of(tmp_path, *one, *flags[1:])
-    assert job.output.settings[FLAG] is None
+    assert job.output.settings[MICROBATCHES] is None
     assert [n for n in range(1, 33) if programs.in_microbatches(job, n) is not None] == numbers
+    second = programs.in_microbatches(job, numbers[1])
+    assert programs.in_microbatches(second, numbers[2]) is not None
 
 
 def test_chosen_number_is_exported(tmp_path):
@@ -218,19 +220,19 @@ def test_chosen_number_is_exported(tmp_path):
     began.write = began.close = lambda *_: None
     shown = SimpleNamespace(report=None, phase=None, update=lambda *_: None)
     job = job_of(tmp_path, "--algorithm=grpo")
-    given = job_of(tmp_path, "--algorithm=grpo", f"--{FLAG}=3")
+    given = job_of(tmp_path, "--algorithm=grpo", f"--{MICROBATCHES}=3")
     with Exporting(shown, [began], ("title", job.output.settings, tmp_path)) as reporter:
         record_microbatches(job, 3, tmp_path, print)
         reporter.update({"step": 0}, 1.0)
     assert list(job.output.settings) == list(given.output.settings)
-    assert began.starts[0][1][FLAG] == 3
+    assert began.starts[0][1][MICROBATCHES] == 3
 
 
-@pytest.mark.parametrize(("flag", "number"), [(f"--{FLAG}=2", 2), ("--deterministic", 1)])
+@pytest.mark.parametrize(("flag", "number"), [(f"--{MICROBATCHES}=2", 2), ("--deterministic", 1)])
 def test_no_number_is_chosen_if_given_or_deterministic(tmp_path, flag, number):
     job = job_of(tmp_path, "--algorithm=grpo", flag)
     assert job.rebuild is None
-    assert job.output.settings[FLAG] == number
+    assert job.output.settings[MICROBATCHES] == number
 
 
 SFT = [
@@ -245,7 +247,7 @@ def run_in(space, out, *more):
         patch.setattr(memory, "available_bytes", lambda devices: space)
         assert launch.language([f"--out={out}", *SFT, "--total_steps=64", *more]) == 0
     config = json.loads((out / "config.json").read_text())
-    return config[FLAG], read(out / "metrics.jsonl")[0]["memory/peak_bytes"]
+    return config[MICROBATCHES], read(out / "metrics.jsonl")[0]["memory/peak_bytes"]
 
 
 @pytest.fixture(scope="module")
@@ -294,5 +296,5 @@ def test_start_in_more_memory_chooses_anew(plenty, tmp_path):
     peak, _ = plenty
     with pytest.raises(RunError, match="evaluation needs"):
         run_in(1, tmp_path / "none")
-    assert FLAG not in json.loads((tmp_path / "none" / "config.json").read_text())
+    assert MICROBATCHES not in json.loads((tmp_path / "none" / "config.json").read_text())
     assert run_in(10**12, tmp_path / "none", "--resume") == (1, peak)

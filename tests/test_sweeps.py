@@ -16,10 +16,12 @@ from jaxrl_po import config, run
 from jaxrl_po.cli import sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError, UsageError
-from jaxrl_po.run.experiment import control, settings, sweeping
+from jaxrl_po.run.experiment import control, language, settings, sweeping
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, Length, build_job
+from jaxrl_po.run.loop.programs import init_is_light
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
 
@@ -37,6 +39,18 @@ SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
 def test_score_is_mean_of_last_three_evaluations():
     scores = sweeping.final([[9.0, 1.0, 2.0, 6.0], [9.0, np.nan, 2.0, 6.0]])
     assert scores.tolist() == [3.0, -np.inf]
+
+
+def test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full():
+    argv = ["--algorithm=grpo", "--task=sorting", "--model.width=16", "--warm_start.steps=2"]
+    config = settings.parse(language, argv).config
+    alone, several = (
+        language.build(config, Placement(4, 1, 1), None, methods)
+        for methods in ([], [config.method] * 2)
+    )
+    assert alone.rebuild is not None
+    assert several.rebuild is None
+    assert (init_is_light(alone), init_is_light(several)) == (True, False)
 
 
 @pytest.mark.usefixtures("trace_only")

@@ -107,7 +107,7 @@ def train_job(learner, keys, **flat):
         "layout": Layout(Placement(len(jax.tree.leaves(keys)[0]), 1, 1)),
         "rebuild": None,
         "digests": {},
-        "output": Output(),
+        "output": Output({}),
     }
     return TrainJob(learner=learner, keys=keys, **(defaults | nested | flat))
 

@@ -44,7 +44,7 @@ values that were found for another optimizer stay
   + for name, value in values.items()}
 a policy needs the loss of its run
   run.experiment.earlier: test_own_losses.py::test_policy_with_own_loss_needs_no_loss
-  - dict.fromkeys(user_code.LOSS, "")
+  - dict.fromkeys(sources.LOSS, "")
   + {}
 a vine has a body for policy and critic
   run.experiment.control: test_own_losses.py::test_what_a_method_cannot_take_is_named

@@ -27,6 +27,18 @@ memory of sampling is a part of that of each update
   run.devices.memory: test_microbatches.py::test_sampling_must_fit_but_asks_for_no_microbatches
   - floor=sampling.peak)
   + fixed=max(self.fixed, sampling.peak), floor=sampling.peak)
+a sweep chooses its microbatches
+  run.loop.job: test_sweeps.py::test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full
+  - if learned and not methods
+  + if learned
+a sweep compiles its warm start at little effort
+  run.loop.job: test_sweeps.py::test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full
+  - method is not None and not methods
+  + method is not None
+microbatches are chosen once
+  run.loop.programs: test_microbatches.py::test_microbatch_is_of_whole_prompts_or_of_one
+  - dataclasses.replace(job, learner=learner)
+  + dataclasses.replace(job, learner=learner, rebuild=None)
 a microbatch mixes parts of prompts
   run.loop.job: test_microbatches.py::test_microbatch_is_of_whole_prompts_or_of_one
   - if rows % number or (prompts % number and number % prompts):
@@ -63,8 +75,8 @@ a program fits though the compiler refused it
   + return (space
 a resumed run chooses its microbatches anew
   run.experiment.prepare: test_microbatches.py::test_resumed_run_keeps_its_number
-  - FLAG in {**before, **settings.given}
-  + FLAG in settings.given
+  - MICROBATCHES in {**before, **settings.given}
+  + MICROBATCHES in settings.given
 names in pictures are read as TeX
   run.figures.plotting:
     test_plotting.py::test_names_are_literal_under_any_matplotlibrc
@@ -489,8 +501,8 @@ WRONG = [
     Wrong(
         "a deterministic run follows the memory of the device",
         "run.experiment.prepare",
-        "if options.deterministic or FLAG",
-        "if FLAG",
+        "if options.deterministic or MICROBATCHES",
+        "if MICROBATCHES",
         ("test_microbatches.py::test_no_number_is_chosen_if_given_or_deterministic",),
     ),
     Wrong(

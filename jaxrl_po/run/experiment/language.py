@@ -130,9 +130,10 @@ def build(
     prompts = "" if data is None else models.digest(plain(data), None)
     return build_job(
         learner,
-        Layout(placement, LOGICAL_AXES, start.policy.dtype),
+        Layout(placement, LOGICAL_AXES),
         length_of(options, steps(config)),
         seed=options.seed,
+        dtype=start.policy.dtype,
         method=config.method,
         methods=methods,
         learner_of=learner_of,

@@ -163,6 +163,11 @@ class LanguageOptions(Options):
         within=NON_NEGATIVE,
     )
 
+    @property
+    def shards_params(self) -> bool:
+        """Whether parameters are sharded over the devices of the data axis."""
+        return self.shard_params
+
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()

@@ -162,6 +162,11 @@ class Options:
         """Entry of the method."""
         return user_code.find("algorithm", self.algorithm, METHODS)
 
+    @property
+    def shards_params(self) -> bool:
+        """Whether parameters are sharded over the devices of the data axis."""
+        return False
+
 
 OptionsOf = TypeVar("OptionsOf", bound=Options)
 PREFIXES = {  # section to the prefix of its flags, if that is not its name

@@ -40,7 +40,7 @@ from jaxrl_po.run.loop.job import (
     TrainJob,
     build_job,
 )
-from jaxrl_po.run.loop.programs import FLAG
+from jaxrl_po.run.loop.programs import MICROBATCHES
 from jaxrl_po.run.store import checkpoint, exporters, folder, metrics, provenance, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.exporters import Exporter
@@ -91,7 +91,7 @@ def prepare(
             num_seeds=options.seeds,
             num_rows=domain.rows(config),
             mesh=options.mesh,
-            shard_params=vars(options).get("shard_params", False),
+            shard_params=options.shards_params,
             num_processes=options.num_processes if options.distributed else 1,
             described=described,
         )
@@ -107,7 +107,7 @@ def prepare(
         log_every = earlier.get("log_every") or job.length.log_every
         job = dataclasses.replace(job, length=job.length._replace(log_every=log_every))
         programs.check(job)
-        if options.deterministic or FLAG in {**before, **settings.given}:
+        if options.deterministic or MICROBATCHES in {**before, **settings.given}:
             job = dataclasses.replace(job, rebuild=None)
     resolved, changes = _resolve(job, options, values, earlier)
     chosen = {
@@ -116,17 +116,17 @@ def prepare(
     }
     values = flags.flatten(config.sections())
     lasting = {name: value for name, value in values.items() if fields[name].stored}
-    lasting |= {} if job.rebuild is None else {FLAG: None}
+    lasting |= {} if job.rebuild is None else {MICROBATCHES: None}
     notes = [*folder.removed(before), *_notes(job, values, chosen["tuned"], changes)]
     title = f"{job.display.title}, {metrics.counted(options.seeds, 'seeds')}"
     return dataclasses.replace(
         job,
         display=job.display._replace(title=title, notes=notes),
         output=Output(
+            {"script": domain.NAME, **lasting, "resolved": {**chosen, **resolved}},
             options.out,
             options.resume,
             options.overwrite,
-            {"script": domain.NAME, **lasting, "resolved": {**chosen, **resolved}},
             chosen_exporters,
         ),
     )
@@ -223,7 +223,7 @@ def prepare_learner(
     given = {"seeds": seeds, "seed": seed, "log_every": log_every, "eval_every": eval_every}
     numbers = {x: config_lib.static_value(x, value, int) for x, value in given.items()}
     switches = (("resume", resume), ("overwrite", overwrite))
-    output = Output(str(out), *(config_lib.static_value(*each, bool) for each in switches))
+    output = Output({}, str(out), *(config_lib.static_value(*each, bool) for each in switches))
     for name, (within, unit) in RANGES.items():
         config_lib.check_number(name, numbers[name], within, unit)
     stored = _stored_of_learner(output, iterations)
@@ -247,7 +247,7 @@ def prepare_learner(
         evaluation=Evaluation(evaluate, score=score),
         display=Display(title, "iterations" if steps_per_iteration == 1 else "steps"),
     )
-    job = dataclasses.replace(job, cheap_init=False, host=Host(iterate=iterate))
+    job = dataclasses.replace(job, host=Host(iterate=iterate))
     shown = choose_metrics(job, score, watch)
     now = provenance.describe(placement.describe())
     if out:

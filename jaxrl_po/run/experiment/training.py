@@ -21,7 +21,7 @@ from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.job import Iterate, Measure, TrainJob
-from jaxrl_po.run.loop.programs import FLAG
+from jaxrl_po.run.loop.programs import MICROBATCHES
 from jaxrl_po.run.loop.progress import OnRow, Progress
 from jaxrl_po.run.loop.signals import Interrupted, hear_signals
 from jaxrl_po.run.store import checkpoint, folder, metrics
@@ -243,7 +243,7 @@ def carry_out(
             place: Any = claim() if output.folder else tempfile.TemporaryDirectory()
             out = Path(stack.enter_context(place))
             if processes.is_writer():
-                known = {x: value for x, value in output.settings.items() if value is not None}
+                known = {x: y for x, y in output.settings.items() if (x, y) != (MICROBATCHES, None)}
                 folder.write_settings(out, known)
         progress = Progress(
             display.title,
@@ -308,11 +308,11 @@ def record_microbatches(
     job: TrainJob, number: int, out: Path, report: Callable[[str], None]
 ) -> None:
     """Writes the number of microbatches that was left open to `out`, and reports it."""
-    job.output.settings[FLAG] = number
+    job.output.settings[MICROBATCHES] = number
     if processes.is_writer():
         folder.write_settings(out, job.output.settings)
     if number > 1:
-        report(f"{job.display.title}: --{FLAG}={number}, to fit in memory")
+        report(f"{job.display.title}: --{MICROBATCHES}={number}, to fit in memory")
 
 
 def draw(job: TrainJob, out: Path) -> list[Row]:

@@ -1,4 +1,4 @@
-"""`TrainJob`: everything that the loop reads of a run, over all seeds and devices."""
+"""`TrainJob`: everything about a run, over all seeds and devices, as data."""
 
 import dataclasses
 import functools
@@ -172,12 +172,10 @@ class Layout(NamedTuple):
     Attributes:
       placement: Placement on devices.
       axes: Logical axes of the parameters; None if they cannot be sharded.
-      dtype: Type of their products, see `sharding.over_mesh`.
     """
 
     placement: Placement
     axes: LogicalAxes | None = None
-    dtype: Any = None
 
     @property
     def replicated(self) -> jax.sharding.Sharding | None:
@@ -212,21 +210,22 @@ class Output(NamedTuple):
     """Destinations of the results.
 
     Attributes:
+      settings: Content of `config.json`. The loop sets the entry of a number of microbatches that
+        is left open, which is None before.
       folder: Folder of the run; empty to keep nothing.
       resume: Whether to resume the run in the folder.
       overwrite: Whether to replace it.
-      settings: Content of `config.json`; None for a number of microbatches that is left open.
       exporters: Destinations of each line of metrics.
     """
 
+    settings: Json
     folder: str = ""
     resume: bool = False
     overwrite: bool = False
-    settings: Json = {}  # noqa: RUF012  never changed here
     exporters: Sequence[Exporter] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TrainJob:
     """A run, as data.
 
@@ -240,8 +239,8 @@ class TrainJob:
       given: Parameters and prompts that all seeds begin with; `init` then takes `(keys, given)`,
         so that they are no constants of its program. None if `init` takes the keys alone.
       warm: Parts of `learner.init` if it holds a warm start; else None.
-      cheap_init: Whether `init` is compiled at little effort if the state is small. False for a
-        user-defined learner, whose `init` may hold a warm start.
+      cheap_init: Whether `init` is compiled at little effort if the state is small. False if `init`
+        may hold a warm start, as in a sweep and in a user-defined learner.
       layout: Placement on devices.
       rebuild: `(num_microbatches) -> Learner`, the learner with that many microbatches, or None if
         the number does not divide its rows. None if the number is not chosen to fit in memory.
@@ -319,6 +318,7 @@ def build_job(
     length: Length,
     *,
     seed: int,
+    dtype: Any = None,
     method: Any = None,
     methods: Sequence[Any] = (),
     learner_of: Callable[[Any], Learner] | None = None,
@@ -338,6 +338,7 @@ def build_job(
       layout: Placement on devices, of all seeds.
       length: Length of the run.
       seed: Base seed.
+      dtype: Type of the products of sharded parameters, see `sharding.over_mesh`.
       method: Config of the method; None if it is unknown.
       methods: C Configs of the method that differ in numbers alone, for C·S runs, the S seeds of
         the first Config first; empty to train `learner`.
@@ -361,7 +362,7 @@ def build_job(
     indices = list(range(placement.num_seeds // max(1, len(methods)))) * max(1, len(methods))
     start: Any = 0 if given is None else (0, None)
     over = functools.partial(
-        parallel.over_devices, placement=placement, axes=layout.axes, dtype=layout.dtype
+        parallel.over_devices, placement=placement, axes=layout.axes, dtype=dtype
     )
     keys: PyTree = _fold_in(layout.replicated)(training_key, jnp.array(indices))
     if methods:
@@ -400,12 +401,12 @@ def build_job(
         host=Host(None if host is None else host.open(seed, indices), scorer),
         given=given,
         warm=warm,
-        cheap_init=True,
+        cheap_init=method is not None and not methods,
         layout=layout,
-        rebuild=functools.partial(rebuild, *learned) if learned else None,
+        rebuild=functools.partial(rebuild, *learned) if learned and not methods else None,
         display=display._replace(smaller_steps=smaller_steps(method)),
         digests=digests,
-        output=Output(),
+        output=Output({}),
     )
 
 

@@ -1,7 +1,7 @@
 """The compiled programs of a run: warm start, init, chunk, evaluation.
 
 A chunk is one program; two with scoring on the host in between; or one for each iteration, with
-rollouts on the host before it.
+rollouts on the host before it. The number of microbatches is chosen so that a chunk fits in memory.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from jaxrl_po.run.loop.progress import clock
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
 
 Tree = TypeVar("Tree")
-FLAG = "config.num_microbatches"
+MICROBATCHES = "config.num_microbatches"
 COMPILATIONS = 3  # at most, to find the number of microbatches
 SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
 
@@ -191,8 +191,8 @@ def _too_large(memory: Memory, number: int, space: int | None) -> RunError:
         needs = f"{filesize.decimal(memory.peak)} of a device, which has {of}"
     said = f"; the compiler says: {memory.refused}" if memory.refused else ""
     return RunError(
-        f"training needs {needs}, with {FLAG} = {number}: lower problem.num_prompts or seeds, "
-        f"or take a smaller model{said}"
+        f"training needs {needs}, with {MICROBATCHES} = {number}: lower problem.num_prompts or "
+        f"seeds, or take a smaller model{said}"
     )
 
 

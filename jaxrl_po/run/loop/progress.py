@@ -206,7 +206,7 @@ class MetricWarnings:
         self._longer: Any = False  # `[S]`, whether an episode of the seed had several steps
 
     def about(self, iteration: int, means: Metrics, row: Row) -> Iterator[str]:
-        """Yields a line for each doubt that was not reported before.
+        """Yields a line for each warning that was not reported before.
 
         Args:
           iteration: the last one before those of `means`.
