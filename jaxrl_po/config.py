@@ -159,7 +159,7 @@ class Setting:
     were: tuple[tuple[str, Any], ...] = ()
 
 
-class About(TypedDict, total=False):
+class FieldKeywords(TypedDict, total=False):
     """Optional keywords of `number` and `static`; see `Setting`."""
 
     unit: str
@@ -174,7 +174,7 @@ class About(TypedDict, total=False):
 
 
 def number(
-    default: float, doc: str, *, within: Interval = Interval(), **about: Unpack[About]
+    default: float, doc: str, *, within: Interval = Interval(), **about: Unpack[FieldKeywords]
 ) -> float:
     """Declares a numeric field: a pytree leaf that can be vmapped and changed without recompiling.
 
@@ -194,7 +194,7 @@ def static(
     *,
     within: Interval | None = None,
     choices: tuple[Any, ...] | dict[str, Any] = (),
-    **about: Unpack[About],
+    **about: Unpack[FieldKeywords],
 ) -> Value:
     """Declares a static field: a size, a switch or a name; another value compiles another program.
 

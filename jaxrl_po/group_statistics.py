@@ -11,7 +11,7 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 
-class Running(NamedTuple):
+class RunningMoments(NamedTuple):
     """Running moments of the outcomes of S strata (prompts, or difficulties), `[S]` each.
 
     Attributes:
@@ -25,23 +25,23 @@ class Running(NamedTuple):
     variance: jax.Array
 
 
-# Replicated entry of the collector's state: `Running` of all strata.
+# Replicated entry of the collector's state: `RunningMoments` of all strata.
 OUTCOME_STATISTICS = "outcome_statistics"
 
 
-def nothing(strata: int) -> Running:
-    """Returns `Running` before the first iteration."""
-    return Running(*[jnp.zeros(strata)] * 3)
+def nothing(strata: int) -> RunningMoments:
+    """Returns `RunningMoments` before the first iteration."""
+    return RunningMoments(*[jnp.zeros(strata)] * 3)
 
 
 def observe(
-    running: Running,
+    running: RunningMoments,
     outcome: jax.Array,
     stratum: jax.Array,
     *,
     decay: Number,
     axis_name: str | None = None,
-) -> Running:
+) -> RunningMoments:
     """Updates the moments with one iteration's outcomes (Chan et al. 1983).
 
     `w ← λ w + n`, `mean ← mean + (n / w)(b − mean)` for n outcomes of a stratum with mean b, and
@@ -82,7 +82,7 @@ def observe(
     variance = total(jnp.square(outcome - mean[stratum])) / jnp.maximum(count, 1.0)
     weight = decay * running.weight + count
     share, gap = count / jnp.where(weight > 0, weight, 1.0), mean - running.mean
-    return Running(
+    return RunningMoments(
         weight=weight,
         mean=running.mean + share * gap,
         variance=(1.0 - share) * running.variance
@@ -92,7 +92,7 @@ def observe(
 
 
 def relative(
-    running: Running,
+    running: RunningMoments,
     outcome: jax.Array,
     stratum: jax.Array,
     *,

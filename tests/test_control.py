@@ -298,7 +298,7 @@ def test_bad_settings_name_the_field():
 
 
 def test_settings_reach_the_problem():
-    settings = control.Settings(
+    settings = control.ControlSettings(
         num_envs=2, num_steps=3, normalize_observations=True, scale_rewards=True
     )
     problem = control.make_problem(

@@ -13,7 +13,7 @@ from jaxrl_po.language.pretrained import text, tools
 from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.host.dialogues.engine import Episode
+from jaxrl_po.run.host.dialogues.engine import DialogueEpisode
 from jaxrl_po.run.host.dialogues.tool_env import Environments, ToolEnv
 from jaxrl_po.run.host.vector_envs import PoolError
 
@@ -60,7 +60,9 @@ def shown(model, ids):
 
 
 def episodes(*rows):
-    return [None if row is None else Episode(row, (row, 10 + i)) for i, row in enumerate(rows)]
+    return [
+        None if row is None else DialogueEpisode(row, (row, 10 + i)) for i, row in enumerate(rows)
+    ]
 
 
 def test_a_dialogue_is_answered_and_rewarded(model, talk):
@@ -123,7 +125,12 @@ def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
 
 def test_members_of_a_group_are_asked_the_same_and_a_seed_says_it_again(talk):
     partner = talk("Echo")
-    asked = [Episode(0, (5, 1)), Episode(0, (5, 2)), Episode(0, (6, 1)), Episode(0, (7, 1))]
+    asked = [
+        DialogueEpisode(0, (5, 1)),
+        DialogueEpisode(0, (5, 2)),
+        DialogueEpisode(0, (6, 1)),
+        DialogueEpisode(0, (7, 1)),
+    ]
     first = partner.begin(asked, 1), partner.finish(first=True, report=print).reward.tolist()
     assert first[1][0] == first[1][1] != first[1][2]
     assert first[0][0] == first[0][1]

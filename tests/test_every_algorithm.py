@@ -142,7 +142,7 @@ def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
         assert render.main([f"--run={out}"]) == 0
         return
     config = earlier.read(control, "run", str(out))
-    player = render.restore(render.Options(run=str(out), checkpoint="latest"), config)
+    player = render.restore(render.RenderOptions(run=str(out), checkpoint="latest"), config)
     environment, actor = adapt(player.world.env), actor_of(player.problem)
 
     def play(params, collector):

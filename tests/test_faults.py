@@ -36,8 +36,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.options import NEW_MODEL, RunConfig
-from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.options import NEW_MODEL, RunConfig, RunOptions
 from jaxrl_po.run.experiment.settings import length_of
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, build_job

@@ -23,7 +23,7 @@ METHODS = {
     "ppo": lambda problem: ppo.make(ppo.Config(**STEPS), problem),
     "ppo_penalty": lambda problem: ppo_penalty.make(ppo_penalty.Config(**STEPS), problem),
     "ppo_reference": lambda problem: reference.with_reference_kl(
-        ppo.make(ppo.Config(**STEPS), problem), problem, reference.Settings(enabled=True)
+        ppo.make(ppo.Config(**STEPS), problem), problem, reference.ReferenceSettings(enabled=True)
     ),
     "a2c": lambda problem: a2c.make(a2c.Config(), problem),
     "reinforce": lambda problem: reinforce.make(reinforce.Config(**FIT), problem),

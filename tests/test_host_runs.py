@@ -78,7 +78,7 @@ def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsy
 
 @pytest.mark.usefixtures("trace_only")
 def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
-    evaluate_well, calls = rollouts.Rollouts.evaluate, []
+    evaluate_well, calls = rollouts.PoolRollouts.evaluate, []
 
     def evaluate(self, state, later_seed=None):
         calls.append(state)
@@ -86,7 +86,7 @@ def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
             raise PoolError("env gymnasium:Fragile-v0: OSError: no process")
         return evaluate_well(self, state, later_seed)
 
-    monkeypatch.setattr(rollouts.Rollouts, "evaluate", evaluate)
+    monkeypatch.setattr(rollouts.PoolRollouts, "evaluate", evaluate)
     out = tmp_path / "r"
     assert launch.control([*FRAGILE, "--checkpoint_every=9", f"--out={out}"]) == 1
     assert "saved at iteration 6" in capsys.readouterr().err

@@ -232,7 +232,7 @@ def test_muon_takes_hidden_matrices_of_groups_and_vines():
     vine = control.make_vine(ENV, num_envs=1, num_steps=4, num_states=2)
     assert taken(vine) == {"policy": DENSE}
     spaces = control.adapt(ENV).spaces
-    sizes = control.Settings(num_envs=1, num_steps=2)
+    sizes = control.ControlSettings(num_envs=1, num_steps=2)
     recorded = control.recorded_from_settings(spaces, sizes, control.NetworkSettings())
     assert taken(recorded) == {"policy": DENSE, "value": DENSE}
 

@@ -108,7 +108,7 @@ def test_scorer_is_the_reward_itself():
 
 
 def test_memory_of_a_file_is_its_object(mine):
-    given = {"network.memory": flags.Text(f"{mine}NotSuite")}
+    given = {"network.memory": flags.FlagText(f"{mine}NotSuite")}
     memory = settings.read(control, given, stored={}).config.network.memory
     assert memory.value.__name__ == "NotSuite"
 
@@ -138,7 +138,7 @@ def test_digest_holds_the_numbers_of_a_loss(flag, make):
 def test_swept_settings_have_their_own_presets(tmp_path):
     """The presets of the transformer memory stop epochs early; the GRU has none."""
     given = {"network.memory": "gru,transformer", "env": "CartPole-v1", "out": str(tmp_path)}
-    texts = {name: sweeping.flags.Text(value) for name, value in given.items()}
+    texts = {name: sweeping.flags.FlagText(value) for name, value in given.items()}
     options = sweeping.settings.options_of(sweeping.ControlSweep, texts)
     asked = sweeping.read(control, texts, options)
     groups = sweeping.group(control, asked, options, rounded=False)
@@ -148,7 +148,7 @@ def test_swept_settings_have_their_own_presets(tmp_path):
 
 def test_swept_code_is_absolute(mine, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    texts = {"network.memory": sweeping.flags.Text("none,mine.py:Cell")}
+    texts = {"network.memory": sweeping.flags.FlagText("none,mine.py:Cell")}
     options = sweeping.settings.options_of(sweeping.ControlSweep, texts)
     asked = sweeping.read(control, texts, options)
     assert asked.swept == {"network.memory": ["none", f"{mine}Cell"]}

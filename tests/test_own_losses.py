@@ -202,7 +202,7 @@ def test_grpo_on_tokens_trains_with_own_loss(tmp_path):
         return surrogates.plain(log_prob, samples)
 
     sizes = dict(flag.removeprefix("--").split("=") for flag in tiny.LANGUAGE)
-    given = {name: flags.Text(x) for name, x in sizes.items()} | {"algorithm": "grpo"}
+    given = {name: flags.FlagText(x) for name, x in sizes.items()} | {"algorithm": "grpo"}
     given |= experiment.with_names({"surrogate": surrogate, "out": tmp_path / "run"})
     run.train(run.Experiment.of(DOMAINS["language"], given))
     assert rows

@@ -12,7 +12,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
 from jaxrl_po.run import errors
 from jaxrl_po.run.host import rollouts, vector_envs
-from jaxrl_po.run.host.vector_envs import Pool, PoolError, Stepped, named
+from jaxrl_po.run.host.vector_envs import Pool, PoolError, PoolStep, named
 
 
 class Shifted(gymnasium.Env):
@@ -43,9 +43,9 @@ def test_classes_need_not_begin_at_zero():
     where = vector_envs.find("gymnasium:Shifted-v0", '{"max_episode_steps": 5}')
     assert where.max_steps == 5
     np.testing.assert_array_equal(where.spaces.observe(np.array([2, 4])), np.eye(4)[[0, 2]])
-    settings = control.Settings(num_envs=8, num_steps=12)
+    settings = control.ControlSettings(num_envs=8, num_steps=12)
     problem = control.recorded_from_settings(where.spaces, settings)
-    _, state, begun = started(rollouts.HostProblem(where, problem, 8, 12, 1))
+    _, state, begun = started(rollouts.PoolProblem(where, problem, 8, 12, 1))
     _, recording = begun.record(state, ignore)
     kept = recording.mask[0]
     assert set(recording.action[0][kept].tolist()) == {0, 1, 2}
@@ -107,9 +107,9 @@ def test_actions_are_cast_to_the_space_and_stay_within_its_own_bounds(acts, low,
 def test_whole_numbers_and_flags_are_observed_as_numbers(seen, monkeypatch):
     monkeypatch.setattr(Strict, "observation_space", seen)
     where = vector_envs.find("gymnasium:Strict-v0")
-    settings = control.Settings(num_envs=2, num_steps=2)
+    settings = control.ControlSettings(num_envs=2, num_steps=2)
     problem = control.recorded_from_settings(where.spaces, settings)
-    begun = rollouts.HostProblem(where, problem, 2, 2, 1).open(0, [0])
+    begun = rollouts.PoolProblem(where, problem, 2, 2, 1).open(0, [0])
     assert begun.recording().observation.shape == (1, 2, 3, *seen.shape)
     observed = where.open([1, 2]).reset().astype(where.dtype)
     assert where.spaces.observe(observed).dtype == where.spaces.observation.dtype == np.float32
@@ -212,9 +212,11 @@ def test_frames_of_atari_come_with_their_channels_last():
     frame = pool.reset()
     assert frame.shape == (1, 84, 84, 4)
     assert frame.dtype == np.uint8
-    hosted = rollouts.HostProblem(
+    hosted = rollouts.PoolProblem(
         where,
-        control.recorded_from_settings(where.spaces, control.Settings(num_envs=1, num_steps=2)),
+        control.recorded_from_settings(
+            where.spaces, control.ControlSettings(num_envs=1, num_steps=2)
+        ),
         1,
         2,
         1,
@@ -246,8 +248,8 @@ def test_pool_errors_name_the_environment():
     ],
 )
 def test_shapes_of_a_vector_environment_are_named(field, shape, valid):
-    shapes = {name: [2] for name in Stepped._fields} | {field: shape}
-    results = Stepped(**{name: np.zeros(each) for name, each in shapes.items()})
+    shapes = {name: [2] for name in PoolStep._fields} | {field: shape}
+    results = PoolStep(**{name: np.zeros(each) for name, each in shapes.items()})
 
     def open_pool(seeds):
         return Pool(lambda: results.observation, lambda action: results, lambda: None)

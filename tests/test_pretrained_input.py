@@ -13,7 +13,7 @@ from folders import arguments, write_place, write_rows
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import prompts
-from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.devices.memory import DeviceMemory
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, policies
@@ -38,7 +38,7 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(
 ):
     """Rows then need no answer, and the function scores evaluations; nothing is trained here."""
     monkeypatch.setattr(programs, "check", lambda job: None)
-    monkeypatch.setattr(programs, "compile_with_score", lambda *_: (None, Memory(0, None)))
+    monkeypatch.setattr(programs, "compile_with_score", lambda *_: (None, DeviceMemory(0, None)))
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "def short(completions, prompts, **columns):\n"

@@ -18,7 +18,7 @@ from jaxrl_po import run
 from jaxrl_po.cli import evaluate, export, launch, report
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
-from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.devices.memory import DeviceMemory
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, registry
@@ -47,7 +47,7 @@ def begun(monkeypatch):
     """Flags of runs without steps, whose training is not compiled."""
     shapes.trace_only(monkeypatch)
     monkeypatch.setattr(programs, "check", lambda job: None)
-    monkeypatch.setattr(programs, "compile_kind", lambda *_: (None, Memory(0, None)))
+    monkeypatch.setattr(programs, "compile_kind", lambda *_: (None, DeviceMemory(0, None)))
     return ["--total_steps=0", "--eval_samples=0", "--show=0"]
 
 

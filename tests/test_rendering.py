@@ -12,7 +12,7 @@ from jaxrl_po import control
 from jaxrl_po.cli import render
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.figures import rendering
-from jaxrl_po.run.figures.rendering import Episode
+from jaxrl_po.run.figures.rendering import RecordedEpisode
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 ANGLES = np.array([[0.3, -0.5], [1.2, 2.0], [-2.0, 0.7], [3.0, -1.0]])
@@ -42,7 +42,7 @@ CASES = {
 
 def episode(observation, action=None):
     steps = len(observation) - 1
-    return Episode(
+    return RecordedEpisode(
         observation,
         np.zeros(steps, np.int32) if action is None else action,
         np.ones(steps, np.float32),
@@ -147,7 +147,7 @@ def run(finished, tmp_path_factory):
 @pytest.fixture(scope="module")
 def player(script, run):
     return script.restore(
-        script.Options(run=str(run)), script.earlier.read(script.control, "run", str(run))
+        script.RenderOptions(run=str(run)), script.earlier.read(script.control, "run", str(run))
     )
 
 
@@ -173,7 +173,7 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
     assert script.main([*flags, f"--out={out}", "--width=160"]) == 0
     assert snapshot(run) == before
 
-    options = script.flags.parse(flags, {"": script.Options})[""]
+    options = script.flags.parse(flags, {"": script.RenderOptions})[""]
     player = script.restore(options, script.earlier.read(script.control, "run", str(run)))
     assert player.iteration == 10
     evaluate = jax.jit(control.make_evaluate(player.world.env, player.problem, num_episodes=1))

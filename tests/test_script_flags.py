@@ -279,7 +279,7 @@ def test_transformer_memory_stops_early_unless_told(given, stored, stops):
 
 def test_a_sweep_has_the_defaults_of_its_memory():
     texts = {"network.memory": "transformer", "config.learning_rate": "1e-3,3e-4"}
-    given = {name: flags.Text(text) for name, text in texts.items()}
+    given = {name: flags.FlagText(text) for name, text in texts.items()}
     assert sweeping.read(control, given, sweeping.ControlSweep()).tuned["config.early_stop"]
 
 

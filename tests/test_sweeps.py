@@ -357,7 +357,7 @@ def test_runs_train_from_evaluation_to_evaluation(tmp_path):
 
 
 def test_draws_follow_seed_and_lie_in_range():
-    asked = sweeping.Asked(
+    asked = sweeping.SweepSpec(
         {},
         {"config.gamma": ["0.9", "0.99"]},
         {"config.learning_rate": "log_uniform(1e-5,1e-1)", "network.width": "choice(4,8)"},
@@ -378,24 +378,24 @@ def test_draws_follow_seed_and_lie_in_range():
 
 
 def test_draws_keep_all_their_digits():
-    narrow = sweeping.Asked({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
+    narrow = sweeping.SweepSpec({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
     values = [float(each["config.gamma"]) for each in sweeping.combinations(narrow, 64, 0)]
     assert len(set(values)) == 64
     assert 0.9995 <= min(values) <= max(values) <= 0.99999
 
 
 def test_a_sweep_of_earlier_keeps_its_draws():
-    asked = sweeping.Asked({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
+    asked = sweeping.SweepSpec({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
     exact, rounded = (sweeping.combinations(asked, 3, 0, rounded=x) for x in (False, True))
     assert [f"{float(x['config.gamma']):.4g}" for x in exact] == [
         x["config.gamma"] for x in rounded
     ]
-    coin = sweeping.Asked({}, {}, {"network.width": "choice(4,8)"}, {})
+    coin = sweeping.SweepSpec({}, {}, {"network.width": "choice(4,8)"}, {})
     assert len(sweeping.combinations(coin, 6, 0, rounded=True)) == 6
 
 
 def test_equal_combinations_are_searched_once():
-    coin = sweeping.Asked(
+    coin = sweeping.SweepSpec(
         {}, {"config.gamma": ["0.9", "0.9"]}, {"network.width": "choice(4,8)"}, {}
     )
     found = sweeping.combinations(coin, 6, 0)

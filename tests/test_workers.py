@@ -50,11 +50,11 @@ def test_a_process_ends_with_what_it_started():
 def test_a_late_answer_is_not_that_to_the_next_message():
     process = workers.fork(serve, [])
     process.send({"sleep": 0.3}, 0.05, "was late")
-    with pytest.raises(workers.Ended, match=r"^was late$"):
+    with pytest.raises(workers.ProcessEnded, match=r"^was late$"):
         process.receive()
     time.sleep(0.4)
     process.send({})
-    with pytest.raises(workers.Ended):
+    with pytest.raises(workers.ProcessEnded):
         process.receive()
     assert ended(process.pid)
 
@@ -62,7 +62,7 @@ def test_a_late_answer_is_not_that_to_the_next_message():
 def test_a_process_that_dies_says_how():
     process = workers.fork(serve, [])
     process.send({"die": 3}, 30.0)
-    with pytest.raises(workers.Ended, match=r"^ended its process, with status 3$"):
+    with pytest.raises(workers.ProcessEnded, match=r"^ended its process, with status 3$"):
         process.receive()
 
 

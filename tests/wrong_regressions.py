@@ -37,9 +37,9 @@ microbatches divide rows that are not learned from
   + (prompts, members)
 a resumed sweep takes the tuned settings of today
   run.experiment.sweeping: test_sweeps.py::test_resumed_sweep_keeps_its_settings
-  - asked = asked._replace(flags=asked.flags | found)
+  - spec = spec._replace(flags=spec.flags | found)
   + tuned = control.tuned(control.ControlOptions())
-  +     asked = asked._replace(flags=asked.flags | found, tuned=tuned)
+  +     spec = spec._replace(flags=spec.flags | found, tuned=tuned)
 each CPU device has all the memory of the machine
   run.devices.memory:
     test_microbatches.py::test_available_memory_is_limit_minus_resident

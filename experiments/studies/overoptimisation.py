@@ -143,7 +143,7 @@ def run(options: Options) -> Curves:
     betas = jnp.array(options.betas(), jnp.float32)
 
     def make(beta: jax.Array | float) -> Learner:
-        settings = reference.Settings(enabled=True, kl_coefficient=beta)
+        settings = reference.ReferenceSettings(enabled=True, kl_coefficient=beta)
         return reference.with_reference_kl(ppo.make(base, problem), problem, settings)
 
     def of_seed(key: jax.Array) -> dict[str, jax.Array]:

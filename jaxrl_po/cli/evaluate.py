@@ -38,7 +38,7 @@ Scores = dict[str, np.ndarray[Any, Any]]
 
 
 @config_lib.record
-class Options:
+class EvaluateOptions:
     """The evaluation."""
 
     run: str = static("", "folder of a run of jaxrl-po control or jaxrl-po language")
@@ -61,7 +61,7 @@ class Options:
 
 
 def evaluate(
-    options: Options, domain: Domain[Any], config: RunConfig[Any]
+    options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]
 ) -> tuple[int, str, Scores]:
     """Evaluates every seed of the run; `--size` replaces the size of its config.
 
@@ -91,7 +91,7 @@ def evaluate(
     return iteration, size, scores
 
 
-def record(options: Options, domain: Domain[Any], config: RunConfig[Any]) -> None:
+def record(options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]) -> None:
     """Writes greedy episodes of the first seed to `--record`.
 
     Raises:
@@ -132,7 +132,7 @@ def table(scores: Scores) -> str:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     summary = "Evaluates the policies of a run again."
-    options = flags.ask(argv, "jaxrl-po evaluate", summary, Options)
+    options = flags.ask(argv, "jaxrl-po evaluate", summary, EvaluateOptions)
     if options is None:
         return 0
     domain, config = earlier.read_any(DOMAINS.values(), "run", options.run)

@@ -23,7 +23,7 @@ from jaxrl_po.types import PyTree
 
 
 @config_lib.record
-class Options:
+class ExportOptions:
     """The export."""
 
     run: str = static("", "folder of a run of jaxrl-po language that began with a pretrained model")
@@ -74,7 +74,7 @@ def rounded_away(params: PyTree, base: PyTree, dtype: str) -> tuple[int, int]:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     summary = "Writes the model of a run for transformers."
-    options = flags.ask(argv, "jaxrl-po export", summary, Options)
+    options = flags.ask(argv, "jaxrl-po export", summary, ExportOptions)
     if options is None:
         return 0
     config = earlier.read(language, "run", options.run)

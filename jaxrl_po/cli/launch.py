@@ -10,7 +10,7 @@ import jax
 
 from jaxrl_po.run.experiment import flags, settings, training
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.options import RunOptions
 from jaxrl_po.run.experiment.settings import Domain
 
 
@@ -45,7 +45,7 @@ def main(domain: Domain[Any], argv: Sequence[str]) -> int:
     return 0
 
 
-def _compile(experiment: Experiment, options: Options) -> int:
+def _compile(experiment: Experiment, options: RunOptions) -> int:
     """Prints the memory of each program; returns 1 if one does not fit, else 0."""
     from jaxrl_po.run import aot
 

@@ -35,7 +35,7 @@ FINAL, AREA = "final", "area"
 
 
 @config.record
-class Options:
+class PlotOptions:
     """The comparison; the folders of the runs come before the flags."""
 
     metric: str = static(
@@ -201,7 +201,7 @@ def scores_of(runs: Sequence[Run], metric: str, by: str) -> list[npt.NDArray[np.
     Args:
       runs: Runs as `read` returns them.
       metric: Name of the metric.
-      by: Score of a seed, as in `Options`. A curve is linear between its points.
+      by: Score of a seed, as in `PlotOptions`. A curve is linear between its points.
     """
     if by == FINAL:
         return [final(run, metric) for run in runs]
@@ -293,7 +293,7 @@ def draw_profiles(
 def save_figure(
     runs: Sequence[Run], metric: str, path: Path, *, by: str = FINAL, title: str = ""
 ) -> None:
-    """Writes the figure, curves beside profiles; see `plotting.write` and `Options`."""
+    """Writes the figure, curves beside profiles; see `plotting.write` and `PlotOptions`."""
     series = [Series(metric, run.label, run.rows) for run in runs]
     units = dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
     unit, name = " or ".join(units), metrics.label(metric)
@@ -319,7 +319,7 @@ def asked(argv: Sequence[str], name: str, summary: str, record: type[Any]) -> tu
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     summary = "Compares runs: jaxrl-po plot runs/a runs/b --out=runs/plot"
-    folders, options = asked(argv, "jaxrl-po plot", summary, Options)
+    folders, options = asked(argv, "jaxrl-po plot", summary, PlotOptions)
     if options is None:
         return 0
     runs = read(folders, options.labels)

@@ -26,8 +26,8 @@ from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.experiment import control, earlier, flags, language
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.figures import rendering
-from jaxrl_po.run.figures.rendering import Draw, Episode, Floats, Frame
-from jaxrl_po.run.host.vector_envs import Array, Source, Stepped, playable, quiet
+from jaxrl_po.run.figures.rendering import Draw, Floats, Frame, RecordedEpisode
+from jaxrl_po.run.host.vector_envs import Array, PoolStep, Source, playable, quiet
 from jaxrl_po.run.store import folder, metrics
 from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
 
@@ -56,7 +56,7 @@ OTHER = Scene(rendering.components, 10)
 
 
 @config_lib.record
-class Options:
+class RenderOptions:
     """The episode and its rendering."""
 
     run: str = static("", "folder of a run of jaxrl-po control or language")
@@ -106,7 +106,7 @@ class Player(NamedTuple):
     title: str
 
 
-def restore(options: Options, config: ControlConfig) -> Player:
+def restore(options: RenderOptions, config: ControlConfig) -> Player:
     """Rebuilds the problem of the run and reads the checkpoint."""
     run = config.run
     earlier.require_seed("seed_index", options.seed_index, run.seeds, "run", options.run)
@@ -118,7 +118,7 @@ def restore(options: Options, config: ControlConfig) -> Player:
     return Player(world, control.build_problem(config, world), state, iteration, title)
 
 
-def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
+def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> RecordedEpisode:
     """Plays one episode; `key` is consumed.
 
     The episode is the first one that `control.make_evaluate` plays with the same key.
@@ -134,7 +134,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
     def go_on(
         params: ActorCritic, collector: CollectorState, envs: unroll.EnvState, first: jax.Array
-    ) -> tuple[unroll.EnvState, unroll.Trajectory]:
+    ) -> tuple[unroll.EnvState, unroll.EnvTrajectory]:
         policy = functools.partial(actor.act, params, collector)
         return unroll.unroll(
             environment, policy, envs, step_key, num_steps=num_steps, first=first, greedy=greedy
@@ -143,7 +143,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
     given, light = (player.state.params, player.state.collector), is_light(player.state)
     envs, over = compiled(begin, light=light)(), False
     played = compiled(go_on, *given, envs, np.int32(0), light=light)
-    parts: list[unroll.Trajectory] = []
+    parts: list[unroll.EnvTrajectory] = []
     while not over and len(parts) * num_steps < max_steps:
         envs, part = played(*given, envs, np.int32(len(parts) * num_steps))
         parts.append(jax.tree.map(lambda x: np.asarray(x[0]), part))
@@ -158,7 +158,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
         trajectory.observation,
         transition.final_observation,
     )
-    return Episode(to_draw(seen), trajectory.action[:length], transition.reward[:length])
+    return RecordedEpisode(to_draw(seen), trajectory.action[:length], transition.reward[:length])
 
 
 def to_draw(seen: PyTree) -> Floats:
@@ -194,10 +194,10 @@ class Camera:
         """Starts an episode as `vector_envs.Pool` does; returns observations `[1, …]`."""
         return np.asarray(self._env.reset(seed=self._seed)[0])[None]
 
-    def step(self, action: Array) -> Stepped:
+    def step(self, action: Array) -> PoolStep:
         """Takes one step as `vector_envs.Pool` does, with actions `[1, …]`."""
         observation, *others = self._env.step(playable(self._env.action_space)(action)[0])[:4]
-        return Stepped(np.asarray(observation)[None], *(np.asarray(x)[None] for x in others))
+        return PoolStep(np.asarray(observation)[None], *(np.asarray(x)[None] for x in others))
 
     def picture(self) -> Frame:
         """Renders the environment in its present state, `[H, W, 3]`."""
@@ -208,7 +208,9 @@ class Camera:
         self._env.close()
 
 
-def film(player: Player, source: Source, options: Options, max_steps: int) -> tuple[Episode, Scene]:
+def film(
+    player: Player, source: Source, options: RenderOptions, max_steps: int
+) -> tuple[RecordedEpisode, Scene]:
     """Plays one episode on the host, drawn from the environment's own images if it renders any.
 
     Raises:
@@ -234,7 +236,7 @@ def film(player: Player, source: Source, options: Options, max_steps: int) -> tu
             if stepped.terminated[0] or stepped.truncated[0]:
                 break
     observed = np.concatenate(seen).astype(np.float32)
-    episode = Episode(observed, np.stack(actions), np.array(rewards, np.float32))
+    episode = RecordedEpisode(observed, np.stack(actions), np.array(rewards, np.float32))
     if camera:
         draw = functools.partial(rendering.picture, pictures=taken)
         return episode, Scene(draw, min(camera.fps, 50))
@@ -269,7 +271,7 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
     return camera, ""
 
 
-def transcribe(options: Options) -> int:
+def transcribe(options: RenderOptions) -> int:
     """Prints the latest samples of a language run, or writes them to a file."""
     for name in vars(options):
         if name not in ("run", "out") and config_lib.changed(options, name):
@@ -290,7 +292,7 @@ def transcribe(options: Options) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options = flags.ask(argv, "jaxrl-po render", "Shows what a run learned.", Options)
+    options = flags.ask(argv, "jaxrl-po render", "Shows what a run learned.", RenderOptions)
     if options is None:
         return 0
     if earlier.maker([control, language], "run", options.run)[0] is language:

@@ -38,7 +38,7 @@ td.differs { background: #fdf3e7; }
 
 
 @config.record
-class Options:
+class ReportOptions:
     """The report; the folders of the runs come before the flags."""
 
     metric: str = static(
@@ -128,7 +128,7 @@ def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     summary = "One page for runs: jaxrl-po report runs/a runs/b --out=a.html"
-    folders, options = plot.asked(argv, "jaxrl-po report", summary, Options)
+    folders, options = plot.asked(argv, "jaxrl-po report", summary, ReportOptions)
     if options is None:
         return 0
     path = folder.require_file(options.out, ".html")

@@ -6,18 +6,18 @@ from jaxrl_po.control.environment import Environment, Transition, adapt
 from jaxrl_po.control.evaluation import make_evaluate
 from jaxrl_po.control.groups import GroupSettings, make_groups
 from jaxrl_po.control.modules import NetworkSettings
-from jaxrl_po.control.problem import Settings, make_problem
+from jaxrl_po.control.problem import ControlSettings, make_problem
 from jaxrl_po.control.recorded import recorded_from_settings
 from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.control.vine import VineSettings, make_vine
 
 __all__ = [
     "Actor",
+    "ControlSettings",
     "Environment",
     "GroupSettings",
     "NetworkSettings",
     "Observation",
-    "Settings",
     "Spaces",
     "Transition",
     "VineSettings",

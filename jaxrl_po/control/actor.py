@@ -32,7 +32,7 @@ class Networks(NamedTuple):
         memory after T steps of B rows and two values `[B, T]`; zeros without a critic. With None
         for `final_observation` the observations of `steps` are `[B, T + 1, …]`, and each is the
         true next observation of the one before it.
-      inputs: `inputs(steps)`, the inputs that `apply` reads, see `Sequences`.
+      inputs: `inputs(steps)`, the inputs that `apply` reads, see `StepRows`.
       apply: `apply(params, inputs) -> (distribution, value)`, as `Problem.apply`.
       hidden_matrices: `params -> ActorCritic` of bool, see `Problem`.
     """
@@ -40,13 +40,13 @@ class Networks(NamedTuple):
     init: Callable[[jax.Array, PyTree], ActorCritic]
     start: Callable[[int], tuple[PyTree, PyTree]]
     act: Callable[[ActorCritic, PyTree, PyTree], tuple[PyTree, Distribution]]
-    values: Callable[[ActorCritic, "Sequences", PyTree | None], tuple[PyTree, jax.Array, jax.Array]]
-    inputs: Callable[["Sequences"], PyTree]
+    values: Callable[[ActorCritic, "StepRows", PyTree | None], tuple[PyTree, jax.Array, jax.Array]]
+    inputs: Callable[["StepRows"], PyTree]
     apply: Callable[[ActorCritic, PyTree], tuple[Distribution, jax.Array]]
     hidden_matrices: Callable[[ActorCritic], ActorCritic] | None = None
 
 
-class Sequences(NamedTuple):
+class StepRows(NamedTuple):
     """T steps of B rows. Networks with memory read all fields, others the observations only.
 
     Attributes:
@@ -227,12 +227,12 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
 
     remembers = bool(jax.tree.leaves(start(1)))
 
-    def policy(params: ActorCritic, steps: Sequences) -> tuple[PyTree, Distribution]:
+    def policy(params: ActorCritic, steps: StepRows) -> tuple[PyTree, Distribution]:
         seen, _ = _parts(steps.observation)
         memory, output, _ = actor.run(params.variables("policy"), steps.memory, seen, steps.begins)
         return memory, _legal(output, steps.observation)
 
-    def value(params: ActorCritic, steps: Sequences, final: PyTree = None) -> tuple[PyTree, Any]:
+    def value(params: ActorCritic, steps: StepRows, final: PyTree = None) -> tuple[PyTree, Any]:
         """Returns the critic's memory after the steps, and values there and at `final`."""
         of_critic = params.variables("value" if shared is None else "policy")
         shape = steps.begins.shape
@@ -250,12 +250,12 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
             return memory, policy(params, alone(observation))[1]
         row = jax.tree.map(lambda x: x[:, None], observation)
         rows = jax.tree.leaves(memory)[0].shape[0]
-        steps = Sequences(row, jnp.zeros((rows, 1), bool), memory, ())
+        steps = StepRows(row, jnp.zeros((rows, 1), bool), memory, ())
         memory, distribution = policy(params, steps)
         return memory, jax.tree.map(lambda x: x[:, 0], distribution)
 
     def values(
-        params: ActorCritic, steps: Sequences, final_observation: PyTree | None
+        params: ActorCritic, steps: StepRows, final_observation: PyTree | None
     ) -> tuple[PyTree, jax.Array, jax.Array]:
         if final_observation is None and not jax.tree.leaves(steps.critic_memory):
             _, (of_steps, _) = value(params, alone(steps.observation))
@@ -267,15 +267,15 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
         memory, (of_steps, of_final) = value(params, steps, final_observation)
         return memory, of_steps, of_final
 
-    def alone(observation: PyTree) -> Sequences:
+    def alone(observation: PyTree) -> StepRows:
         """Wraps observations `[E*, …]` for networks without memory."""
-        return Sequences(observation, jnp.zeros(_batch_shape(observation, spaces), bool), (), ())
+        return StepRows(observation, jnp.zeros(_batch_shape(observation, spaces), bool), (), ())
 
     def apply(params: ActorCritic, inputs: PyTree) -> tuple[Distribution, jax.Array]:
         steps: Any = inputs if remembers else alone(inputs)
         return policy(params, steps)[1], value(params, steps)[1][0]
 
-    def inputs(steps: Sequences) -> PyTree:
+    def inputs(steps: StepRows) -> PyTree:
         return steps if remembers else steps.observation
 
     hidden = hidden_matrices(*(modules.get(role) for role in ("actor_critic", "policy", "critic")))
@@ -313,7 +313,7 @@ def require_fit(nets: Networks, spaces: Spaces) -> None:
         memory, critic_memory = nets.start(2)
         _, distribution = nets.act(params, memory, two)
         row = jax.tree.map(lambda x: x[:, None], two)
-        inputs = nets.inputs(Sequences(row, jnp.zeros((2, 1), bool), memory, critic_memory))
+        inputs = nets.inputs(StepRows(row, jnp.zeros((2, 1), bool), memory, critic_memory))
         return distribution.sample(key), distribution, nets.apply(params, inputs)[1]
 
     drawn, distribution, _ = jax.eval_shape(draw, jax.random.key(0))

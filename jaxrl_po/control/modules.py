@@ -22,7 +22,7 @@ from jaxrl_po.config import (
     static,
 )
 from jaxrl_po.control import networks
-from jaxrl_po.control.memory import MEMORIES, Kind, Memory, kind_of
+from jaxrl_po.control.memory import MEMORIES, Memory, MemoryKind, kind_of
 from jaxrl_po.control.spaces import Observation, Spaces, is_frame
 from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
 from jaxrl_po.types import PyTree
@@ -115,7 +115,7 @@ class NetworkSettings:
             raise ConfigError("shared_torso", "must be off with memory: each network has its own")
         if self.shared_torso and self.critic_width:
             raise ConfigError("critic_width", "must be 0 with shared_torso: there is one body")
-        every: dict[str, Kind | None] = {**MEMORIES, self.memory: kind}
+        every: dict[str, MemoryKind | None] = {**MEMORIES, self.memory: kind}
         kinds = {name: each for name, each in every.items() if each}
         require_effect(
             self, "recurrent_networks", kind is not None, f"memory is {' or '.join(kinds)}"
@@ -195,7 +195,7 @@ def default_modules(
     }
 
 
-def _memory(kind: Kind, settings: NetworkSettings) -> Callable[..., Memory]:
+def _memory(kind: MemoryKind, settings: NetworkSettings) -> Callable[..., Memory]:
     sizes = {name: getattr(settings, f"memory_{name}") for name in kind.sizes}
     return functools.partial(kind.make, **sizes) if sizes else kind.make
 

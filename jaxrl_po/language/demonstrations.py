@@ -13,7 +13,7 @@ from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.mismatch import SAMPLER, Sampler
 from jaxrl_po.language.networks import make_networks, prompt_keys, shorten_after
 from jaxrl_po.language.problem import problem_of
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, Samples
@@ -22,7 +22,7 @@ AT_A_TIME = 16  # rows of an evaluation that are computed together, to bound mem
 
 
 @record
-class Settings:
+class DemonstrationSettings:
     """Sizes of supervised training on demonstrations."""
 
     num_prompts: int = common.static(
@@ -79,7 +79,7 @@ def make_problem(
     """
     if isinstance(task, Dialogue):
         raise ConfigError("task", "must not be a dialogue for supervised training")
-    settings = Sampling(num_prompts=num_prompts, group_size=1, old_log_prob=SAMPLER)
+    settings = SamplingSettings(num_prompts=num_prompts, group_size=1, old_log_prob=SAMPLER)
     networks = make_networks(
         *(task, model, None, settings, task.answer_length, Sampler()),
         initial=initial,

@@ -257,7 +257,7 @@ def draw(
     return token, policy.log_prob(token), kept
 
 
-class Rows(NamedTuple):
+class DecodeRows(NamedTuple):
     """B rows between two steps of a decode loop.
 
     Attributes:
@@ -275,10 +275,10 @@ class Rows(NamedTuple):
     own: PyTree
 
 
-def in_columns(model: Transformer, first: int) -> Callable[..., tuple[jax.Array, Rows]]:
+def in_columns(model: Transformer, first: int) -> Callable[..., tuple[jax.Array, DecodeRows]]:
     """Builds a `feed` for `decode` that puts token t of every row in column `first + t`."""
 
-    def feed(params: Any, t: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
+    def feed(params: Any, t: jax.Array, rows: DecodeRows) -> tuple[jax.Array, DecodeRows]:
         column = first + t - 1
         logits, cache = model.apply(params, rows.token[:, None], rows.pad, rows.cache, column)
         return logits[:, 0], rows._replace(cache=cache)
@@ -332,7 +332,7 @@ def decode(
         do not change.
       live: `live(rows) -> [B]`, bool, True for rows that have not ended.
       logits: logits of token 0, `[B, V]`.
-      rows: tuple with leaves `[B, …]`, such as `Rows`.
+      rows: tuple with leaves `[B, …]`, such as `DecodeRows`.
       steps: largest number of tokens of a row.
 
     Returns:
@@ -415,7 +415,7 @@ def generate(
     columns = prompt_length + budget - 1
     logits, cache, pad = prefill(model, params, prompt, pad, columns, group_size=group_size)
 
-    def emit(t: jax.Array, logits: jax.Array, rows: Rows) -> Rows:
+    def emit(t: jax.Array, logits: jax.Array, rows: DecodeRows) -> DecodeRows:
         """Draws token t of every row that has not ended."""
         said, matched = rows.own
         token, log_prob, kept = draw(logits, rows.keys, t, decoding, greedy=greedy, noise=noise)
@@ -431,14 +431,14 @@ def generate(
         )
         return rows._replace(token=token, own=(said, matched))
 
-    def live(rows: Rows) -> jax.Array:
+    def live(rows: DecodeRows) -> jax.Array:
         return ~rows.own[0].ended
 
     tokens = jnp.full((rows, budget), pad_token, jnp.int32)
     log_prob, length = jnp.zeros((rows, budget), logits.dtype), jnp.zeros(rows, jnp.int32)
     kept = no_tokens(logits, decoding, budget) if with_kept else None
     said = Completions(tokens, log_prob, length, jnp.zeros(rows, bool), kept)
-    begun = Rows(length, pad, row_keys, cache, (said, ends.begin(rows)))
+    begun = DecodeRows(length, pad, row_keys, cache, (said, ends.begin(rows)))
     feed = in_columns(model, prompt_length)
     said, _ = decode(model, params, feed, emit, live, logits, begun, steps=budget)
     return said

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.language import kernels
-from jaxrl_po.language.attention import Kernel, Sight, kernel_for
-from jaxrl_po.language.blocks import Apart, Attention, Block, Mlp, last_of, scaled, wide
+from jaxrl_po.language.attention import AttentionMask, Kernel, kernel_for
+from jaxrl_po.language.blocks import Attention, Block, Mlp, UnstackedBlocks, last_of, scaled, wide
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import PLAIN, Rope, turns
 from jaxrl_po.types import PyTree
@@ -216,7 +216,7 @@ class Transformer(nn.Module):
                 ]
             # In unrolled models, each block is compiled with its own window.
             windows = tuple(sorted({*self.windows} or {0})) if self.scanned else (window,)
-            sight = Sight(seen_BxNxS[:, new - read :], pad, window, windows, kernel)
+            sight = AttentionMask(seen_BxNxS[:, new - read :], pad, window, windows, kernel)
             out: tuple[jax.Array, Any] = block.apply(
                 variables, x_MxD, turned_Nxh, sight, cache, start, number, shared
             )
@@ -275,7 +275,8 @@ class Transformer(nn.Module):
 
         def draw(key: jax.Array, collection: str) -> PyTree:
             x_1xD, turned_1xh = jnp.zeros((1, self.width)), [jnp.zeros((1, self.size // 2))] * 2
-            inputs = x_1xD, turned_1xh, Sight(jnp.ones((1, 1, 1), bool), jnp.zeros(1, jnp.int32))
+            mask = AttentionMask(jnp.ones((1, 1, 1), bool), jnp.zeros(1, jnp.int32))
+            inputs = x_1xD, turned_1xh, mask
             stacked: dict[str, PyTree] = jax.vmap(
                 lambda key: block.init(key, *inputs).get(collection, {})
             )(jax.random.split(key, self.layers))
@@ -283,7 +284,7 @@ class Transformer(nn.Module):
                 return stacked
             # Draw block by block, so that a seed gives the same parameters as separate modules.
             assert self.scope is not None
-            apart = Apart(block.attention, block.mlp, self.layers, parent=None)
+            apart = UnstackedBlocks(block.attention, block.mlp, self.layers, parent=None)
             drawn = apart.init(self.scope.rngs["params"].rng, *inputs).get(collection, {})
             return {
                 role: jax.tree.map(

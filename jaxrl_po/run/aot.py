@@ -14,7 +14,7 @@ from rich import filesize
 from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, topology
-from jaxrl_po.run.devices.memory import Memory, memory_of, program_memory, refusal
+from jaxrl_po.run.devices.memory import DeviceMemory, memory_of, program_memory, refusal
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import shardings
 from jaxrl_po.run.devices.topology import Machine
@@ -116,7 +116,7 @@ def _fitting(job: TrainJob, machine: Machine) -> Iterator[CompiledProgram]:
     """Yields the programs with the fewest microbatches whose update fits in memory."""
     found = list[CompiledProgram]()
 
-    def compile_job(job: TrainJob, number: int = 1) -> Memory:
+    def compile_job(job: TrainJob, number: int = 1) -> DeviceMemory:
         suffix = f" in {number} microbatches" if number > 1 else ""
         functions = list(_functions(job))
         found[:] = [
@@ -128,7 +128,7 @@ def _fitting(job: TrainJob, machine: Machine) -> Iterator[CompiledProgram]:
         *sampling, memory = [
             memory_of(each.executable, like)
             if each.executable is not None
-            else Memory(0, each.memory.get("total"), refused=each.reason)
+            else DeviceMemory(0, each.memory.get("total"), refused=each.reason)
             for each in found
         ]
         return memory.beside(*sampling) if sampling else memory

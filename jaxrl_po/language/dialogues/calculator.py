@@ -26,7 +26,7 @@ class CalculatorSettings:
     max_turns: int = common.static(3, "messages, the answer included", within=Interval(1, 64))
 
 
-class State(NamedTuple):
+class CalculatorState(NamedTuple):
     """State of a dialogue about one sum.
 
     Attributes:
@@ -96,20 +96,20 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
     def digits_of(value: jax.Array, count: int) -> jax.Array:
         return zero + decimals(value, count)
 
-    def right_answer(state: State) -> jax.Array:
+    def right_answer(state: CalculatorState) -> jax.Array:
         value = digits_of(state.terms.sum(), places)
         return jnp.concatenate([jnp.asarray([equals]), value, jnp.asarray([tokenizer.eos])])
 
-    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
+    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, CalculatorState]:
         terms = draw(key, held_out).astype(jnp.int32)
         signs = jnp.asarray(tokenizer.encode("+?"), jnp.int32)[:, None]
         tokens = jnp.concatenate([digits_of(terms, num_digits), signs], axis=1).reshape(-1)
         no = jnp.bool_(False)
-        return Prompt(tokens, jnp.int32(0)), State(terms, jnp.int32(0), no, no)
+        return Prompt(tokens, jnp.int32(0)), CalculatorState(terms, jnp.int32(0), no, no)
 
     def respond(
-        state: State, message: jax.Array, written: jax.Array, key: jax.Array
-    ) -> tuple[State, Reply, jax.Array, jax.Array]:
+        state: CalculatorState, message: jax.Array, written: jax.Array, key: jax.Array
+    ) -> tuple[CalculatorState, Reply, jax.Array, jax.Array]:
         del key
         answers = message[0] == equals
         right = (written == places + 2) & (message[: places + 2] == right_answer(state)).all()
@@ -118,12 +118,12 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
         reply = jnp.where(legal, digits_of(value, places), wrong).astype(jnp.int32)
         turns = state.turns + 1
         read = legal & ~answers & (turns < max_turns)  # a turn is left to use the value
-        state = State(state.terms, turns, state.used | read, right)
+        state = CalculatorState(state.terms, turns, state.used | read, right)
         reward = right.astype(jnp.float32)
         length = jnp.where(legal, places, 1).astype(jnp.int32)
         return state, Reply(reply, length), reward, answers | (turns == max_turns)
 
-    def demonstrate(state: State, key: jax.Array) -> jax.Array:
+    def demonstrate(state: CalculatorState, key: jax.Array) -> jax.Array:
         del key
         signs = jnp.asarray([plus, tokenizer.eos])[:, None]
         terms = digits_of(state.terms, num_digits)

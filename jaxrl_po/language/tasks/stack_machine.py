@@ -10,7 +10,7 @@ from jaxrl_po.language.tokenizer import Tokenizer
 OPERATORS = "+-*"
 
 
-class Result(NamedTuple):
+class MachineResult(NamedTuple):
     """Result of evaluating a completion.
 
     Attributes:
@@ -36,7 +36,7 @@ class _Machine(NamedTuple):
     ended: jax.Array
 
 
-def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer) -> Result:
+def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer) -> MachineResult:
     """Evaluates a completion: `places` digits push a number, an operator joins the top two values.
 
     Numbers have their highest digit first. If each given number x is used at most once, no value
@@ -107,6 +107,6 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
         ended=~true,
     )
     machine, _ = jax.lax.scan(step, start, tokens)
-    return Result(
+    return MachineResult(
         machine.parses & machine.ended, machine.given & ~jnp.any(machine.free), machine.stack[0]
     )

@@ -25,7 +25,7 @@ TAKEN = ("prompts", "completions", "completion_ids")
 TWICE = "a prompt begins with what the tokenizer adds, such as BOS: it is not written twice"
 
 
-class Text(NamedTuple):
+class PromptEncoder(NamedTuple):
     """Conversion of prompts to the tokens of a pretrained model.
 
     Attributes:
@@ -235,7 +235,7 @@ def _check_chat(messages: Any, row: Row) -> None:
                 raise row.error(f"{where}: {name} must be text, got {got}{calls}")
 
 
-class Columns:
+class PromptColumns:
     """Function that returns the columns of rows, without the prompt; see `tasks.Task`.
 
     Args:
@@ -306,7 +306,7 @@ def make_task(
     validation: Sequence[Row] = (),
     characters: str = "",
     max_prompt_length: int = 0,
-    text: Text | None = None,
+    text: PromptEncoder | None = None,
     whole: bool = False,
 ) -> Task:
     """Makes a task from rows, in a pretrained model's tokens, or with one token per character.
@@ -364,7 +364,7 @@ def make_task(
         validation=examples[len(train) : len(known)],
         share_prompts=whole,
     )
-    return task._replace(columns=Columns(rows))
+    return task._replace(columns=PromptColumns(rows))
 
 
 def _alphabet(rows: Sequence[Row], characters: str) -> AnyTokenizer:

@@ -97,7 +97,7 @@ class Scores(NamedTuple):
     why: str = ""
 
 
-class Scored(NamedTuple):
+class ScoredCompletions(NamedTuple):
     """Scores of completions by all reward functions, `[S, B]`.
 
     Attributes:
@@ -111,7 +111,7 @@ class Scored(NamedTuple):
     measures: dict[str, npt.NDArray[Any]]
 
 
-class Here:
+class InProcessFunction:
     """A function passed in Python, called in this process: a call that hangs cannot be killed.
 
     Args:
@@ -144,7 +144,7 @@ class Worker:
 
     def __init__(self, source: str, timeout: float, arguments: Mapping[str, object] = {}):
         self._source, self._timeout, self._arguments = source, timeout, arguments
-        self._process: workers.Process | Here | None = None
+        self._process: workers.Process | InProcessFunction | None = None
         self._asked = (0, "")  # pending call: number of completions, reason of a failure
 
     def start(self) -> None:
@@ -154,14 +154,14 @@ class Worker:
           RewardError: the function cannot be loaded.
         """
         if isinstance(self._source, PythonObject):
-            self._process = Here(self._source.value)
+            self._process = InProcessFunction(self._source.value)
         elif self._source.startswith(sources.OWN):
             raise RewardError(sources.missing("reward", self._source))
         if self._process is None:
             start = {"source": self._source, "timeout": self._timeout, "arguments": self._arguments}
             try:
                 self._process, _ = workers.spawn(scoring_worker.__name__, start)
-            except workers.Ended as error:
+            except workers.ProcessEnded as error:
                 raise RewardError(f"{self._source} cannot be loaded: {error}") from None
 
     def ask(self, columns: Columns, count: int) -> None:
@@ -182,7 +182,7 @@ class Worker:
         if self._process is not None:
             try:
                 reply = self._process.receive()
-            except workers.Ended as error:
+            except workers.ProcessEnded as error:
                 reply, self._process = {"error": str(error)}, None
         if "error" in reply:
             return Scores(np.zeros(count, np.float32), np.ones(count, bool), reply["error"])
@@ -298,7 +298,7 @@ class HostScore:
         if self._require_end:
             cut = np.asarray(batch.truncated).any(axis=2)
             raw, reward = (np.where(cut, np.float32(0.0), x) for x in scored[:2])
-            scored = Scored(raw, reward, scored.measures | {"reward": reward})
+            scored = ScoredCompletions(raw, reward, scored.measures | {"reward": reward})
         means = {"accuracy": scored.raw, **scored.measures}
         if batch.score.shape[2] > 1:
             means["dead_groups"] = _equal(scored.raw.reshape(batch.score.shape))
@@ -308,7 +308,7 @@ class HostScore:
 
     def score(
         self, columns: Sequence[Columns], count: int, *, first: bool, report: Callable[[str], None]
-    ) -> "Scored":
+    ) -> "ScoredCompletions":
         """Calls the functions, once per seed.
 
         Args:
@@ -348,7 +348,7 @@ class HostScore:
             f"reward/{each.name}": x for each, x in zip(self._rewards, values, strict=True)
         }
         raw = functools.reduce(lambda a, b: np.where(np.isnan(a), b, a), values)
-        return Scored(raw, total, measures)
+        return ScoredCompletions(raw, total, measures)
 
     @property
     def measures(self) -> tuple[str, ...]:

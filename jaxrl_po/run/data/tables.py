@@ -88,7 +88,7 @@ class NoSettings:
     """Settings of a user-defined task, which has no flags."""
 
 
-class Reading(NamedTuple):
+class TableReading(NamedTuple):
     """Options for the conversion of a table's rows to a task.
 
     Attributes:
@@ -99,14 +99,14 @@ class Reading(NamedTuple):
       shape: Name of a published model whose vocabulary a new model has; empty if unspecified.
     """
 
-    text: prompts.Text | None = None
+    text: prompts.PromptEncoder | None = None
     answers: bool = True
     whole: bool = False
     supervised: bool = False
     shape: str = ""
 
 
-def from_file(settings: File, reading: Reading) -> language.Task:
+def from_file(settings: File, reading: TableReading) -> language.Task:
     """Makes the task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
 
     Raises:
@@ -143,7 +143,7 @@ def _as_task(
     settings: Prompts,
     name: str,
     parts: Sequence[Sequence[prompts.Row]],
-    text: prompts.Text | None,
+    text: prompts.PromptEncoder | None,
     characters: str = "",
     whole: bool = False,
 ) -> language.Task:
@@ -186,7 +186,7 @@ def read_rows(
     return prompts.split(rows, settings.test_fraction, 1 if tests else 2, whole=whole) + tests
 
 
-def from_reasoning_gym(settings: ReasoningGym, reading: Reading) -> language.Task:
+def from_reasoning_gym(settings: ReasoningGym, reading: TableReading) -> language.Task:
     """Makes the task of `--task=reasoning_gym`; items with the same question share a split.
 
     All items have answers.
@@ -210,7 +210,7 @@ def from_reasoning_gym(settings: ReasoningGym, reading: Reading) -> language.Tas
     return _as_task(settings, dataset, parts, reading.text)
 
 
-def random_prompts(settings: RandomPromptsSettings, reading: Reading) -> language.Task:
+def random_prompts(settings: RandomPromptsSettings, reading: TableReading) -> language.Task:
     """Makes the task of `--task=random`; raises ConfigError without a known shape."""
     if reading.shape not in SHAPES:
         raise ConfigError("task", "random needs a model.shape, which gives its vocabulary")

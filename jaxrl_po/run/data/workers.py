@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 BEGIN = f"import sys; sys.path.append({str(ROOT)!r}); from {__name__} import main; main()"
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """A process ended by itself, or was killed for taking too long; the message says which."""
 
 
@@ -75,17 +75,17 @@ class Process:
         """Returns the answer to the last message.
 
         Raises:
-          Ended: the process ended or exceeded its limit before it answered.
+          ProcessEnded: the process ended or exceeded its limit before it answered.
         """
         left = None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
         try:
             if self.pipe.poll(left):
                 return hear(self.pipe)
         except (EOFError, OSError):
-            raise Ended(f"ended its process, with status {self.close()}") from None
+            raise ProcessEnded(f"ended its process, with status {self.close()}") from None
         _kill(self.pid)  # a late answer would count as an answer to the next message
         self.close()
-        raise Ended(self._late)
+        raise ProcessEnded(self._late)
 
 
 def _end(pipe: Connection, pid: int, patience: float) -> int | None:
@@ -117,7 +117,7 @@ def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
       start: arguments of `serve`; `source` names the object to load.
 
     Raises:
-      Ended: the worker cannot be used.
+      ProcessEnded: the worker cannot be used.
     """
     ours, theirs = Pipe()
     with theirs:
@@ -135,7 +135,7 @@ def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
     found = process.receive()
     if "error" in found:
         process.close()
-        raise Ended(found["error"])
+        raise ProcessEnded(found["error"])
     return process, found
 
 

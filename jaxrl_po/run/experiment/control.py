@@ -35,7 +35,7 @@ from jaxrl_po.run.experiment.registry import METHODS, MethodConfig
 from jaxrl_po.run.experiment.settings import length_of
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
-from jaxrl_po.run.host.rollouts import HostProblem
+from jaxrl_po.run.host.rollouts import PoolProblem
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, TrainJob, build_job
 from jaxrl_po.run.store import provenance, sources
 from jaxrl_po.types import Distribution, Learner, Problem, Samples
@@ -69,7 +69,7 @@ class Sampling(NamedTuple):
 
 SAMPLINGS = {
     TRAJECTORIES: Sampling(
-        control.Settings,
+        control.ControlSettings,
         control.make_problem,
         lambda s: s.num_envs,
         lambda s, _: s.num_envs * s.num_steps,
@@ -245,13 +245,13 @@ def build_problem(
     memory = user_code.held("network.memory", config.network.memory)
     network = dataclasses.replace(config.network, memory=memory)
     if world.source is not None:
-        assert isinstance(settings, control.Settings)
+        assert isinstance(settings, control.ControlSettings)
         return control.recorded_from_settings(world.spaces, settings, network, **of_run)
     problem = sampling(options).build(world.env, **vars(settings), network=network, **of_run)
     if not options.demonstrations:
         return problem
     steps = recordings.read(options.demonstrations, world.spaces)
-    if not isinstance(settings, control.Settings):
+    if not isinstance(settings, control.ControlSettings):
         raise ConfigError("sampling", f"must be {TRAJECTORIES} with demonstrations")
     if settings.normalize_observations:
         raise ConfigError("problem.normalize_observations", "must be off with demonstrations")
@@ -305,9 +305,9 @@ def build(
     learner = learner_of(method)
     host, measure, notes = None, None, tuple[str, ...]()
     if world.source is not None:
-        assert isinstance(settings, control.Settings)
+        assert isinstance(settings, control.ControlSettings)
         sizes = settings.num_envs, settings.num_steps, options.eval_episodes
-        host = HostProblem(world.source, problem, *sizes)
+        host = PoolProblem(world.source, problem, *sizes)
     else:
         episodes = options.eval_episodes
         measure = greedy(control.make_evaluate(world.env, problem, num_episodes=episodes))

@@ -8,7 +8,7 @@ from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.language.pretrained import ChatTemplate
 from jaxrl_po.language.pretrained import tools as tools_lib
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.data.scoring import HostScore, Scorer
@@ -21,13 +21,13 @@ from jaxrl_po.run.store import sources
 
 
 def make(
-    config: LanguageConfig, start: models.Start, rewarded: Scorer | None, placement: Placement
+    config: LanguageConfig, start: models.RunModels, rewarded: Scorer | None, placement: Placement
 ) -> HostDialogues:
     """The dialogues of a run; its environments are started.
 
     Args:
       config: Settings of the run.
-      start: Task, model and parameters of the run; see `models.Start`.
+      start: Task, model and parameters of the run; see `models.RunModels`.
       rewarded: functions of `--reward`, or None.
       placement: on devices.
 
@@ -36,7 +36,7 @@ def make(
         not write what is needed; names the flag.
     """
     options, settings, sizes = config.run, config.tools, config.problem
-    assert isinstance(sizes, Sampling)
+    assert isinstance(sizes, SamplingSettings)
     assert settings is not None
     template, text = require_fit(config, start, placement)
     if not isinstance(rewarded, HostScore | None):
@@ -82,8 +82,8 @@ def make(
 
 
 def require_fit(
-    config: LanguageConfig, start: models.Start, placement: Placement
-) -> tuple[ChatTemplate, prompts.Text]:
+    config: LanguageConfig, start: models.RunModels, placement: Placement
+) -> tuple[ChatTemplate, prompts.PromptEncoder]:
     """Returns the chat template and its text; raises ConfigError for flags unfit for `--tools`."""
     options = config.run
     if not sources.is_source(options.tools):

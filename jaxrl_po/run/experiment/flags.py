@@ -23,6 +23,7 @@ from jaxrl_po.run.loop import signals
 from jaxrl_po.run.store.sources import DIGESTS, READ
 
 Field = dataclasses.Field[Any]
+Sections = Mapping[str, type]
 EVERYTHING = "--help=all"
 HELP = ("--help", "-help", "-h", EVERYTHING)
 FORMER_SECTIONS = {"tools": "environment"}  # in folders of former versions
@@ -30,11 +31,11 @@ FLAG = re.compile(r"--?[a-zA-Z]")
 ORIGINS = ("given", "stored", "tuned", "preset", "default")  # the first that has a value wins
 
 
-class Text(str):
+class FlagText(str):
     """Value of a flag as written on a command line, before it is converted."""
 
 
-class Switch(Text):
+class Switch(FlagText):
     """Text of a flag that was written without a value."""
 
 
@@ -62,7 +63,7 @@ _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def parse(argv: Sequence[str], sections: Mapping[str, type]) -> Json:
+def parse(argv: Sequence[str], sections: Sections) -> Json:
     """Reads records from command-line arguments.
 
     Args:
@@ -91,7 +92,7 @@ def parse(argv: Sequence[str], sections: Mapping[str, type]) -> Json:
     return merge(sections, {"given": given})[0]
 
 
-def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Text]:
+def tokenize(argv: Sequence[str], sections: Sections) -> dict[str, FlagText]:
     """Returns the texts of the flags among arguments, by name.
 
     Args:
@@ -109,7 +110,7 @@ def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Tex
       >>> tokenize(["--problem.num_envs", "3", "--noresume", "--seed=1"], {"": Settings})
       {'problem.num_envs': '3', 'resume': 'false', 'seed': '1'}
     """
-    found, fields, last = dict[str, Text](), named(sections.items()), ""
+    found, fields, last = dict[str, FlagText](), named(sections.items()), ""
     for word in argv:
         try:
             word.encode()  # text that is not UTF-8 could not be stored
@@ -120,11 +121,11 @@ def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Tex
             known = name[2:] in fields or ("." in name and name not in fields)
             negated = not equals and name.startswith("no") and known
             name = name.removeprefix("no") if negated else name
-            found[name] = Text(text) if equals else Switch("false" if negated else "true")
+            found[name] = FlagText(text) if equals else Switch("false" if negated else "true")
             is_switch = name in fields and _type(fields[name]) is bool
             last = "" if equals or negated or is_switch else name
         elif last:
-            found[last], last = Text(word), ""
+            found[last], last = FlagText(word), ""
         else:
             raise UsageError(f"{word!r} is not a flag; write --name=value")
     return found
@@ -137,11 +138,11 @@ def named(sections: Iterable[tuple[str, type]]) -> dict[str, Field]:
     }
 
 
-def convert(given: Values, sections: Mapping[str, type]) -> Json:
+def convert(given: Values, sections: Sections) -> Json:
     """Returns the values of flags in the types of their fields; ranges are not checked.
 
     Args:
-      given: Flag name to `Text` or a Python value; a Python string is never read as a number.
+      given: Flag name to `FlagText` or a Python value; a Python string is never read as a number.
       sections: Prefix to record class.
 
     Raises:
@@ -151,7 +152,7 @@ def convert(given: Values, sections: Mapping[str, type]) -> Json:
       >>> @config.record
       ... class Settings:
       ...     num_envs: int = config.static(8, "environments side by side")
-      >>> convert({"problem.num_envs": Text("3")}, {"problem": Settings})
+      >>> convert({"problem.num_envs": FlagText("3")}, {"problem": Settings})
       {'problem.num_envs': 3}
       >>> convert({"problem.num_envs": "3"}, {"problem": Settings})
       Traceback (most recent call last):
@@ -173,7 +174,7 @@ def _converted(name: str, field: Field, value: object) -> object:
     try:
         if isinstance(value, Switch) and kind is not bool:
             raise UsageError(f"--{name} lacks a value; write --{name}=value")
-        if isinstance(value, Text):
+        if isinstance(value, FlagText):
             return parser(value)
         value = config.static_value(name, value)
         if kind is str:
@@ -189,7 +190,7 @@ def _converted(name: str, field: Field, value: object) -> object:
         raise ConfigError(name, f"must be {words}, got {value!r}") from None
 
 
-def current(stored: Values, sections: Mapping[str, type]) -> Json:
+def current(stored: Values, sections: Sections) -> Json:
     """Returns stored settings under the present names of their fields and values, in their order.
 
     Args:
@@ -229,9 +230,7 @@ def former_names(prefix: str, field: Field) -> list[str]:
     return [join(x, name) for x in prefixes for name in names][1:]
 
 
-def merge(
-    sections: Mapping[str, type], layers: Mapping[str, Values]
-) -> tuple[Json, dict[str, str]]:
+def merge(sections: Sections, layers: Mapping[str, Values]) -> tuple[Json, dict[str, str]]:
     """Merges values by their origin, and checks the records that they make.
 
     Drops a tuned or preset value that a given or stored value makes ineffective.
@@ -330,7 +329,7 @@ ALIASES = {
 }
 
 
-def unknown_flag(name: str, sections: Mapping[str, type]) -> str:
+def unknown_flag(name: str, sections: Sections) -> str:
     """Returns the message for a flag that does not exist, with the name of its field here.
 
     Example:
@@ -371,7 +370,7 @@ def _abbreviates(short: str, name: str) -> bool:
     )
 
 
-def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
+def located(error: ConfigError, sections: Sections) -> ConfigError:
     """Returns an error about a field of a section as one about its flag.
 
     Args:
@@ -395,7 +394,7 @@ def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
 
 
 @contextlib.contextmanager
-def locating(sections: Mapping[str, type]) -> Iterator[None]:
+def locating(sections: Sections) -> Iterator[None]:
     """Context in which an error about a field is raised as one about its flag; see `located`."""
     try:
         yield
@@ -406,7 +405,7 @@ def locating(sections: Mapping[str, type]) -> Iterator[None]:
 def usage(
     program: str,
     summary: str,
-    sections: Mapping[str, type],
+    sections: Sections,
     notes: Mapping[str, str] = MappingProxyType({}),
     *,
     everything: bool = True,

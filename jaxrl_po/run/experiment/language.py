@@ -14,8 +14,8 @@ from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.language import Transformer, demonstrations, lora, unembedding
 from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.dialogues.recorded import recorded_problem
-from jaxrl_po.language.settings import Computation, Sampling
-from jaxrl_po.language.tasks.table import Rows
+from jaxrl_po.language.settings import Computation, SamplingSettings
+from jaxrl_po.language.tasks.table import TableRows
 from jaxrl_po.language.tasks.types import DATA, reading, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run.data.scoring import HostScore, Scorer
@@ -35,7 +35,7 @@ from jaxrl_po.run.experiment.language_config import (
     require_task_flags,
     task_entry,
 )
-from jaxrl_po.run.experiment.models import Start
+from jaxrl_po.run.experiment.models import RunModels
 from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.experiment.registry import MethodConfig
 from jaxrl_po.run.experiment.settings import length_of
@@ -150,7 +150,7 @@ def build(
 def make_learner(
     config: LanguageConfig,
     placement: Placement,
-    start: Start,
+    start: RunModels,
     given: PyTree,
     problem: Problem,
     method: MethodConfig,
@@ -180,7 +180,7 @@ def make_learner(
 def make_problem(
     config: LanguageConfig,
     placement: Placement,
-    start: Start,
+    start: RunModels,
     verify: bool,
     columns: int | None,
     given: PyTree,
@@ -204,7 +204,7 @@ def make_problem(
     own |= shared | vars(settings)
     if columns is not None:
         assert isinstance(task, language.Task)
-        assert isinstance(settings, Sampling)
+        assert isinstance(settings, SamplingSettings)
         drawn = task._replace(data=None)  # on the host
         return recorded_problem(
             drawn, policy, settings, columns=columns, critic=start.critic, **shared
@@ -223,7 +223,7 @@ def make_problem(
 
 
 def problem_settings(
-    config: LanguageConfig, task: TaskLike, base: models.Base | None = None
+    config: LanguageConfig, task: TaskLike, base: models.PretrainedBase | None = None
 ) -> ProblemSettings:
     """`--problem.*`, with a token budget for the longest answer.
 
@@ -264,7 +264,7 @@ def learned(config: LanguageConfig, placement: Placement) -> tuple[int, int]:
     return prompts * members // (placement.data_devices * parts), together
 
 
-def sharded(config: LanguageConfig, start: Start, placement: Placement) -> Start:
+def sharded(config: LanguageConfig, start: RunModels, placement: Placement) -> RunModels:
     """Returns the start with its critic, if the method has one, and both models as sharded.
 
     Raises:
@@ -304,7 +304,7 @@ def examples(
 
 def plain(data: PyTree) -> PyTree:
     """Returns the data of a task, for a digest; values that follow from it are left out."""
-    return data._replace(texts=None) if isinstance(data, Rows) else data
+    return data._replace(texts=None) if isinstance(data, TableRows) else data
 
 
 def seen(task: TaskLike) -> TaskLike:
@@ -313,7 +313,7 @@ def seen(task: TaskLike) -> TaskLike:
 
 
 def evaluated(
-    config: LanguageConfig, start: Start, scorer: Scorer | None, evaluation: Evaluation
+    config: LanguageConfig, start: RunModels, scorer: Scorer | None, evaluation: Evaluation
 ) -> Evaluation:
     """Returns the evaluation with measures: by the verifier, or by functions on the host."""
     options, task, settings = config.run, start.task, config.problem
@@ -340,7 +340,7 @@ def evaluated(
 
 
 def supervised(
-    config: LanguageConfig, start: Start, shown: language.Task, display: Display
+    config: LanguageConfig, start: RunModels, shown: language.Task, display: Display
 ) -> tuple[Evaluation, Display]:
     """Returns the evaluation and the display of supervised training."""
     options, settings = config.run, config.problem
@@ -384,7 +384,9 @@ def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
     )
 
 
-def notes(task: TaskLike, settings: ProblemSettings, base: models.Base | None) -> tuple[str, ...]:
+def notes(
+    task: TaskLike, settings: ProblemSettings, base: models.PretrainedBase | None
+) -> tuple[str, ...]:
     """The lines shown about the task before the run."""
     if isinstance(task, Dialogue):
         return ()
@@ -397,7 +399,7 @@ def notes(task: TaskLike, settings: ProblemSettings, base: models.Base | None) -
     return tuple(said)
 
 
-def require_room(config: LanguageConfig, start: Start) -> None:
+def require_room(config: LanguageConfig, start: RunModels) -> None:
     """Raises ConfigError for a completion that has no budget, or no room in the model's context."""
     options, task = config.run, start.task
     if rewarding.unanswered(options, task):
@@ -442,11 +444,11 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
     hosted, pretrained = bool(options.tools), bool(initial.pretrained)
     samples, critic = not options.entry.supervised, options.entry.has_critic
     judge = rewarding.is_model(options)
-    problem: type = language.Settings
+    problem: type = language.LanguageSettings
     if not samples:
-        problem = demonstrations.Settings
+        problem = demonstrations.DemonstrationSettings
     elif hosted or is_dialogue(options.task):
-        problem = Sampling
+        problem = SamplingSettings
     each = {
         "task": (True, task_entry(options.task).settings),
         "problem": (True, problem),
@@ -459,7 +461,7 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
         "warm_start": (samples, language.WarmStart),
         "reward_model": (judge, language.ModelSettings),
         "preferences": (judge, language.Preferences),
-        "reference": (critic, reference.Settings),
+        "reference": (critic, reference.ReferenceSettings),
     }
     return {prefix: record for prefix, (wanted, record) in each.items() if wanted}
 

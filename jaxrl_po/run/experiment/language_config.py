@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 from jaxrl_po import config, language
-from jaxrl_po.algorithms.reference import Settings as ReferenceSettings
+from jaxrl_po.algorithms.reference import ReferenceSettings
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, number, static
 from jaxrl_po.language import demonstrations, lora
 from jaxrl_po.language.dialogue import TaskLike
-from jaxrl_po.language.settings import Computation, Sampling
+from jaxrl_po.language.settings import Computation, SamplingSettings
 from jaxrl_po.language.tasks.types import DRAWN
 from jaxrl_po.run.data import tables
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.options import (
     NEW_MODEL,
     InitialModel,
-    Options,
     RunConfig,
+    RunOptions,
     common_option,
     option,
 )
@@ -25,7 +25,9 @@ from jaxrl_po.run.experiment.registry import METHODS, TASKS, VERIFIER, Record, T
 from jaxrl_po.run.store import sources
 
 TAUGHT = [name for name, entry in METHODS.items() if entry.has_teacher]
-ProblemSettings = language.Settings | Sampling | demonstrations.Settings
+ProblemSettings = (
+    language.LanguageSettings | SamplingSettings | demonstrations.DemonstrationSettings
+)
 
 
 def task_entry(name: str) -> TaskEntry:
@@ -91,7 +93,7 @@ def require_task_flags(name: str, given: Iterable[str]) -> None:
 
 
 @config.record
-class LanguageOptions(Options):
+class LanguageOptions(RunOptions):
     """The run as a whole."""
 
     task: str = common_option(

@@ -24,7 +24,7 @@ from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.earlier import TRAIN
-from jaxrl_po.run.experiment.options import LINES, Options
+from jaxrl_po.run.experiment.options import LINES, RunOptions
 from jaxrl_po.run.experiment.settings import Domain, Settings, fields_of, settle, stored_settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
@@ -132,7 +132,7 @@ def prepare(
     )
 
 
-def _exporters(options: Options) -> list[Exporter]:
+def _exporters(options: RunOptions) -> list[Exporter]:
     """Makes the exporters that flags name.
 
     Raises:
@@ -157,7 +157,7 @@ def new_origins(settings: Settings[Any], fields: Mapping[str, Setting]) -> dict[
 
 
 def _resolve(
-    job: TrainJob, options: Options, settings: Values, earlier: Values
+    job: TrainJob, options: RunOptions, settings: Values, earlier: Values
 ) -> tuple[Json, list[str]]:
     """Returns values that the flags left open, and changes since the run was last started."""
     where = job.layout.placement.describe()

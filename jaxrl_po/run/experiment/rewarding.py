@@ -208,7 +208,7 @@ def judges(options: LanguageOptions, task: TaskLike, *, pretrained: bool) -> boo
 def unanswered(options: LanguageOptions, task: TaskLike) -> bool:
     """Returns whether a prompt of a file has no answer."""
     columns = None if isinstance(task, Dialogue) else task.columns
-    return isinstance(columns, prompts.Columns) and not columns.answered()
+    return isinstance(columns, prompts.PromptColumns) and not columns.answered()
 
 
 def judged(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Answers]:
@@ -253,7 +253,7 @@ def with_reward_model(
       ConfigError: process rewards of the verifier were asked for as well.
     """
     settings, judge = config.problem, config.judge
-    assert isinstance(settings, language.Settings)
+    assert isinstance(settings, language.LanguageSettings)
     assert judge is not None
     if settings.process_reward:
         raise ConfigError(

@@ -10,7 +10,7 @@ from jaxrl_po.optimizers import AUTO, COSINE, LINEAR, Optimization
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.options import LINES, InitialModel, Options, OptionsOf, RunConfig
+from jaxrl_po.run.experiment.options import LINES, InitialModel, OptionsOf, RunConfig, RunOptions
 from jaxrl_po.run.loop.job import Length, TrainJob
 from jaxrl_po.run.store import folder, sources
 
@@ -33,7 +33,7 @@ class Domain(Protocol[Config]):
     Y_LABEL: str
     """Label of the curves' axis."""
     OPTIONS: type[Any]
-    """Record of the flags without a prefix, an extension of `options.Options`."""
+    """Record of the flags without a prefix, an extension of `options.RunOptions`."""
     CONFIG: type[Config]
     """Class of the config."""
 
@@ -155,7 +155,7 @@ def usage(
     given: Values,
     *,
     everything: bool,
-    command: tuple[str, str, type[Options]] | None = None,
+    command: tuple[str, str, type[RunOptions]] | None = None,
 ) -> str:
     """Returns the text of `--help` for the sections that the given flags select.
 
@@ -188,7 +188,7 @@ def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
     return {name: setting_of(field) for name, field in flags.named(sections.items()).items()}
 
 
-def stored_settings(domain: Domain[Any], options: Options) -> Json:
+def stored_settings(domain: Domain[Any], options: RunOptions) -> Json:
     """Returns the settings of the run that is resumed; empty for a new one.
 
     Raises:
@@ -199,7 +199,7 @@ def stored_settings(domain: Domain[Any], options: Options) -> Json:
     return found | sources.absolute(found)
 
 
-def length_of(options: Options, steps: int) -> Length:
+def length_of(options: RunOptions, steps: int) -> Length:
     """Returns the length of a run whose iterations have a number of steps."""
     iterations = options.total_steps // steps
     log_every = options.log_every or max(1, iterations // LINES)
@@ -259,7 +259,7 @@ def settle(domain: Domain[Config], settings: Settings[Config], world: Any) -> Co
 
 
 def sections_of(
-    domain: Domain[Any], options: Options, initial: InitialModel | None = None
+    domain: Domain[Any], options: RunOptions, initial: InitialModel | None = None
 ) -> dict[str, type]:
     """Returns the record class of each section by its prefix, including the method's.
 

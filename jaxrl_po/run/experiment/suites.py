@@ -46,7 +46,7 @@ def split(name: str) -> tuple[str, str]:
     return (suite, inner) if is_suite else ("", name)
 
 
-class Later(types.ModuleType):
+class LazyModule(types.ModuleType):
     """A module that is imported when something of it is used."""
 
     def __getattr__(self, name: str) -> object:
@@ -60,7 +60,7 @@ def import_gymnax() -> types.ModuleType:
     """
     if "seaborn" in sys.modules:
         return importlib.import_module("gymnax")
-    sys.modules["seaborn"] = Later("seaborn")
+    sys.modules["seaborn"] = LazyModule("seaborn")
     try:
         return importlib.import_module("gymnax")
     finally:

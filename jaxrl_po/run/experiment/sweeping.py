@@ -26,7 +26,7 @@ from jaxrl_po.run.experiment import control, flags, language, settings, user_cod
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, with_names
 from jaxrl_po.run.experiment.language_config import LanguageOptions
-from jaxrl_po.run.experiment.options import InitialModel, Options, RunConfig, common_option
+from jaxrl_po.run.experiment.options import InitialModel, RunConfig, RunOptions, common_option
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner, signals
@@ -79,8 +79,8 @@ SUMMARY = (
 RECORDS: dict[str, type[Sweep]] = {control.NAME: ControlSweep, language.NAME: LanguageSweep}
 
 
-class Asked(NamedTuple):
-    """What a sweep was asked to do.
+class SweepSpec(NamedTuple):
+    """Specification of a sweep.
 
     Attributes:
       flags: Name to value, of the flags with one value.
@@ -106,7 +106,7 @@ class Asked(NamedTuple):
                 raise ConfigError(
                     name, f"must be choice(a,b,…), as its values are integers, got {drawn}"
                 )
-        texts = {name: flags.Text(value) for name, value in combination.items()}
+        texts = {name: flags.FlagText(value) for name, value in combination.items()}
         given = flags.convert(self.flags | texts, sections)
         # A value of this combination may choose other defaults than those of the whole sweep.
         whole, own = (
@@ -121,7 +121,7 @@ class Asked(NamedTuple):
         return Settings(domain.CONFIG.of_sections(records, initial), given, {}, origins, {})
 
 
-class Swept(NamedTuple):
+class SweepResult(NamedTuple):
     """What a sweep leaves.
 
     Attributes:
@@ -136,10 +136,10 @@ class Swept(NamedTuple):
     folder: Path
 
     def __repr__(self) -> str:
-        return f"Swept(rows=<{len(self.rows)} items>, best={self.best!r}, folder={self.folder!r})"
+        return f"SweepResult(rows=<{len(self.rows)} items>, best={self[1]!r}, folder={self[2]!r})"
 
 
-def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
+def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResult:
     """Searches hyperparameters of an experiment.
 
     A language model's warm start is part of each run; runs with `init_from` share an earlier one.
@@ -162,11 +162,11 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
     if not isinstance(experiment, Experiment):
         raise ConfigError("experiment", "must be an Experiment: run.Experiment(env=…)")
     domain, given = DOMAINS[experiment.script], with_names({**experiment.settings, **options})
-    asked = settings.options_of(RECORDS[domain.NAME], given)
-    sections = settings.sections_of(domain, asked)
+    spec = settings.options_of(RECORDS[domain.NAME], given)
+    sections = settings.sections_of(domain, spec)
     for name, values in over.items():
         if isinstance(values, str):
-            given[name] = flags.Text(values)
+            given[name] = flags.FlagText(values)
             continue
         if not isinstance(values, list | tuple) and np.ndim(values) != 1:
             raise ConfigError(
@@ -175,11 +175,11 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
         each = [flags.convert(with_names({name: value}), sections)[name] for value in values]
         if any(str(value).startswith(sources.OWN) for value in each):
             raise ConfigError("over", f"{name} must list names: an object of Python has one sweep")
-        given[name] = flags.Text(",".join(map(errors.shown, each)))
+        given[name] = flags.FlagText(",".join(map(errors.shown, each)))
     return carry_out(domain, given)
 
 
-def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> Swept:
+def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> SweepResult:
     """Carries out a sweep, or continues it.
 
     Args:
@@ -195,13 +195,13 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     record = RECORDS[domain.NAME]
     options = settings.options_of(record, given)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    asked = resumed(domain, given, stored, options.out) if stored else read(domain, given, options)
-    options = settings.options_of(record, asked.flags, asked.tuned)
+    spec = resumed(domain, given, stored, options.out) if stored else read(domain, given, options)
+    options = settings.options_of(record, spec.flags, spec.tuned)
     sections = settings.sections_of(domain, options)
-    refuse(options, asked)
+    refuse(options, spec)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(EXACT)
-    groups = group(domain, asked, options, rounded=rounded)
+    groups = group(domain, spec, options, rounded=rounded)
     with flags.locating(sections):
         score = check(domain, [[one for _, one in each] for each in groups], options)
     with (
@@ -212,10 +212,10 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
         fields = settings.fields_of(sections)
         lasting = {
             name: value
-            for name, value in asked.flags.items()
+            for name, value in spec.flags.items()
             if fields[name].stored and name != "out"
         }
-        said = {"script": "sweep", EXACT: not rounded, **asked._replace(flags=lasting)._asdict()}
+        said = {"script": "sweep", EXACT: not rounded, **spec._replace(flags=lasting)._asdict()}
         code = {sources.DIGESTS: sources.digests(lasting)}
         for line in provenance.note(provenance.differences(code, stored.get("resolved", {}))):
             print(line, flush=True)
@@ -252,45 +252,47 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
                 axis = f"final {metrics.axis(score)}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
         except KeyboardInterrupt:
-            raise Interrupted(swept=Swept(rows, best(domain, asked, rows, sections), out)) from None
-    return Swept(rows, best(domain, asked, rows, sections), out)
+            raise Interrupted(
+                swept=SweepResult(rows, best(domain, spec, rows, sections), out)
+            ) from None
+    return SweepResult(rows, best(domain, spec, rows, sections), out)
 
 
 def group(
-    domain: Domain[Any], asked: Asked, options: Sweep, *, rounded: bool
+    domain: Domain[Any], spec: SweepSpec, options: Sweep, *, rounded: bool
 ) -> list[list[tuple[Combination, Settings[RunConfig[Any]]]]]:
     """Groups the combinations, with their settings, by the program that they share.
 
     Args:
       domain: Domain of the experiments.
-      asked: settings and values of the sweep.
+      spec: settings and values of the sweep.
       options: options of the sweep as a whole.
       rounded: whether the draws are those of an earlier version; see `combinations`.
     """
-    found = combinations(asked, options.draws, options.seed, rounded=rounded)
-    total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
+    found = combinations(spec, options.draws, options.seed, rounded=rounded)
+    total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
     groups: dict[str, list[tuple[Combination, Settings[RunConfig[Any]]]]] = {}
     for combination in found:
-        made = asked.settings(domain, combination)
+        made = spec.settings(domain, combination)
         groups.setdefault(static_part(made.config), []).append((combination, made))
     return list(groups.values())
 
 
-def best(domain: Domain[Any], asked: Asked, rows: list[Json], sections: Mapping[str, type]) -> Json:
+def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags.Sections) -> Json:
     """Returns the flags of the first row that were set or tuned; empty without a row."""
     if not rows:
         return {}
-    first = asked.settings(domain, rows[0]["flags"])
+    first = spec.settings(domain, rows[0]["flags"])
     config = settings.settle(domain, first, domain.open_world(first.config))
     settled, fields = flags.flatten(config.sections()), settings.fields_of(sections)
-    names = dict.fromkeys([*asked.tuned, *asked.flags, *asked.swept, *asked.drawn])
+    names = dict.fromkeys([*spec.tuned, *spec.flags, *spec.swept, *spec.drawn])
     varying = [name for name in names if name in settled and fields[name].sweep == "varies"]
     return {name: settled[name] for name in varying}
 
 
-def read(domain: Domain[Any], given: Values, options: Options) -> Asked:
+def read(domain: Domain[Any], given: Values, options: RunOptions) -> SweepSpec:
     """Returns the sweep that flags ask for."""
     initial = domain.initial_model(options)
     sections = settings.sections_of(domain, options, initial)
@@ -302,22 +304,22 @@ def read(domain: Domain[Any], given: Values, options: Options) -> Asked:
         name: [sources.absolute({name: value}).get(name, value) for value in values]
         for name, values in swept.items()
     }
-    return Asked(fixed | sources.absolute(fixed), swept, drawn, tuned)
+    return SweepSpec(fixed | sources.absolute(fixed), swept, drawn, tuned)
 
 
 def _defaults(
     domain: Domain[Any],
-    options: Options,
+    options: RunOptions,
     values: Values,
     initial: InitialModel,
-    sections: Mapping[str, type],
+    sections: flags.Sections,
 ) -> Json:
     """Returns tuned values and presets by flag, for flags that have these values."""
     of_run = options, values, initial
     return flags.current({**domain.tuned(*of_run), **domain.presets(*of_run)}, sections)
 
 
-def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> Asked:
+def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> SweepSpec:
     """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
 
     Args:
@@ -329,40 +331,40 @@ def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> Ask
     Raises:
       ConfigError: Names the first flag that differs, with both values.
     """
-    if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
+    if stored.get("script") != "sweep" or not set(SweepSpec._fields) <= set(stored):
         raise ConfigError(
             "resume", f"{out} must hold a sweep of this version of jaxrl-po sweep; choose another"
         )
-    asked = Asked(**{name: stored[name] for name in Asked._fields})
+    spec = SweepSpec(**{name: stored[name] for name in SweepSpec._fields})
     code = stored.get("resolved", {}).get(sources.DIGESTS, {})
-    if not all(isinstance(field, dict) for field in (*asked, code)):
+    if not all(isinstance(field, dict) for field in (*spec, code)):
         raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
-    found = sources.located(asked.flags, code, str(stored.get("out", "")), Path(out))
+    found = sources.located(spec.flags, code, str(stored.get("out", "")), Path(out))
     record = RECORDS[domain.NAME]
-    before = flags.current(asked.flags, {"": record}) | found
+    before = flags.current(spec.flags, {"": record}) | found
     options = settings.options_of(record, given, before)
     sections = settings.sections_of(domain, options)
-    asked = Asked(*(flags.current(each, sections) for each in asked))
-    asked = asked._replace(flags=asked.flags | found)
+    spec = SweepSpec(*(flags.current(each, sections) for each in spec))
+    spec = spec._replace(flags=spec.flags | found)
     again = read(domain, given, options)
     # The length of a sweep may not grow.
     fields = {x: y for x, y in settings.fields_of(sections).items() if y.resume != "grows"}
     now = {**again.flags, **again.swept, **again.drawn}
-    before = {**dict.fromkeys(now, "left out"), **asked.flags, **asked.swept, **asked.drawn}
+    before = {**dict.fromkeys(now, "left out"), **spec.flags, **spec.swept, **spec.drawn}
     folder.require_same(now, before | {"resolved": stored.get("resolved", {})}, fields, out)
-    return asked._replace(flags=asked.flags | again.flags)
+    return spec._replace(flags=spec.flags | again.flags)
 
 
-def refuse(options: Sweep, asked: Asked) -> None:
+def refuse(options: Sweep, spec: SweepSpec) -> None:
     """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
     for name, field in settings.fields_of({"": type(options)}).items():
-        if field.sweep == "absent" and asked.flags.get(name):
+        if field.sweep == "absent" and spec.flags.get(name):
             raise ConfigError(
                 name, "must be left out: a sweep is one process, which evaluates each run itself"
             )
-    if asked.drawn and not options.draws:
+    if spec.drawn and not options.draws:
         raise ConfigError("draws", "must be at least 1 with a distribution, got 0")
-    if options.draws and not asked.drawn:
+    if options.draws and not spec.drawn:
         raise ConfigError(
             "draws",
             "must be left out without a distribution, e.g. "
@@ -372,7 +374,7 @@ def refuse(options: Sweep, asked: Asked) -> None:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
-def check(domain: Domain[Any], groups: Sequence[Group], options: Options) -> str:
+def check(domain: Domain[Any], groups: Sequence[Group], options: RunOptions) -> str:
     """Returns the name of the score; raises the error of the first combination that is wrong."""
     for group in groups:
         placement = place_runs(options, len(group))
@@ -386,7 +388,7 @@ def check(domain: Domain[Any], groups: Sequence[Group], options: Options) -> str
     return job.evaluation.score
 
 
-def place_runs(options: Options, combinations: int) -> Placement:
+def place_runs(options: RunOptions, combinations: int) -> Placement:
     """Returns the placement of the seeds of several combinations."""
     runs = combinations * options.seeds
     return parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
@@ -428,7 +430,7 @@ def train(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[
 
     Returns:
       The lines with an evaluation after training began, lists `[C·S]`; and whether a signal came,
-      see `runner.Outcome`.
+      see `runner.RunOutcome`.
 
     Raises:
       KeyboardInterrupt: A signal came before there was such a line.
@@ -462,7 +464,7 @@ def curves(rows: Sequence[Row]) -> dict[str, npt.NDArray[np.float64]]:
     }
 
 
-def done(path: Path, sections: Mapping[str, type]) -> list[Json]:
+def done(path: Path, sections: flags.Sections) -> list[Json]:
     """Returns the combinations that are finished; raises ConfigError for a damaged file."""
     try:
         rows: list[Json] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
@@ -485,7 +487,7 @@ def split(
     Example:
       >>> fields = {name: Setting("") for name in ("config.gamma", "config.learning_rate")}
       >>> rates = {"config.gamma": "0.9,0.99", "config.learning_rate": "uniform(0,1)"}
-      >>> split({"seeds": 2} | {name: flags.Text(rates[name]) for name in rates}, fields)
+      >>> split({"seeds": 2} | {name: flags.FlagText(rates[name]) for name in rates}, fields)
       ({'seeds': 2}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
 
     Raises:
@@ -493,7 +495,7 @@ def split(
     """
     kept, swept, drawn = Json(), dict[str, list[str]](), dict[str, str]()
     for name, value in given.items():
-        text = value if isinstance(value, flags.Text) else ""
+        text = value if isinstance(value, flags.FlagText) else ""
         found = DRAW.fullmatch(text.strip())
         varies = name in fields and fields[name].sweep == "varies"
         if varies and found:
@@ -510,12 +512,12 @@ def split(
 
 
 def combinations(
-    asked: Asked, draws: int, seed: int, *, rounded: bool = False
+    spec: SweepSpec, draws: int, seed: int, *, rounded: bool = False
 ) -> list[Combination]:
     """Returns the distinct combinations of the values of the grid with the draws.
 
     Args:
-      asked: `Asked`, the grid and the distributions.
+      spec: `SweepSpec`, the grid and the distributions.
       draws: number of joint draws of all flags that have a distribution.
       seed: seed of the draws.
       rounded: whether draws have four digits and equal ones repeat, as in folders without `EXACT`.
@@ -524,17 +526,17 @@ def combinations(
       ConfigError: the bounds of a distribution are invalid.
 
     Example:
-      >>> combinations(Asked({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
+      >>> combinations(SweepSpec({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
       [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}]
     """
     grid = [
-        dict(zip(asked.swept, values, strict=True))
-        for values in itertools.product(*asked.swept.values())
+        dict(zip(spec.swept, values, strict=True))
+        for values in itertools.product(*spec.swept.values())
     ]
     generator = np.random.default_rng(seed)
     columns = {
         name: draw(name, written, draws, generator, rounded=rounded)
-        for name, written in asked.drawn.items()
+        for name, written in spec.drawn.items()
     }
     rows: list[Combination] = [{}]
     if columns:

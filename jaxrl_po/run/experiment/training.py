@@ -15,7 +15,7 @@ from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import format_error
 from jaxrl_po.run.experiment import settings, user_code
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, of_folder
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.options import RunOptions
 from jaxrl_po.run.experiment.prepare import prepare, prepare_learner
 from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.figures import plotting
@@ -26,7 +26,7 @@ from jaxrl_po.run.loop.progress import OnRow, Progress
 from jaxrl_po.run.loop.signals import Interrupted, hear_signals
 from jaxrl_po.run.store import checkpoint, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.run.store.exporters import Exporter, Exporting, Reporter, require_exporters
+from jaxrl_po.run.store.exporters import Exporter, ExportingReporter, Reporter, require_exporters
 from jaxrl_po.types import Learner, Row, TrainState, short_repr
 
 # A run that one of these ends keeps its lines and its last checkpoint.
@@ -193,7 +193,7 @@ def resume(
     return train(experiment, on_row=on_row, exporters=exporters)
 
 
-def prepare_experiment(domain: Domain[Any], given: Values, options: Options) -> TrainJob:
+def prepare_experiment(domain: Domain[Any], given: Values, options: RunOptions) -> TrainJob:
     """Joins the processes of a distributed run, before anything is computed; returns its job.
 
     Args:
@@ -256,7 +256,7 @@ def carry_out(
         found = [*output.exporters, *exporters] if processes.is_writer() else ()
         start = display.title, output.settings, out if output.folder else None
         try:
-            with progress, Exporting(progress, found, start) as reporter:
+            with progress, ExportingReporter(progress, found, start) as reporter:
                 for note in display.notes:
                     progress.report(f"{display.title}: {note}")
                 outcome = _run(job, out, reporter, leave_early, on_row)
@@ -288,7 +288,7 @@ def carry_out(
 
 def _run(
     job: TrainJob, out: Path, reporter: Reporter, leave_early: bool, on_row: OnRow | None
-) -> runner.Outcome:
+) -> runner.RunOutcome:
     """Runs the job in a folder, see `runner.run`; raises ConfigError for its checkpoints."""
     try:
         return runner.run(
@@ -338,7 +338,7 @@ def broken_off(out: str, error: OSError) -> str:
     return format_error(error, out, kept)
 
 
-def ending(job: TrainJob, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
+def ending(job: TrainJob, outcome: runner.RunOutcome, rows: Sequence[Row]) -> str:
     """Returns the last line, on how the run ended."""
     title = job.display.title
     if outcome.stopped:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config
 from jaxrl_po.config import Json, Values
-from jaxrl_po.language.warm_start import Fit, WarmStart
+from jaxrl_po.language.warm_start import WarmStart, WarmStartState
 from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import parallel, processes
@@ -73,8 +73,8 @@ class WarmStartProgram(NamedTuple):
     """
 
     settings: WarmStart
-    begin: Callable[[Any], Fit]
-    advance: Callable[..., Fit]
+    begin: Callable[[Any], WarmStartState]
+    advance: Callable[..., WarmStartState]
     init: Callable[[Any], TrainState]
 
 

@@ -19,12 +19,12 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, lora, warm_start
 from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.tasks.types import reading
-from jaxrl_po.language.warm_start import BETWEEN, Fit, WarmStart
+from jaxrl_po.language.warm_start import BETWEEN, WarmStart, WarmStartState
 from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import Program, compiled, is_light, side_by_side
-from jaxrl_po.run.devices.memory import Memory, memory_of, refusal
+from jaxrl_po.run.devices.memory import DeviceMemory, memory_of, refusal
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop.job import Rollouts, TrainJob, WarmStartProgram
@@ -59,11 +59,11 @@ class Programs(NamedTuple):
     evaluate: "Evaluate | None"
     describe: Callable[[TrainState], Any] | None
     like: TrainState
-    memory: Memory
-    evaluation: Memory | None = None
+    memory: DeviceMemory
+    evaluation: DeviceMemory | None = None
 
     @property
-    def largest(self) -> Memory:
+    def largest(self) -> DeviceMemory:
         """Of training and evaluation, what needs more."""
         both = [self.memory, *filter(None, [self.evaluation])]
         return max(both, key=lambda each: each.peak or 0)
@@ -113,7 +113,7 @@ def fit_in_memory(job: TrainJob, programs: Programs, space: int | None) -> tuple
     """
     require_evaluation(programs.evaluation, space)
 
-    def compile_again(other: TrainJob, _: int) -> Memory:
+    def compile_again(other: TrainJob, _: int) -> DeviceMemory:
         nonlocal programs
         programs = with_microbatches(programs, other)
         return programs.memory
@@ -124,8 +124,8 @@ def fit_in_memory(job: TrainJob, programs: Programs, space: int | None) -> tuple
 
 def choose_microbatches(
     job: TrainJob,
-    memory: Memory,
-    compile_again: Callable[[TrainJob, int], Memory],
+    memory: DeviceMemory,
+    compile_again: Callable[[TrainJob, int], DeviceMemory],
     space: int | None,
 ) -> int:
     """Finds the smallest number of microbatches with which an update fits in memory.
@@ -183,7 +183,7 @@ def _next_job(
     return None
 
 
-def _too_large(memory: Memory, number: int, space: int | None) -> RunError:
+def _too_large(memory: DeviceMemory, number: int, space: int | None) -> RunError:
     """Returns the error for an update that fits with no number."""
     needs = "more than the compiler gives it"
     if memory.peak is not None and space is not None and memory.peak > space:
@@ -196,7 +196,7 @@ def _too_large(memory: Memory, number: int, space: int | None) -> RunError:
     )
 
 
-def require_evaluation(memory: Memory | None, space: int | None) -> None:
+def require_evaluation(memory: DeviceMemory | None, space: int | None) -> None:
     """Raises RunError for an evaluation, which has no microbatches, that does not fit."""
     if memory is not None and space is not None and not memory.fits(space):
         raise RunError(
@@ -240,7 +240,7 @@ def with_microbatches(programs: Programs, job: TrainJob) -> Programs:
 
 def compile_if_it_fits(
     job: TrainJob, like: TrainState, placed: PyTree
-) -> tuple[Chunk | None, Memory]:
+) -> tuple[Chunk | None, DeviceMemory]:
     """Compiles the chunk; None if the compiler rejects it and more microbatches may help."""
     try:
         return compile_kind(job, like, placed)
@@ -251,7 +251,7 @@ def compile_if_it_fits(
         return None, refused
 
 
-def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk, DeviceMemory]:
     """Compiles the chunk of a run, of the kind that suits it; returns it and its memory."""
     host, learner = job.host, job.learner
     options: dict[str, Any] = {
@@ -269,7 +269,9 @@ def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk
     return in_calls(program), memory_of(program, like)
 
 
-def compile_evaluate(job: TrainJob, like: TrainState) -> tuple["Evaluate | None", Memory | None]:
+def compile_evaluate(
+    job: TrainJob, like: TrainState
+) -> tuple["Evaluate | None", DeviceMemory | None]:
     """Compiles the evaluation; returns it and its memory, None if there is none or on the host."""
     if job.host.rollouts is not None:
         return job.evaluate, None
@@ -374,7 +376,7 @@ def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
 
 def compile_with_score(
     learner: Learner, scorer: Scorer, like: TrainState, options: dict[str, Any]
-) -> tuple[Chunk, Memory]:
+) -> tuple[Chunk, DeviceMemory]:
     """Compiles a chunk as two programs with scoring in between; its memory is the larger one's."""
     of_sample = options | {"out_shardings": (options["out_shardings"][0], None)}
     sample = compiled(learner.sample, like, **of_sample)
@@ -397,7 +399,7 @@ def compile_with_score(
 
 def compile_with_rollouts(
     learner: Learner, rollouts: Rollouts, like: TrainState, options: dict[str, Any]
-) -> tuple[Chunk, Memory]:
+) -> tuple[Chunk, DeviceMemory]:
     """Compiles a chunk as rollouts on the host and one program for the rest of each iteration."""
 
     def iterate(state: TrainState, recording: PyTree) -> tuple[TrainState, Metrics]:
@@ -463,7 +465,7 @@ def split_warm_start(
     if not settings.steps:
         return None
 
-    def begin(start: PyTree) -> Fit:
+    def begin(start: PyTree) -> WarmStartState:
         fits = []
 
         def hold(params: PyTree, key: jax.Array) -> PyTree:
@@ -478,7 +480,7 @@ def split_warm_start(
         start, params = pair
         return make(lambda *_: params).init(start)
 
-    def advance(fit: Fit, done: jax.Array, given: PyTree) -> Fit:
+    def advance(fit: WarmStartState, done: jax.Array, given: PyTree) -> WarmStartState:
         model = policy if policy.lora is None else lora.over(policy, given)
         source = task if isinstance(task, Dialogue) else reading(task, given)
         return warm_start.advance(model, source, settings, fit, done)

@@ -58,7 +58,7 @@ class NoAction(RunError):
 FAILURES = Diverged, NoAction, RewardError, PoolError
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """How a run ended.
 
     Attributes:
@@ -85,7 +85,7 @@ def run(
     leave_early: bool = False,
     on_row: OnRow | None = None,
     on_chosen: Callable[[int], None] = lambda number: None,
-) -> Outcome:
+) -> RunOutcome:
     """Runs `job`; writes `metrics.jsonl`, `samples.jsonl` and `checkpoints/{latest,best}`.
 
     A line of metrics, and the best checkpoint if it is the best so far, are on disk before the
@@ -107,7 +107,7 @@ def run(
         leaves the number open.
 
     Returns:
-      The `Outcome`.
+      The `RunOutcome`.
 
     Raises:
       RunError: the run does not fit in memory.
@@ -170,10 +170,12 @@ def run(
     # A process is also ended by a signal to another one.
     cut = run.iteration < job.length.iterations and not (run.idle or run.stopped)
     interrupted = cut or processes.any_of(stop.is_set())
-    return Outcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
+    return RunOutcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
 
 
-def _already_done(job: TrainJob, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
+def _already_done(
+    job: TrainJob, folder: Path, latest: Store, reporter: Reporter
+) -> RunOutcome | None:
     """How a run ended that has nothing left to do; None for any other. Compiles nothing."""
     if max(latest.iterations(), default=-1) < job.length.iterations:
         return None
@@ -187,7 +189,7 @@ def _already_done(job: TrainJob, folder: Path, latest: Store, reporter: Reporter
     reporter.report(
         f"nothing left to do: iteration {done} (step {job.length.steps(done):,}) is reached"
     )
-    return Outcome(programs_lib.with_frozen(finished[1], job), done, False)
+    return RunOutcome(programs_lib.with_frozen(finished[1], job), done, False)
 
 
 class _Run:

@@ -35,7 +35,8 @@ class Interrupted(KeyboardInterrupt):
 
     Attributes:
       trained: the `Trained` that `run.train` or `run.resume` would have returned, or None.
-      swept: the `Swept` that `run.sweep` would have returned, with the evaluations so far, or None.
+      swept: the `SweepResult` that `run.sweep` would have returned, with the evaluations so far,
+        or None.
     """
 
     def __init__(self, message: str = "", *, trained: Any = None, swept: Any = None):

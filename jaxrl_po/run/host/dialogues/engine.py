@@ -15,10 +15,10 @@ from jaxrl_po.language import conversation_steps as steps
 from jaxrl_po.language.dialogue import longest
 from jaxrl_po.language.dialogues import recorded
 from jaxrl_po.language.dialogues.evaluation import SHOWN, Games, measure, render
-from jaxrl_po.language.dialogues.problem import Recording
+from jaxrl_po.language.dialogues.problem import DialogueRecording
 from jaxrl_po.language.evaluation import GREEDY, SAMPLED
 from jaxrl_po.language.networks import prompt_keys
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks.types import held_out, num_asked, selecting
 from jaxrl_po.language.transcript import Conversations
@@ -34,7 +34,7 @@ PARAMS = STATE_AXES.params
 Reporter = Callable[[str], None]
 
 
-class Episode(NamedTuple):
+class DialogueEpisode(NamedTuple):
     """A dialogue to be played.
 
     Attributes:
@@ -46,7 +46,7 @@ class Episode(NamedTuple):
     seeds: tuple[int, int]
 
 
-class Outcome(NamedTuple):
+class DialogueOutcomes(NamedTuple):
     """Results of N dialogues.
 
     Attributes:
@@ -66,18 +66,18 @@ class DialogueEnv(Protocol):
     """Environment that answers messages of N rows, ordered by seed; None for rows without dialogue.
 
     Attributes:
-      names: names of the measures of an `Outcome`.
+      names: names of the measures of an `DialogueOutcomes`.
     """
 
     names: tuple[str, ...]
 
-    def begin(self, episodes: Sequence[Episode | None], num_seeds: int) -> list[list[int]]:
+    def begin(self, episodes: Sequence[DialogueEpisode | None], num_seeds: int) -> list[list[int]]:
         """Returns the token ids of each prompt."""
 
     def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
         """Returns the token ids of each reply; None if the dialogue has ended."""
 
-    def finish(self, *, first: bool, report: Reporter) -> Outcome:
+    def finish(self, *, first: bool, report: Reporter) -> DialogueOutcomes:
         """Returns the results; a failure in the `first` dialogues of a run raises an error."""
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class HostDialogues(NamedTuple):
     task: Task
     model: Transformer
     environment: DialogueEnv
-    settings: Sampling
+    settings: SamplingSettings
     max_turns: int
     prompt_length: int
     reply_length: int
@@ -167,7 +167,7 @@ class DialogueEngine:
         self._finish = jax.jit(stack(finish, len(seeds), in_axes=(0, 0, 0, 0), out_axes=0))
         self._draw = jax.jit(stack(self._drawn, len(seeds), in_axes=(STATE_AXES,), out_axes=0))
 
-    def recording(self) -> Recording:
+    def recording(self) -> DialogueRecording:
         """Returns the shapes and dtypes of a recording, `[S, B, …]`."""
         host, rows = self._host, self._shape
         sampled = *rows, host.max_turns * host.settings.max_new_tokens
@@ -176,7 +176,7 @@ class DialogueEngine:
             lambda logits: sampling.no_tokens(logits, host.settings.decoding, sampled[-1]),
             shape_of((*rows, host.model.vocabulary), np.float32),
         )
-        return Recording(
+        return DialogueRecording(
             prompt=shape_of((*rows, host.prompt_length), np.int32),
             pad=shape_of(rows, np.int32),
             held=Conversations(
@@ -213,18 +213,18 @@ class DialogueEngine:
     def hold(
         self,
         params: ActorCritic,
-        episodes: Sequence[Episode | None],
+        episodes: Sequence[DialogueEpisode | None],
         keys: jax.Array,
         *,
         greedy: bool,
         report: Reporter,
-    ) -> tuple[Recording, float]:
+    ) -> tuple[DialogueRecording, float]:
         """Plays S·B dialogues.
 
         Args:
           params: parameters of the policy, leaves `[S, …]`.
           episodes: dialogues, seed by seed; None for a row without a dialogue.
-          keys: `[S, B]`, typed, consumed; see `conversation_steps.Rows`.
+          keys: `[S, B]`, typed, consumed; see `conversation_steps.DialogueRows`.
           greedy: whether to write the most likely tokens.
           report: `(line) -> None`, called with lines for the user.
 
@@ -282,12 +282,12 @@ class DialogueEngine:
             turns.reshape(shape),
         )
         measures = jax.tree.map(lambda x: x.reshape(shape), outcome.measures)
-        made: Any = Recording
+        made: Any = DialogueRecording
         held = jax.device_get(held)  # host arrays, which the update places as it needs them
         recording = made(prompt, pad, held, outcome.score.reshape(shape), measures)
         return recording, max(time.perf_counter() - begun - inside, 0.0)
 
-    def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
+    def with_recording(self, state: TrainState, recording: DialogueRecording) -> TrainState:
         """Adds a recording to the state with `recorded.with_recording`."""
         return recorded.with_recording(state, recording)
 
@@ -301,7 +301,7 @@ class DialogueEngine:
 
         return Examples(self.describe, shown) if self._host.show else None
 
-    def record(self, state: TrainState, report: Reporter) -> tuple[TrainState, Recording]:
+    def record(self, state: TrainState, report: Reporter) -> tuple[TrainState, DialogueRecording]:
         """Plays the dialogues of one iteration.
 
         Args:
@@ -364,7 +364,7 @@ class DialogueEngine:
         prompts: int | None,
         samples: int,
         seeds: Sequence[int],
-    ) -> Recording:
+    ) -> DialogueRecording:
         """Plays `samples` dialogues per held-out prompt, 0 for a greedy one: `[S, prompts, n, …]`.
 
         See `evaluate` for the other arguments.
@@ -396,16 +396,16 @@ class DialogueEngine:
                 self._params(state), episodes, some, greedy=samples == 0, report=self._report
             )
             parts.append(jax.tree.map(lambda x, within=within: np.asarray(x)[:, within], made))
-        whole: Recording = jax.tree.map(lambda *each: np.concatenate(each, axis=1), *parts)
-        shaped: Recording = jax.tree.map(
+        whole: DialogueRecording = jax.tree.map(lambda *each: np.concatenate(each, axis=1), *parts)
+        shaped: DialogueRecording = jax.tree.map(
             lambda x: x.reshape(every, asked, count, *x.shape[2:]), whole
         )
         return shaped
 
-    def _episode(self, row: np.int32, member: int, *entropy: int) -> Episode:
+    def _episode(self, row: np.int32, member: int, *entropy: int) -> DialogueEpisode:
         """Returns a dialogue of a group, whose resets are determined by `entropy` alone."""
         seeds = seed_of(self._base, *entropy), seed_of(self._base, *entropy, 1 + member)
-        return Episode(int(row), seeds)
+        return DialogueEpisode(int(row), seeds)
 
     def _drawn(self, state: TrainState) -> tuple[jax.Array, jax.Array]:
         """Draws rows `[P]` and keys `[B]` of the coming iteration, as single-turn sampling does."""
@@ -448,7 +448,7 @@ def right_padded(rows: Sequence[Sequence[int]], most: int) -> tuple[Array, Array
     return tokens, lengths
 
 
-def _games(found: Recording) -> Games:
+def _games(found: DialogueRecording) -> Games:
     """Converts a recording to dialogues `[…, P, n, …]` with each measure's mean, 0 if empty."""
     measures = {name: x.total / np.maximum(x.count, 1.0) for name, x in found.measures.items()}
     prompt, pad = found.prompt[..., 0, :], found.pad[..., 0]

@@ -76,7 +76,7 @@ class Children:
         child.send({"offer": columns}, START_LIMIT, f"took more than {START_LIMIT:g} s")
         try:
             return child.receive()
-        except workers.Ended as error:
+        except workers.ProcessEnded as error:
             return {"error": f"making an instance of it {error}"}
         finally:
             child.close()
@@ -103,7 +103,7 @@ class Children:
                     del running[number]
                     try:
                         results[number] = child.receive()
-                    except workers.Ended as error:
+                    except workers.ProcessEnded as error:
                         results[number] = {"killed": str(error)}
                         del self._held[number]
         return [results[number] for number, _ in jobs]

@@ -13,7 +13,7 @@ from jaxrl_po.run.data import workers
 from jaxrl_po.run.data.scoring import Floats, HostScore, RewardError
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.host.dialogues import instances
-from jaxrl_po.run.host.dialogues.engine import Episode, Outcome, Reporter
+from jaxrl_po.run.host.dialogues.engine import DialogueEpisode, DialogueOutcomes, Reporter
 from jaxrl_po.run.host.vector_envs import PoolError
 
 UNKNOWN = "unknown"  # placeholder for a call to an unknown tool
@@ -65,7 +65,7 @@ class Environments:
         start = {"source": self.source, "timeout": self._timeout, "columns": list(columns)}
         try:
             self._process, found = workers.spawn(instances.__name__, start)
-        except workers.Ended as error:
+        except workers.ProcessEnded as error:
             raise UserCodeError("tools", f"{self.source}: {error}") from None
         return ToolSpec(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
@@ -86,7 +86,7 @@ class Environments:
         self._process.send(list(jobs.items()))  # the worker enforces the time limits
         try:
             return dict(zip(jobs, self._process.receive(), strict=True))
-        except workers.Ended as error:
+        except workers.ProcessEnded as error:
             raise PoolError(f"tools {self.source}: the worker {error}") from None
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Environments:
 class Transcript:
     """Messages of a dialogue after its prompt, and counts of calls; empty without an episode."""
 
-    def __init__(self, episode: Episode | None, dead: str = ""):
+    def __init__(self, episode: DialogueEpisode | None, dead: str = ""):
         self.held, self.row = episode is not None, 0 if episode is None else episode.row
         self.dead, self.failure, self.ended = dead, dead, bool(dead) or episode is None
         self.killed = False
@@ -140,7 +140,7 @@ class ToolEnv:
         """Closes the environments."""
         self._environments.close()
 
-    def begin(self, episodes: Sequence[Episode | None], num_seeds: int) -> list[list[int]]:
+    def begin(self, episodes: Sequence[DialogueEpisode | None], num_seeds: int) -> list[list[int]]:
         """Resets the environments; the text of a reset is added to the user's last message."""
         self._num_seeds = num_seeds
         results = self._environments.run(
@@ -236,7 +236,7 @@ class ToolEnv:
             return self._fitted(said[:-1])[0], True
         return ids, cut
 
-    def finish(self, *, first: bool, report: Reporter) -> Outcome:
+    def finish(self, *, first: bool, report: Reporter) -> DialogueOutcomes:
         """Computes rewards, scores and measures of all dialogues; see `DialogueEnv`."""
         talks = self._transcripts
         living = [n for n, talk in enumerate(talks) if talk.held and not talk.dead]
@@ -271,7 +271,7 @@ class ToolEnv:
                 for name, values in further.items()
             }
         self._blame(first, report)
-        return Outcome(
+        return DialogueOutcomes(
             reward.astype(np.float32),
             score.astype(np.float32),
             np.array([talk.ended for talk in talks]),
