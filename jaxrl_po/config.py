@@ -256,7 +256,7 @@ def record(cls: type[Record]) -> type[Record]:
     cls.__post_init__ = convert  # type: ignore[attr-defined]
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    lines = (f"  {each.name}: {describe(each, default=True)}" for each in fields)
+    lines = (f"  {each.name}: {describe_field(each, default=True)}" for each in fields)
     cls.__doc__ = "\n".join([summary, "", "Attributes:", *lines]).strip()
     jax.tree_util.register_dataclass(
         cls,
@@ -314,7 +314,7 @@ def _is_number(value: Any) -> bool:
     return any(jnp.issubdtype(value.dtype, kind) for kind in (np.integer, np.floating))
 
 
-def describe(field: dataclasses.Field[Any], *, default: bool = False) -> str:
+def describe_field(field: dataclasses.Field[Any], *, default: bool = False) -> str:
     """Returns one line on a field: its description, unit, valid values and, if asked, default."""
     setting = setting_of(field)
     notes = [setting.unit]

@@ -9,7 +9,7 @@ from jaxrl_po import control
 from jaxrl_po.algorithms import a2c
 from jaxrl_po.run.devices import seeds as seeds_lib
 from jaxrl_po.run.host import rollouts
-from jaxrl_po.run.host.vector_envs import Pool, PoolStep, Source, named
+from jaxrl_po.run.host.vector_envs import Pool, PoolStep, Source, wrap_pool_errors
 
 BOX = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
 SEEN = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -57,7 +57,7 @@ def source(made=None, **changes):
             made.append(clock)
         return Pool(clock.reset, clock.step, clock.close)
 
-    return Source("clock", spaces, np.float32, 3, {}, named("clock", open_pool))
+    return Source("clock", spaces, np.float32, 3, {}, wrap_pool_errors("clock", open_pool))
 
 
 def problem_of(num_envs, num_steps, made=None, statistics=False, memory="none", **changes):

@@ -140,7 +140,7 @@ def test_environments_of_the_host_are_counted_by_their_mask():
         found, control.ControlSettings(num_envs=1, num_steps=4)
     )
     off, on = jnp.zeros((1, 4), bool), jnp.ones((1, 4), bool)
-    recording = recorded.RolloutRecording(
+    recording = recorded.StepRecording(
         observation=jnp.array([[0, 3, 7, 1, 2]]),
         action=jnp.zeros((1, 4), jnp.int32),
         reward=jnp.ones((1, 4)),

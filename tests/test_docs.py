@@ -262,7 +262,7 @@ def test_tables_of_fields_and_metrics(path):
         head = re.match(r"\| field of `(\w+)\.Config` \| default", table)
         if head:
             for field, rest in ROW.findall(table):
-                default = errors.shown(fields(head.group(1))[field].default)
+                default = errors.spell(fields(head.group(1))[field].default)
                 assert rest.split("|")[0].strip() == default, field
                 checked += 1
         elif table.startswith("| metric |"):

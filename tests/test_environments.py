@@ -45,7 +45,7 @@ def talk(model):
         environments = Environments(f"{HERE / 'tool_environments.py'}:{name}", timeout)
         made.append(environments)
         offer = environments.start(list(ROWS[0]))
-        found = tools.read(model[1], model[0], offer.tools)
+        found = tools.detect_format(model[1], model[0], offer.tools)
         return ToolEnv(
             environments, offer, found, ROWS, reply_length=reply_length, rewarded=rewarded
         )
@@ -153,7 +153,11 @@ def test_what_is_too_long_is_cut_and_counted(model, tmp_path):
     environments = Environments(f"{own}:Long", 5.0)
     offer = environments.start(["prompt"])
     partner = ToolEnv(
-        environments, offer, tools.read(model[1], model[0], offer.tools), ROWS, reply_length=12
+        environments,
+        offer,
+        tools.detect_format(model[1], model[0], offer.tools),
+        ROWS,
+        reply_length=12,
     )
     (prompt,) = partner.begin(episodes(0), 1)
     assert shown(model, prompt).split().count("w1") == 1 + 12
@@ -303,7 +307,7 @@ def test_an_environment_that_fails_ends_the_first_dialogues_and_is_counted_later
     environments, lines = Environments(f"{own}:Broken", 5.0), []
     offer = environments.start(["prompt"])._replace(reward=True)
     partner = ToolEnv(
-        environments, offer, tools.read(model[1], model[0], ()), ROWS, reply_length=12
+        environments, offer, tools.detect_format(model[1], model[0], ()), ROWS, reply_length=12
     )
     for first in (True, False, False):
         partner.begin(episodes(0), 1)

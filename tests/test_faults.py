@@ -215,7 +215,7 @@ def test_a_run_goes_on_without_its_output(tmp_path, monkeypatch, capfd, goes_on)
     with open("/dev/full" if goes_on == "full" else writing, "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
         with pytest.raises(SystemExit) as left:
-            flags.entry(lambda _: main(tmp_path))
+            flags.run_script(lambda _: main(tmp_path))
     if goes_on == "full":
         os.close(writing)
     assert left.value.code == 0
@@ -236,10 +236,10 @@ def test_a_read_only_folder_is_refused_before_anything_runs(tmp_path):
 
 
 def entered(monkeypatch, *argv):
-    """Returns the exit status of a command, which exits through `flags.entry`."""
+    """Returns the exit status of a command, which exits through `flags.run_script`."""
     monkeypatch.setattr(sys, "argv", ["jaxrl-po", *map(str, argv)])
     with pytest.raises(SystemExit) as left:
-        flags.entry(front.main)
+        flags.run_script(front.main)
     return left.value.code
 
 

@@ -115,7 +115,7 @@ def records():
         (CONTROL, "problem", "vine"): control.VineSettings,
         ("language", "problem", "completions"): language.LanguageSettings,
         ("language", "problem", "dialogues"): SamplingSettings,
-        ("language", "problem", "demonstrations"): demonstrations.DemonstrationSettings,
+        ("language", "problem", "demonstrations"): demonstrations.SupervisedSettings,
         (CONTROL, "network", "only"): control.NetworkSettings,
         **{("language", "task", name): entry.settings for name, entry in TASKS.items()},
         **{("language", section, "only"): record for section, record in parts.items()},
@@ -135,7 +135,7 @@ def entries():
             default = json.loads(json.dumps(field.default))
             shown = setting.common or commands in OTHERS
             flag = f"{section}.{field.name}".lstrip(".")
-            found[commands, flag, name] = [kind, default, config.describe(field), shown]
+            found[commands, flag, name] = [kind, default, config.describe_field(field), shown]
     return found
 
 

@@ -27,7 +27,7 @@ from jaxrl_po import control, trust_region
 from jaxrl_po import run as runs
 from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
 from jaxrl_po.cli import evaluate, launch, render
-from jaxrl_po.config import ConfigError, describe
+from jaxrl_po.config import ConfigError, describe_field
 from jaxrl_po.control import actor, memory, modules, networks, recorded, recurrence, unroll
 from jaxrl_po.control.problem import CRITIC_MEMORY
 
@@ -320,7 +320,7 @@ def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
         }
         return jax.jit(asked[derivative])(flat)
 
-    ours, wanted = of(recurrence.gru), of(looped)
+    ours, wanted = of(recurrence.run_gru), of(looped)
     assert float(jnp.abs(wanted).max()) > 0.1
     np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=2e-5)
 
@@ -566,7 +566,7 @@ def test_another_memory_is_one_entry(tmp_path, monkeypatch):
     policy = json.loads((tmp_path / "config.json").read_text())
     assert policy["network.memory"] == "sum"
     (field,) = (x for x in dataclasses.fields(control.NetworkSettings) if x.name == "memory")
-    assert "gru, transformer, sum" in describe(field)
+    assert "gru, transformer, sum" in describe_field(field)
     for changes, message in (
         ({"memory_layers": 3}, "memory_layers: has no effect unless memory is transformer"),
         ({"memory_window": 3}, "memory_window: must divide width = 64"),

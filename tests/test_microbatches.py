@@ -206,7 +206,7 @@ def job_of(out, *flags):
     ],
 )
 def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, numbers):
-    monkeypatch.setattr(programs, "check", lambda job: None)
+    monkeypatch.setattr(programs, "check_job", lambda job: None)
     one = ["--problem.group_size=4", "--config.num_minibatches=1", f"--algorithm={flags[0]}"]
     job = job_of(tmp_path, *one, *flags[1:])
     assert job.output.settings[FLAG] is None

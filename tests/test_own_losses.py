@@ -19,7 +19,7 @@ from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
 from jaxrl_po.run.experiment import experiment, flags
-from jaxrl_po.run.experiment.experiment import DOMAINS, of_folder
+from jaxrl_po.run.experiment.experiment import DOMAINS, read_experiment
 from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store.metrics import read
 
@@ -84,7 +84,7 @@ def test_run_with_own_loss_resumes_with_its_code(moved, capsys):
     assert {name: stored[name] for name in OWN} == flags_of(moved.parent / "own.py")
     assert "changed environment" not in capsys.readouterr().out
     (moved.parent / "own.py").write_text(CODE.replace("-log_prob", "-2.0 * log_prob"))
-    resumed = of_folder(str(moved))
+    resumed = read_experiment(str(moved))
     notes = " ".join(prepare(DOMAINS["control"], resumed.read()).display.notes)
     assert all(f" {name}: " in notes for name in OWN)
     (moved.parent / "own.py").rename(moved.parent / "other.py")

@@ -154,7 +154,7 @@ def test_price_of_a_token_by_hand():
     settings = reference.ReferenceSettings(enabled=True, kl_coefficient=0.7)
     charged = reference.with_reference_kl(inner, TABLE, settings).update
     charged(state, batch)
-    policy = actor_critic.policy_of(TABLE)
+    policy = actor_critic.make_policy(TABLE)
     log_softmax = [
         np.asarray(jax.nn.log_softmax(policy(p, batch).logits))
         for p in (params, params._replace(policy=frozen))

@@ -271,7 +271,7 @@ def test_scalars_over_an_experiment_are_numbers(kind):
 
 def test_a_sweep_takes_arrays_and_lists_of_scalars(tmp_path, monkeypatch):
     found = []
-    monkeypatch.setattr(sweeping, "carry_out", lambda script, given: found.append(given))
+    monkeypatch.setattr(sweeping, "run_sweep", lambda script, given: found.append(given))
     experiment = run.Experiment(env="CartPole-v1", out=tmp_path / "run")
     for rates in (
         [1e-3, 1e-4],

@@ -35,7 +35,7 @@ SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
 
 
 def test_score_is_mean_of_last_three_evaluations():
-    scores = sweeping.final([[9.0, 1.0, 2.0, 6.0], [9.0, np.nan, 2.0, 6.0]])
+    scores = sweeping.final_scores([[9.0, 1.0, 2.0, 6.0], [9.0, np.nan, 2.0, 6.0]])
     assert scores.tolist() == [3.0, -np.inf]
 
 
@@ -77,7 +77,7 @@ def scored(group, options, *_):
 def programs_run(monkeypatch):
     """The groups that a sweep trains, without training."""
     trained = []
-    monkeypatch.setattr(sweeping, "run", lambda *of: trained.append(of[0]) or scored(*of))
+    monkeypatch.setattr(sweeping, "run_group", lambda *of: trained.append(of[0]) or scored(*of))
     return trained
 
 
@@ -89,7 +89,7 @@ def swept(tmp_path_factory):
     """A finished sweep, without training."""
     out = tmp_path_factory.mktemp("swept") / "sweep"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeping, "run", scored)
+        patch.setattr(sweeping, "run_group", scored)
         assert sweep.main([*SMALL, *RANGES, f"--out={out}"]) == 0
     return out
 
@@ -186,7 +186,7 @@ def test_what_is_best_can_be_given(tmp_path, programs_run, monkeypatch, capsys):
         line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")
     ).split()[1:]
     sections = settings.sections_of(control, control.ControlOptions())
-    method = flags_lib.parse(best, sections)["config"]
+    method = flags_lib.parse_records(best, sections)["config"]
     assert method.early_stop
     assert method.target_kl in (0.5, 0.25)
     assert method.estimator == "monte_carlo"
@@ -348,7 +348,7 @@ def test_runs_train_from_evaluation_to_evaluation(tmp_path):
         ),
         display=Display(),
     )
-    rows, _ = sweeping.train(job, 3, tmp_path / "run", "walks")
+    rows, _ = sweeping.train_group(job, 3, tmp_path / "run", "walks")
     curves = sweeping.curves(rows)
     assert [row["step"] for row in rows] == [30, 60, 70]
     strides = np.repeat(np.arange(4), 2)

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def serve(pipe):
     """Follows instructions, and returns how many it has followed."""
     for count in range(9):
-        told = workers.hear(pipe)
+        told = workers.receive(pipe)
         time.sleep(told.get("sleep", 0.0))
         if "die" in told:
             os._exit(told["die"])
         started = subprocess.Popen(["sleep", "60"]).pid if "start" in told else None
-        workers.say(pipe, [count, started])
+        workers.send(pipe, [count, started])
 
 
 def ended(pid):
@@ -103,4 +103,4 @@ def test_an_error_names_the_line_of_the_users_file():
     with pytest.raises(ZeroDivisionError) as caught:
         called["call"](lambda: reward_functions.raises([]))
     said = f"ZeroDivisionError: no reward today ({reward_functions.__file__}, line 28)"
-    assert workers.describe(caught.value) == said
+    assert workers.describe_error(caught.value) == said

@@ -264,7 +264,7 @@ def save_figure(curves: Curves, betas: Sequence[float], path: Path) -> None:
         )
         proxy.set_ylabel("reward, std")
         proxy.grid(visible=False)
-        plotting.write(figure, path)
+        plotting.write_figure(figure, path)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -295,4 +295,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.entry(main)
+    flags.run_script(main)

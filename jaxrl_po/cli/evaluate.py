@@ -22,7 +22,7 @@ from jaxrl_po.config import SEED, ConfigError, Interval, static
 from jaxrl_po.control import adapt, make_record
 from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices.compilation import compiled
-from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment import control, earlier, flags
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import DOMAINS
@@ -60,7 +60,7 @@ class EvaluateOptions:
     )
 
 
-def evaluate(
+def evaluate_run(
     options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]
 ) -> tuple[int, str, Scores]:
     """Evaluates every seed of the run; `--size` replaces the size of its config.
@@ -91,7 +91,7 @@ def evaluate(
     return iteration, size, scores
 
 
-def record(options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]) -> None:
+def record_episodes(options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]) -> None:
     """Writes greedy episodes of the first seed to `--record`.
 
     Raises:
@@ -112,7 +112,7 @@ def record(options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]
     made = make_record(
         env, problem, num_episodes=options.size or config.run.eval_episodes, max_steps=bound
     )
-    one = of_seed(state)
+    one = select_seed(state)
     steps, mask = jax.jit(made)(one.params, one.collector, jax.random.key(options.seed))
     kept = np.asarray(mask)
     with folder.writing(path):
@@ -120,7 +120,7 @@ def record(options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]
     print(f"see {path}: {int(kept.sum()):,} steps of {len(kept)} episodes")
 
 
-def table(scores: Scores) -> str:
+def format_scores(scores: Scores) -> str:
     """Formats a line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
     lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
     for name, values in scores.items():
@@ -137,9 +137,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     domain, config = earlier.read_any(DOMAINS.values(), "run", options.run)
     if options.record:
-        record(options, domain, config)
+        record_episodes(options, domain, config)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
-    iteration, size, scores = evaluate(options, domain, config)
+    iteration, size, scores = evaluate_run(options, domain, config)
     asked, title = flags.flatten({"": options}), domain.title(config)
     lists = {name: values.tolist() for name, values in scores.items()}
     with folder.writing(path):
@@ -147,6 +147,6 @@ def main(argv: Sequence[str]) -> int:
         folder.write_json(path, content | lists)
     which = f"{options.checkpoint} checkpoint (iteration {iteration})"
     print(f"{title}, {which}, {size}, {options.run}")
-    print(table(scores), end="")
+    print(format_scores(scores), end="")
     print(f"see {path}")
     return 0

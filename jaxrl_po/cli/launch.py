@@ -28,14 +28,14 @@ def main(domain: Domain[Any], argv: Sequence[str]) -> int:
     asks, words = flags.help_of(argv)
     given = flags.tokenize(words, {"": domain.OPTIONS})
     if asks:
-        print(settings.usage(domain, given, everything=flags.EVERYTHING in argv))
+        print(settings.format_usage(domain, given, everything=flags.EVERYTHING in argv))
         return 0
     options = settings.options_of(domain.OPTIONS, given)
     if options.compile_for:
         return _compile(Experiment.of(domain, given), options)
     job = training.prepare_experiment(domain, given, options)
     try:
-        training.carry_out(job, leave_early=True)
+        training.run_job(job, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -21,12 +21,12 @@ from jaxrl_po.config import NON_NEGATIVE, SEED, ConfigError, Interval, static
 from jaxrl_po.control import Observation, adapt, recorded, unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.data import transcripts
-from jaxrl_po.run.devices.compilation import compiled, is_light
-from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.devices.compilation import compiled, is_cheap
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment import control, earlier, flags, language
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.figures import rendering
-from jaxrl_po.run.figures.rendering import Draw, Floats, Frame, RecordedEpisode
+from jaxrl_po.run.figures.rendering import Draw, Episode, Floats, Frame
 from jaxrl_po.run.host.vector_envs import Array, PoolStep, Source, playable, quiet
 from jaxrl_po.run.store import folder, metrics
 from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
@@ -113,12 +113,12 @@ def restore(options: RenderOptions, config: ControlConfig) -> Player:
     which = options.run, options.checkpoint
     _, iteration, state = earlier.state(control, config, "run", *which)
     title = f"{control.title(config)}, seed {options.seed_index}"
-    state = of_seed(state, options.seed_index)
+    state = select_seed(state, options.seed_index)
     world = control.open_world(config)
     return Player(world, control.build_problem(config, world), state, iteration, title)
 
 
-def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> RecordedEpisode:
+def play_episode(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
     """Plays one episode; `key` is consumed.
 
     The episode is the first one that `control.make_evaluate` plays with the same key.
@@ -140,7 +140,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Rec
             environment, policy, envs, step_key, num_steps=num_steps, first=first, greedy=greedy
         )
 
-    given, light = (player.state.params, player.state.collector), is_light(player.state)
+    given, light = (player.state.params, player.state.collector), is_cheap(player.state)
     envs, over = compiled(begin, light=light)(), False
     played = compiled(go_on, *given, envs, np.int32(0), light=light)
     parts: list[unroll.EnvTrajectory] = []
@@ -158,7 +158,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Rec
         trajectory.observation,
         transition.final_observation,
     )
-    return RecordedEpisode(to_draw(seen), trajectory.action[:length], transition.reward[:length])
+    return Episode(to_draw(seen), trajectory.action[:length], transition.reward[:length])
 
 
 def to_draw(seen: PyTree) -> Floats:
@@ -210,7 +210,7 @@ class Camera:
 
 def film(
     player: Player, source: Source, options: RenderOptions, max_steps: int
-) -> tuple[RecordedEpisode, Scene]:
+) -> tuple[Episode, Scene]:
     """Plays one episode on the host, drawn from the environment's own images if it renders any.
 
     Raises:
@@ -236,7 +236,7 @@ def film(
             if stepped.terminated[0] or stepped.truncated[0]:
                 break
     observed = np.concatenate(seen).astype(np.float32)
-    episode = RecordedEpisode(observed, np.stack(actions), np.array(rewards, np.float32))
+    episode = Episode(observed, np.stack(actions), np.array(rewards, np.float32))
     if camera:
         draw = functools.partial(rendering.picture, pictures=taken)
         return episode, Scene(draw, min(camera.fps, 50))
@@ -297,7 +297,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if earlier.maker([control, language], "run", options.run)[0] is language:
         return transcribe(options)
-    config = earlier.read(control, "run", options.run)
+    config = earlier.read_config(control, "run", options.run)
     out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
     player = restore(options, config)
     source = player.world.source
@@ -307,7 +307,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("max_steps", "must be at least 1: the environment has no limit")
     if source is None:
         key = jax.random.key(options.seed)
-        episode = play(player, key, max_steps=int(limit), greedy=options.greedy)
+        episode = play_episode(player, key, max_steps=int(limit), greedy=options.greedy)
         plain = Scene(rendering.grid, 10) if episode.observation.ndim == 4 else OTHER
         scene = SCENES.get(config.run.env, plain)
     else:

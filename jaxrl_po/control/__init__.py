@@ -1,7 +1,7 @@
 """Control problems: environments with gymnax's interface, and recordings of any others."""
 
 from jaxrl_po.control.actor import Actor
-from jaxrl_po.control.cloning import demonstrated, make_record
+from jaxrl_po.control.cloning import make_record, with_demonstrations
 from jaxrl_po.control.environment import Environment, Transition, adapt
 from jaxrl_po.control.evaluation import make_evaluate
 from jaxrl_po.control.groups import GroupSettings, make_groups
@@ -22,11 +22,11 @@ __all__ = [
     "Transition",
     "VineSettings",
     "adapt",
-    "demonstrated",
     "make_evaluate",
     "make_groups",
     "make_problem",
     "make_record",
     "make_vine",
     "recorded_from_settings",
+    "with_demonstrations",
 ]

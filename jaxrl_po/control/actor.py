@@ -89,7 +89,7 @@ def actor_of(problem: Problem) -> Actor:
     return Actor(lambda rows: (), act)
 
 
-def problem_of(
+def as_problem(
     nets: Networks,
     init: Callable[..., Any],
     collect: Callable[..., Any],
@@ -168,7 +168,7 @@ def _network(
     """Wraps the module, called `name` in messages; `pick` selects from its output."""
     remembers = isinstance(module, Recurrent)
     if remembers:
-        networks.memory_of(module)
+        networks.build_memory(module)
     variables.require_module(name, module)
 
     def init(key: jax.Array, observation: PyTree) -> tuple[PyTree, PyTree]:
@@ -278,11 +278,13 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     def inputs(steps: StepRows) -> PyTree:
         return steps if remembers else steps.observation
 
-    hidden = hidden_matrices(*(modules.get(role) for role in ("actor_critic", "policy", "critic")))
+    hidden = find_hidden_matrices(
+        *(modules.get(role) for role in ("actor_critic", "policy", "critic"))
+    )
     return Networks(init, start, act, values, inputs, apply, hidden)
 
 
-def hidden_matrices(
+def find_hidden_matrices(
     shared: Any, policy: Any, critic: Any
 ) -> Callable[[ActorCritic], ActorCritic] | None:
     """Returns `Problem.hidden_matrices` of one shared module, or of policy and critic (or None)."""

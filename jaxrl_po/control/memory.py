@@ -39,7 +39,7 @@ class Memory(NamedTuple):
 
 
 def gru(size: int, initialization: Initialization, target: Target | None = None) -> Memory:
-    """Builds a gated recurrent unit, `h_t = GRU(h_{t−1}, x_t)`, see `recurrence.gru`.
+    """Builds a gated recurrent unit, `h_t = GRU(h_{t−1}, x_t)`, see `recurrence.run_gru`.
 
     Args:
       size: H, number of units.
@@ -56,7 +56,7 @@ def gru(size: int, initialization: Initialization, target: Target | None = None)
             cell(memory, features[0])
         unroll = (target or backend.here()).unroll(8)
         read = memory, features, begins
-        memories = recurrence.gru(cell.variables["params"], *read, unroll)
+        memories = recurrence.run_gru(cell.variables["params"], *read, unroll)
         return memories[-1], memories, None if final is None else cell(memories, final)[1]
 
     def hidden_matrices(layers: PyTree, features_are_hidden: bool) -> PyTree:

@@ -26,7 +26,7 @@ from jaxrl_po.control.memory import MEMORIES, Memory, MemoryKind, kind_of
 from jaxrl_po.control.spaces import Observation, Spaces, is_frame
 from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
 from jaxrl_po.types import PyTree
-from jaxrl_po.variables import describe
+from jaxrl_po.variables import class_of
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
@@ -266,7 +266,7 @@ def _require_settings(network: Any) -> NetworkSettings:
     if network is not None and not isinstance(network, NetworkSettings):
         raise ConfigError(
             "network",
-            f"must be a control.NetworkSettings, got {describe(network)}: give a module as policy, "
+            f"must be a control.NetworkSettings, got {class_of(network)}: give a module as policy, "
             "critic or actor_critic",
         )
     return network or NetworkSettings()

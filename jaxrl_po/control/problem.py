@@ -14,8 +14,8 @@ from jaxrl_po.control.actor import (
     Networks,
     StepRows,
     act_normalized,
+    as_problem,
     build_networks,
-    problem_of,
     require_fit,
 )
 from jaxrl_po.control.environment import adapt
@@ -149,13 +149,13 @@ def make_problem(
         envs, trajectory = unroll.unroll(
             environment, act, before, key, num_steps=num_steps, target=target
         )
-        collector, batch = batch_of(nets, statistics, spaces, params, collector, trajectory)
+        collector, batch = rollout_batch(nets, statistics, spaces, params, collector, trajectory)
         return collector.add(sharded={ENVIRONMENTS: envs}), batch
 
-    return problem_of(nets, init, collect, target)
+    return as_problem(nets, init, collect, target)
 
 
-def batch_of(
+def rollout_batch(
     nets: Networks,
     statistics: Statistics,
     spaces: Spaces,

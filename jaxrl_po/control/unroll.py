@@ -89,7 +89,7 @@ def start(
     return EnvState(index, state, observation, zeros, zeros, memory)
 
 
-def choose(distribution: Distribution, keys: jax.Array, *, greedy: bool) -> jax.Array:
+def choose_actions(distribution: Distribution, keys: jax.Array, *, greedy: bool) -> jax.Array:
     """Chooses actions `[B, …]`: modes, or samples with one key (consumed) per row."""
     if greedy:
         return distribution.mode()
@@ -135,7 +135,7 @@ def unroll(
     def step(envs: EnvState, t: jax.Array) -> tuple[EnvState, EnvTrajectory]:
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
         memory, distribution = policy(envs.memory, envs.observation)
-        action = choose(distribution, step_keys[:, 0], greedy=greedy)
+        action = choose_actions(distribution, step_keys[:, 0], greedy=greedy)
         played = play(distribution, action)
         state, transition = step_all(
             environment, step_keys[:, 1], envs.state, envs.observation, played
@@ -256,7 +256,7 @@ def episodes(
     def step(playing: Playing) -> Playing:
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, playing.t)))(keys)
         memory, distribution = policy(playing.memory, playing.observation)
-        action = choose(distribution, step_keys[:, 0], greedy=greedy)
+        action = choose_actions(distribution, step_keys[:, 0], greedy=greedy)
         played = play(distribution, action)
         state, transition = step_all(
             environment, step_keys[:, 1], playing.state, playing.observation, played

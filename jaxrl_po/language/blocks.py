@@ -230,7 +230,7 @@ class Linear(nn.Module):
         """Maps `[M, inputs]` to `[M, outputs]`."""
         x_MxI, inputs = x_MxI.astype(self.dtype), x_MxI.shape[-1]
         if self.has_variable(kernels.BY_OUTPUTS, "kernel"):
-            y_MxO = kernels.product(x_MxI, self.get_variable(kernels.BY_OUTPUTS, "kernel"))
+            y_MxO = kernels.left_product(x_MxI, self.get_variable(kernels.BY_OUTPUTS, "kernel"))
         else:
             kernel = self.param("kernel", nn.initializers.lecun_normal(), (inputs, self.outputs))
             y_MxO = x_MxI @ kernel.astype(self.dtype)
@@ -296,7 +296,7 @@ def last_of(x_MxD: jax.Array, batch: int, count: int) -> jax.Array:
     return x_BxNxD[:, x_BxNxD.shape[1] - count :].reshape(batch * count, x_MxD.shape[-1])
 
 
-def wide(dtype: jnp.dtype) -> jnp.dtype:
+def at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
     """Returns the dtype of softmax, final normalisation and outputs: float32 at least."""
     return jnp.promote_types(dtype, jnp.float32)
 

@@ -169,9 +169,9 @@ def _emit(
         jax.vmap(jax.random.fold_in, (0, None))(rows.keys, columns + t),
     )
     column = WrittenColumns(token, jnp.where(writes, log_prob, 0.0), writes, complete, reward)
-    held = sampling.hold(said.kept, kept, writes, t)
+    held = sampling.write_kept_tokens(said.kept, kept, writes, t)
     said = jax.tree.map(
-        lambda x, new: sampling.write(x, new, t), said._replace(kept=None), column
+        lambda x, new: sampling.write_column(x, new, t), said._replace(kept=None), column
     )._replace(kept=held)
     return rows._replace(token=token, own=(turn, said))
 
@@ -194,7 +194,7 @@ def _answer(
     return turn, jnp.where(complete, reward, 0.0).astype(jnp.float32)
 
 
-def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
+def play_demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
     """Plays dialogues of the train split with demonstrated messages.
 
     Args:

@@ -75,7 +75,7 @@ def begin(
       keys: typed keys `[B]` that draw the tokens, see `DialogueRows`.
       columns: number N of columns after the prompt.
       pad_token: id that fills these columns.
-      decoding: the same `Decoding` that is passed to `write`.
+      decoding: the same `Decoding` that is passed to `write_messages`.
     """
     rows, prompt_length = prompt.shape
     logits, cache, pad = sampling.prefill(
@@ -96,7 +96,7 @@ def begin(
     )
 
 
-def write(
+def write_messages(
     model: Transformer,
     params: Any,
     rows: DialogueRows,
@@ -159,7 +159,7 @@ def write(
     return rows, message, rows.length - begun
 
 
-def read(
+def read_replies(
     model: Transformer, params: Any, rows: DialogueRows, reply: jax.Array, length: jax.Array
 ) -> DialogueRows:
     """Returns the rows after each has read its reply.

@@ -91,7 +91,7 @@ def over(model: Any, frozen: PyTree, constants: PyTree = None) -> Any:
     return AdaptedModel(model, base) if base else model
 
 
-def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
+def merge_adapters(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
     """Merges adapters into the base, W + (α / r)·A·B, for the same model without adapters.
 
     Args:

@@ -23,7 +23,7 @@ from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.mismatch import AUTO, SAMPLER, Sampler
 from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.tasks.types import DATA, Sequences, Task
-from jaxrl_po.language.transformer import Transformer, compiled_for, hidden_matrices
+from jaxrl_po.language.transformer import Transformer, compiled_for, mark_hidden_matrices
 from jaxrl_po.language.unembedding import ListedCategorical, Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.lengths import Shorten
@@ -187,8 +187,8 @@ def make_networks(
 
 def hidden_in_both(params: ActorCritic) -> ActorCritic:
     """Marks hidden matrices of policy and critic transformers, for `Problem.hidden_matrices`."""
-    value = None if params.value is None else hidden_matrices(params.value)
-    return ActorCritic(hidden_matrices(params.policy), value)
+    value = None if params.value is None else mark_hidden_matrices(params.value)
+    return ActorCritic(mark_hidden_matrices(params.policy), value)
 
 
 def make_init(

@@ -82,8 +82,8 @@ def make_problem(
       max_new_tokens: token budget T of a completion, EOS included; 0 takes the length of the task's
         longest answer.
       temperature: divisor of the logits, above 0, in sampling and in `apply`.
-      top_k: number of most likely tokens to sample from, see `sampling.truncate`; 0 is off. The
-        policy that `apply` returns is restricted to the tokens that the filters kept, which the
+      top_k: number of most likely tokens to sample from, see `sampling.truncate_logits`; 0 is off.
+        The policy that `apply` returns is restricted to the tokens that the filters kept, which the
         batch's inputs contain.
       top_p: probability that the most likely tokens to sample from must reach together; 1 is off.
       min_p: least share of the largest probability for a token to be sampled; 0 is off.
@@ -147,12 +147,12 @@ def make_problem(
     )
     collect = _make_collect(task, networks, settings, sampler, verify=verify)
     shorten = shorten_after(task.prompt_length) if budget >= CUT else None
-    return problem_of(networks, collect, shorten)._replace(
+    return as_token_problem(networks, collect, shorten)._replace(
         strata=_drawn_from(task, settings.prompt_set).strata, staleness=sampler.staleness
     )
 
 
-def problem_of(
+def as_token_problem(
     networks: LanguageNetworks, collect: Collect, shorten: Shorten | None = None
 ) -> Problem:
     """Builds a problem that collects fresh samples, from its networks and `Problem.collect`."""
@@ -160,7 +160,7 @@ def problem_of(
         networks.init,
         collect,
         networks.apply,
-        rows,
+        keep_rows,
         log_prob_matches_sampler=networks.log_prob_matches_sampler,
         linearizable=networks.linearizable,
         hidden_matrices=networks.hidden_matrices,
@@ -309,6 +309,6 @@ def _of_groups(x: Any, shape: tuple[int, ...]) -> Any:
     return np.where(absent, low + np.nansum(x - low, axis=-1, keepdims=True) / count, x)
 
 
-def rows(samples: Samples) -> Samples:
+def keep_rows(samples: Samples) -> Samples:
     """Returns samples as they are: attention mixes a sequence's tokens, so a row is a sequence."""
     return samples

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
-from jaxrl_po.language import kernels
+from jaxrl_po.language import blocks, kernels
 from jaxrl_po.language.attention import AttentionMask, Kernel, kernel_for
-from jaxrl_po.language.blocks import Attention, Block, Mlp, UnstackedBlocks, last_of, scaled, wide
+from jaxrl_po.language.blocks import Attention, Block, Mlp, UnstackedBlocks, last_of, scaled
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import PLAIN, Rope, turns
 from jaxrl_po.types import PyTree
@@ -229,7 +229,7 @@ class Transformer(nn.Module):
             if prompt is None
             else _after_prompts(x_MxD, batch, *prompt.shape)
         )
-        x_MxD = self._norm(dtype=wide(self.dtype), name="final_norm")(x_MxD)
+        x_MxD = self._norm(dtype=blocks.at_least_float32(self.dtype), name="final_norm")(x_MxD)
         if self.ties_output:
             x_MxD = x_MxD * (self.tied_scale or 1 / math.sqrt(self.width))
         out_MxV = self._outputs(x_MxD, embedding_VxD, cache is not None) if unembed else x_MxD
@@ -240,7 +240,7 @@ class Transformer(nn.Module):
             start, outputs = scaled(0.1, self.width), self.outputs or self.vocabulary
             return nn.Dense(outputs, use_bias=False, kernel_init=start, name="output")(x_MxD)
         if self.scanned and cached and kernels.few(x_MxD.shape[0], self.target):
-            return kernels.product(x_MxD, embedding_VxD)
+            return kernels.left_product(x_MxD, embedding_VxD)
         return x_MxD @ embedding_VxD.T
 
     def _block(self) -> Block:
@@ -392,7 +392,7 @@ class Transformer(nn.Module):
         """Adds the blocks' parameters in a form that decodes faster, see `kernels`."""
         blocks = params["params"]["blocks"]
         if not self.scanned and (self.target or backend.here()).on_cpu:
-            return {**params, kernels.APART: {"blocks": kernels.apart(blocks, self.layers)}}
+            return {**params, kernels.APART: {"blocks": kernels.unstack(blocks, self.layers)}}
         if not (self.scanned and kernels.few(rows, self.target)):
             return params
         return {**params, kernels.BY_OUTPUTS: {"blocks": kernels.by_outputs(blocks, self.dtype)}}
@@ -405,7 +405,7 @@ class Transformer(nn.Module):
         return pair if self.scanned else (pair,) * self.layers
 
 
-def hidden_matrices(params: PyTree) -> PyTree:
+def mark_hidden_matrices(params: PyTree) -> PyTree:
     """Marks the matrices of all blocks, and both factors of their adapters, `[L, inputs, outputs]`.
 
     Embedding and output are not marked, nor the blocks' biases and scales, which are vectors,

@@ -90,7 +90,7 @@ class WarmStartState(NamedTuple):
     accuracy: jax.Array
 
 
-def begin(settings: WarmStart, params: Any, key: jax.Array) -> WarmStartState:
+def begin_warm_start(settings: WarmStart, params: Any, key: jax.Array) -> WarmStartState:
     """Returns the warm start before its first step; consumes `key`."""
     return WarmStartState(params, make_optimizer(settings).init(params), key, jnp.float32(-1.0))
 
@@ -128,7 +128,7 @@ def advance(
 
     def step(i: jax.Array, carry: Any) -> Any:
         key = jax.random.fold_in(train_key, i)
-        batch = cross_entropy.draw(task, jax.random.split(key, settings.batch_size))
+        batch = cross_entropy.draw_demonstrations(task, jax.random.split(key, settings.batch_size))
 
         def update(gradient: Any, state: Any, params: Any) -> Any:
             # All seeds share Adam's step count, so that powers of its decays round as in one loop.
@@ -172,6 +172,6 @@ def warm_start(
     _, fit = jax.lax.while_loop(
         lambda loop: unfinished(settings, loop[0] * BETWEEN, loop[1].accuracy),
         body,
-        (jnp.int32(0), begin(settings, params, key)),
+        (jnp.int32(0), begin_warm_start(settings, params, key)),
     )
     return fit.params

@@ -113,7 +113,7 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
         del key
         answers = message[0] == equals
         right = (written == places + 2) & (message[: places + 2] == right_answer(state)).all()
-        value, legal = evaluate(message, written, tokenizer)
+        value, legal = evaluate_expression(message, written, tokenizer)
         legal = legal & (value < 10**places) & tool
         reply = jnp.where(legal, digits_of(value, places), wrong).astype(jnp.int32)
         turns = state.turns + 1
@@ -155,7 +155,7 @@ def decimals(value: jax.Array, count: int) -> jax.Array:
     return (value[..., None] // powers.reshape(*[1] * value.ndim, count) % 10).astype(jnp.int32)
 
 
-def evaluate(
+def evaluate_expression(
     message: jax.Array, written: jax.Array, tokenizer: Tokenizer
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the value of an expression, and True if the message is a valid expression."""

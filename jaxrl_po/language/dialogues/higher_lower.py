@@ -81,7 +81,7 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
         state: HigherLowerState, message: jax.Array, written: jax.Array, key: jax.Array
     ) -> tuple[HigherLowerState, Reply, jax.Array, jax.Array]:
         del key
-        digits, legal = guessing.read(message, written, DIGITS, 10, tokenizer)
+        digits, legal = guessing.read_guess(message, written, DIGITS, 10, tokenizer)
         guess = 10 * digits[0] + digits[1]
         is_lower, is_higher = legal & (state.number < guess), legal & (state.number > guess)
         guesses = state.guesses + 1

@@ -104,7 +104,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
         state: MastermindState, message: jax.Array, written: jax.Array, key: jax.Array
     ) -> tuple[MastermindState, Reply, jax.Array, jax.Array]:
         del key
-        digits, legal = guessing.read(message, written, length, symbols, tokenizer)
+        digits, legal = guessing.read_guess(message, written, length, symbols, tokenizer)
         guess = jnp.where(legal, digits @ places, 0)
         at_place, elsewhere = feedback(guess)
         heard = at_place[state.code], elsewhere[state.code]

@@ -14,7 +14,7 @@ from jaxrl_po.language.checks import check_budget
 from jaxrl_po.language.dialogue import Dialogue, check_contract
 from jaxrl_po.language.mismatch import AUTO, Sampler
 from jaxrl_po.language.networks import LanguageNetworks, Sequences, make_networks, prompt_keys
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Collect, problem_of
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Collect, as_token_problem
 from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer
@@ -142,7 +142,7 @@ def make_problem(
         }
         prompt, pad = (jnp.repeat(x, group_size, axis=0) for x in (prompts.tokens, prompts.pad))
         recording = DialogueRecording(prompt, pad, held, accuracy, measures)
-        return collector, batch_of(networks, params, recording, score.reshape(-1, group_size))
+        return collector, dialogue_batch(networks, params, recording, score.reshape(-1, group_size))
 
     return problem_of_dialogues(networks, collect, staleness=sampler.staleness)
 
@@ -151,12 +151,12 @@ def problem_of_dialogues(
     networks: LanguageNetworks, collect: Collect, *, staleness: int = 0
 ) -> Problem:
     """Builds a problem whose episodes are dialogues, see `Problem`."""
-    problem = problem_of(networks, collect)
+    problem = as_token_problem(networks, collect)
     # A truncated dialogue is not overlong: its messages may have been short.
     return problem._replace(truncated_is_overlong=False, has_turns=True, staleness=staleness)
 
 
-def batch_of(
+def dialogue_batch(
     networks: LanguageNetworks, params: ActorCritic, recording: DialogueRecording, score: jax.Array
 ) -> Batch:
     """Builds the batch of B = P·G dialogues, which contains only their sampled tokens.

@@ -11,7 +11,11 @@ import jax.numpy as jnp
 
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
-from jaxrl_po.language.dialogues.problem import DialogueRecording, batch_of, problem_of_dialogues
+from jaxrl_po.language.dialogues.problem import (
+    DialogueRecording,
+    dialogue_batch,
+    problem_of_dialogues,
+)
 from jaxrl_po.language.networks import make_networks
 from jaxrl_po.language.problem import SAMPLER_OF_LEARNER
 from jaxrl_po.language.settings import SamplingSettings
@@ -23,7 +27,7 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, 
 RECORDING = "recording"  # name of the `DialogueRecording` in the collector's sharded state
 
 
-def with_recording(state: TrainState, recording: DialogueRecording) -> TrainState:
+def with_dialogues(state: TrainState, recording: DialogueRecording) -> TrainState:
     """Returns the state with the recording from which the next `collect` builds its batch."""
     return state._replace(collector=state.collector.add(sharded={RECORDING: recording}))
 
@@ -38,7 +42,7 @@ def recorded_problem(
     initial: PyTree | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """Builds a problem that reads its dialogues from the state that `with_recording` returns.
+    """Builds a problem that reads its dialogues from the state that `with_dialogues` returns.
 
     Args:
       task: task whose prompts begin the dialogues.
@@ -80,6 +84,6 @@ def recorded_problem(
         }
         score = recording.score.reshape(-1, settings.group_size)
         recording = recording._replace(measures=measures)
-        return collector.remove(RECORDING), batch_of(networks, params, recording, score)
+        return collector.remove(RECORDING), dialogue_batch(networks, params, recording, score)
 
     return problem_of_dialogues(networks, collect)

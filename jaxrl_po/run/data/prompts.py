@@ -256,7 +256,7 @@ class PromptColumns:
         return all(row.columns.get(ANSWER) is not None for row in self.rows)
 
 
-def split(
+def hash_split(
     rows: Sequence[Row], fraction: float, parts: int = 1, *, whole: bool = False
 ) -> list[list[Row]]:
     """Splits rows into training rows and equal held-out parts, by a hash of the prompt.
@@ -274,7 +274,7 @@ def split(
 
     Example:
       >>> rows = [Row({"prompt": f"{i}?", "answer": "!"}, "") for i in range(1000)]
-      >>> [len(part) for part in split(rows, 0.1, 2)]
+      >>> [len(part) for part in hash_split(rows, 0.1, 2)]
       [900, 50, 50]
     """
     words = [
@@ -298,7 +298,7 @@ def split(
     ]
 
 
-def make_task(
+def make_task_from_rows(
     name: str,
     train: Sequence[Row],
     test: Sequence[Row],

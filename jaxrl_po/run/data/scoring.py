@@ -127,7 +127,7 @@ class InProcessFunction:
 
     def receive(self) -> Json:
         """Calls the function on the stored request and returns its reply."""
-        return scoring_worker.answer(self._function, None, json.loads(self._message))
+        return scoring_worker.answer_request(self._function, None, json.loads(self._message))
 
     def close(self) -> None:
         """Does nothing, since no process needs to end."""
@@ -242,9 +242,9 @@ class HostScore:
         timeout: float = 60.0,
         require_end: bool = False,
     ):
-        check(rewards)
+        check_rewards(rewards)
         self._rewards, self._tokenizer = tuple(rewards), task.tokenizer
-        self._columns = task.columns or demonstrations(task)
+        self._columns = task.columns or demonstrated_answers(task)
         self._require_end = require_end
         self._workers = [Worker(each.source, timeout, each.arguments) for each in rewards]
         self._reported: set[str | tuple[str, str]] = set()
@@ -426,7 +426,7 @@ class HostScore:
             report(line)
 
 
-def demonstrations(task: Task) -> Callable[[PyTree], Json]:
+def demonstrated_answers(task: Task) -> Callable[[PyTree], Json]:
     """Returns `problem [B, …] -> {"answer": texts}`, for a task without columns."""
     demonstrate = jax.jit(jax.vmap(task.demonstrate))
 
@@ -437,7 +437,7 @@ def demonstrations(task: Task) -> Callable[[PyTree], Json]:
     return columns
 
 
-def check(rewards: Sequence[Reward]) -> None:
+def check_rewards(rewards: Sequence[Reward]) -> None:
     """Raises ConfigError for invalid reward functions; loads none of them."""
     names = [reward.name for reward in rewards]
     for reward in rewards:

@@ -104,7 +104,7 @@ def program_memory(program: Any) -> ProgramMemory | None:
     )
 
 
-def memory_of(program: Any, like: PyTree) -> DeviceMemory:
+def measure_memory(program: Any, like: PyTree) -> DeviceMemory:
     """Computes the memory of one device: state from its shardings, the rest from the compiler.
 
     Args:
@@ -159,12 +159,12 @@ def available_bytes(devices: int) -> int | None:
       devices: number of devices that this process uses.
     """
     limit, host = limit_bytes(), platform.node()
-    sharing = processes.gather(host).count(host)
+    sharing = processes.gather_values(host).count(host)
     if limit is not None and backend.here().on_cpu:
         limit = (limit // sharing - resident_bytes()) // devices
     elif limit is not None:
         limit -= resident_bytes()
-    known = [each for each in processes.gather(limit) if each is not None]
+    known = [each for each in processes.gather_values(limit) if each is not None]
     return min(known, default=None)
 
 

@@ -20,7 +20,7 @@ from jaxrl_po.run.host.dialogues.tool_env import UNKNOWN, Environments, ToolEnv
 from jaxrl_po.run.store import sources
 
 
-def make(
+def make_dialogues(
     config: LanguageConfig, start: models.RunModels, rewarded: Scorer | None, placement: Placement
 ) -> HostDialogues:
     """The dialogues of a run; its environments are started.
@@ -38,11 +38,11 @@ def make(
     options, settings, sizes = config.run, config.tools, config.problem
     assert isinstance(sizes, SamplingSettings)
     assert settings is not None
-    template, text = require_fit(config, start, placement)
+    template, text = require_template(config, start, placement)
     if not isinstance(rewarded, HostScore | None):
         raise ConfigError("reward", "must name functions with tools, got an object that scores")
     assert isinstance(start.task, language.Task)
-    rows = read_rows(config)
+    rows = read_prompt_rows(config)
     environments = Environments(options.tools, float(settings.timeout))
     spec = environments.start(list(rows[0]))
     try:
@@ -54,7 +54,7 @@ def make(
         written = config.task.template_arguments
         arguments = errors.json_object("task.template_arguments", written)
         try:
-            found = tools_lib.read(template, text.tokenizer, spec.tools, arguments)
+            found = tools_lib.detect_format(template, text.tokenizer, spec.tools, arguments)
             longest = max(len(found.prompt(row["prompt"])) for row in rows)
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error}") from None
@@ -81,7 +81,7 @@ def make(
     return host
 
 
-def require_fit(
+def require_template(
     config: LanguageConfig, start: models.RunModels, placement: Placement
 ) -> tuple[ChatTemplate, prompts.PromptEncoder]:
     """Returns the chat template and its text; raises ConfigError for flags unfit for `--tools`."""
@@ -115,7 +115,7 @@ def require_fit(
     return start.base.text.template, start.base.text
 
 
-def read_rows(config: LanguageConfig) -> list[Json]:
+def read_prompt_rows(config: LanguageConfig) -> list[Json]:
     """The columns of each prompt of the task, in its order; the messages are `prompt`, as in TRL.
 
     Raises:

@@ -57,7 +57,7 @@ DOMAIN: Any = sys.modules[__name__]
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
 initial_model = models.initial_model
-presets, tuned = presets_lib.of_language, presets_lib.of_pretrained
+presets, tuned = presets_lib.language_presets, presets_lib.of_pretrained
 
 
 def open_world(config: LanguageConfig) -> None:
@@ -85,13 +85,13 @@ def build(
     del world
     options = config.run
     make = user_code.with_loss(options.entry.make, vars(options))
-    start = models.start(DOMAIN, config, answers=rewarding.needs_answers(options))
+    start = models.make_models(DOMAIN, config, answers=rewarding.needs_answers(options))
     task, data = start.task, None if isinstance(start.task, Dialogue) else start.task.data
     settings = problem_settings(config, task, start.base)
     scorer = rewarding.host_score(config, task, placement)
     hosted = None
     if options.tools:
-        hosted = conversations.make(config, start, scorer, placement)
+        hosted = conversations.make_dialogues(config, start, scorer, placement)
     else:
         require_room(config, start)
     start = sharded(config, start, placement)
@@ -117,7 +117,7 @@ def build(
     said = filtered(settings, start.policy)
     display, warm = Display(title(config), UNIT, CURVES, Y_LABEL, said), None
     evaluation = Evaluation(score="greedy_accuracy", initial="warm_start_accuracy")
-    shown = demonstrated(options, task) if options.entry.supervised else None
+    shown = make_supervised_task(options, task) if options.entry.supervised else None
     learner = learner_of(config.method)
     if shown is not None:
         evaluation, display = supervised(config, start, shown, display)
@@ -127,7 +127,7 @@ def build(
         assert config.warm_start is not None
         of_warm_start = functools.partial(learner_of, config.method)
         warm = split_warm_start(of_warm_start, config.warm_start, task, start.policy)
-    prompts = "" if data is None else models.digest(plain(data), None)
+    prompts = "" if data is None else models.digest_base(plain_data(data), None)
     return build_job(
         learner,
         Layout(placement, LOGICAL_AXES, start.policy.dtype),
@@ -285,7 +285,7 @@ def sharded(config: LanguageConfig, start: RunModels, placement: Placement) -> R
     return start._replace(policy=policy, critic=critic)
 
 
-def examples(
+def make_examples(
     task: TaskLike,
     policy: Transformer,
     settings: ProblemSettings,
@@ -302,7 +302,7 @@ def examples(
     )
 
 
-def plain(data: PyTree) -> PyTree:
+def plain_data(data: PyTree) -> PyTree:
     """Returns the data of a task, for a digest; values that follow from it are left out."""
     return data._replace(texts=None) if isinstance(data, TableRows) else data
 
@@ -321,8 +321,8 @@ def evaluated(
     measure, judge, judged = kind.make_evaluate, None, lambda answers: answers
     judges = rewarding.judges(options, task, pretrained=start.base is not None)
     if isinstance(scorer, HostScore) and judges:
-        measure, judge = kind.make_describe, functools.partial(rewarding.measure, scorer)
-        judged = functools.partial(rewarding.judged, scorer)
+        measure, judge = kind.make_describe, functools.partial(rewarding.score_evaluation, scorer)
+        judged = functools.partial(rewarding.rescore, scorer)
     measure = functools.partial(
         measure,
         model=start.policy,
@@ -334,7 +334,7 @@ def evaluated(
         measure=measure(seen(task)),
         test=measure(task),
         judge=judge,
-        examples=examples(task, start.policy, settings, options.show, judged),
+        examples=make_examples(task, start.policy, settings, options.show, judged),
         explain=None if start.base is None else rewarding.explain_zero,
     )
 
@@ -351,7 +351,7 @@ def supervised(
         measure(selecting(shown)),
         measure(shown),
         score="held_out_log_prob",
-        examples=examples(start.task, start.policy, settings, options.show),
+        examples=make_examples(start.task, start.policy, settings, options.show),
     )
     return evaluation, display._replace(
         curves=(Series("loss", "training"), Series("held_out_loss", "held-out")),
@@ -360,7 +360,7 @@ def supervised(
     )
 
 
-def demonstrated(options: LanguageOptions, task: TaskLike) -> language.Task:
+def make_supervised_task(options: LanguageOptions, task: TaskLike) -> language.Task:
     """The task of supervised training; raises ConfigError for a dialogue, and unused options."""
     if isinstance(task, Dialogue):
         raise ConfigError(
@@ -446,7 +446,7 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
     judge = rewarding.is_model(options)
     problem: type = language.LanguageSettings
     if not samples:
-        problem = demonstrations.DemonstrationSettings
+        problem = demonstrations.SupervisedSettings
     elif hosted or is_dialogue(options.task):
         problem = SamplingSettings
     each = {

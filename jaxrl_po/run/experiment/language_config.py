@@ -25,9 +25,7 @@ from jaxrl_po.run.experiment.registry import METHODS, TASKS, VERIFIER, Record, T
 from jaxrl_po.run.store import sources
 
 TAUGHT = [name for name, entry in METHODS.items() if entry.has_teacher]
-ProblemSettings = (
-    language.LanguageSettings | SamplingSettings | demonstrations.DemonstrationSettings
-)
+ProblemSettings = language.LanguageSettings | SamplingSettings | demonstrations.SupervisedSettings
 
 
 def task_entry(name: str) -> TaskEntry:
@@ -82,8 +80,8 @@ def require_task_flags(name: str, given: Iterable[str]) -> None:
       Traceback (most recent call last):
       jaxrl_po...ConfigError: task.train: is not a setting of task = addition, but of task = file
     """
-    own = flags.named([("task", task_entry(name).settings)])
-    of_tasks = {task: flags.named([("task", each.settings)]) for task, each in TASKS.items()}
+    own = flags.flag_fields([("task", task_entry(name).settings)])
+    of_tasks = {task: flags.flag_fields([("task", each.settings)]) for task, each in TASKS.items()}
     for flag in given:
         others = [task for task, fields in of_tasks.items() if flag in fields]
         if others and flag not in own:
@@ -97,8 +95,7 @@ class LanguageOptions(RunOptions):
     """The run as a whole."""
 
     task: str = common_option(
-        "addition",
-        f"one of {', '.join(TASKS)}, or a function or entry of your own as file.py:name",
+        "addition", f"one of {', '.join(TASKS)}, or a function or entry of your own as file.py:name"
     )
     init_from: str = common_option(
         "",

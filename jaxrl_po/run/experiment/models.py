@@ -184,7 +184,7 @@ def make_task(
     return entry.make(config.task, reading)
 
 
-def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> RunModels:
+def make_models(domain: Language, config: LanguageConfig, *, answers: bool = True) -> RunModels:
     """Makes the task, model and initial parameters of a run.
 
     Args:
@@ -198,7 +198,7 @@ def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> 
     options, adapters = config.run, config.lora
     base = read_base(config.initial.pretrained, config.model)
     task = make_task(config, base, answers=answers)
-    whole = bare(config, base, task)
+    whole = bare_model(config, base, task)
     policy = whole.clone(lora=adapters.lora)
     if task.tokenizer.size != whole.vocabulary:
         raise ConfigError(
@@ -217,7 +217,7 @@ def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> 
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error.message}") from None
     elif options.init_from:
-        settings = earlier.read(domain, "init_from", options.init_from)
+        settings = earlier.read_config(domain, "init_from", options.init_from)
         if isinstance(config.model, language.ModelSettings):
             require_alike(config, settings, task)
         params = _latest(domain, "init_from", options.init_from, settings, whole)
@@ -231,10 +231,10 @@ def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> 
             jax.random.key(options.seed), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
         )
         params = jax.device_get(drawn)
-    return RunModels(task, policy, params, base, digest(params, base) if adapters.rank else "")
+    return RunModels(task, policy, params, base, digest_base(params, base) if adapters.rank else "")
 
 
-def bare(config: LanguageConfig, base: PretrainedBase | None, task: TaskLike) -> Transformer:
+def bare_model(config: LanguageConfig, base: PretrainedBase | None, task: TaskLike) -> Transformer:
     """Returns the transformer of a run without adapters: of its sizes, or pretrained."""
     if base is not None:
         return base.model
@@ -283,7 +283,7 @@ def teacher(domain: Language, config: LanguageConfig, task: TaskLike) -> Teacher
     if not options.teacher:
         raise ConfigError("teacher", "must name a run of jaxrl-po language, e.g. runs/first")
     run = options.teacher
-    settings = earlier.read(domain, "teacher", run)
+    settings = earlier.read_config(domain, "teacher", run)
     if settings.initial.pretrained:
         raise ConfigError("teacher", f"must be a run without a pretrained model, got {run}")
     require_vocabulary("teacher", run, config, settings, task)
@@ -309,7 +309,7 @@ def _latest(
             part=".params.policy",
             seed_index=0,
         )
-        over = start(domain, settings, answers=False) if adapted else None
+        over = make_models(domain, settings, answers=False) if adapted else None
     except (CheckpointError, ConfigError) as error:
         raise earlier.unsuitable(flag, run, error) from None
     if found is None:
@@ -331,7 +331,7 @@ def require_alike(config: LanguageConfig, settings: LanguageConfig, task: TaskLi
         # These change how the model is computed, not its parameters.
         if mine != its and name not in vars(Computation()):
             raise ConfigError(
-                f"model.{name}", f"must be {errors.shown(its)}, as in init_from = {run}, got {mine}"
+                f"model.{name}", f"must be {errors.spell(its)}, as in init_from = {run}, got {mine}"
             )
 
 
@@ -348,7 +348,7 @@ def require_vocabulary(
         )
 
 
-def digest(params: PyTree, base: PretrainedBase | None) -> str:
+def digest_base(params: PyTree, base: PretrainedBase | None) -> str:
     """Returns the digest of a base: its parameters and, if pretrained, its other files."""
     found = hashlib.blake2b(digest_size=16)
     for part in _parts(params, base):
@@ -367,7 +367,7 @@ def _parts(params: PyTree, base: PretrainedBase | None) -> Iterator[Any]:
             yield contents.get(name, b"")
 
 
-def trained(policy: Transformer, params: ActorCritic) -> PyTree:
+def merge_policy(policy: Transformer, params: ActorCritic) -> PyTree:
     """The policy of one seed as parameters without adapters: merged, where it has any."""
     if policy.lora is None:
         return params.policy
@@ -378,4 +378,4 @@ def trained(policy: Transformer, params: ActorCritic) -> PyTree:
 def _merged(policy: Transformer, base: PyTree, adapters: PyTree) -> PyTree:
     """In float32 at least: a half type would round the adapters' changes away."""
     wide = jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), base)
-    return lora.merge(policy, wide, adapters)
+    return lora.merge_adapters(policy, wide, adapters)

@@ -188,7 +188,7 @@ TASKS: dict[str, TaskEntry] = {
     **{x: _generated(*y, is_dialogue=False) for x, y in language.tasks.TASKS.items()},
     **{x: _generated(*y, is_dialogue=True) for x, y in language.dialogues.DIALOGUES.items()},
     "random": TaskEntry(
-        RandomPromptsSettings, tables.random_prompts, has_answers=False, any_vocabulary=True
+        RandomPromptsSettings, tables.make_random_prompts, has_answers=False, any_vocabulary=True
     ),
     "file": TaskEntry(tables.File, tables.from_file, any_vocabulary=True, reads_file=True),
     "reasoning_gym": TaskEntry(

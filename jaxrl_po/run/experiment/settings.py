@@ -93,11 +93,8 @@ class Settings(NamedTuple, Generic[Config]):
     stored: dict[str, Any]
 
 
-def read(
-    domain: Domain[Config],
-    given: Values,
-    *,
-    stored: Values | None = None,
+def merge_settings(
+    domain: Domain[Config], given: Values, *, stored: Values | None = None
 ) -> Settings[Config]:
     """Merges given, stored, tuned, preset and default values into the config of a run.
 
@@ -129,14 +126,14 @@ def read(
     presets = domain.presets(options, values, initial)
     tuned = {name: x for name, x in suited.items() if name not in presets}
     layers = {"given": typed, "stored": stored, "tuned": tuned, "preset": presets}
-    records, origins = flags.merge(sections, layers)
+    records, origins = flags.merge_layers(sections, layers)
     suited = {name: x for name, x in suited.items() if origins.get(name) in ("tuned", "preset")}
     return Settings(domain.CONFIG.of_sections(records, initial), typed, suited, origins, stored)
 
 
-def parse(domain: Domain[Config], argv: Sequence[str]) -> Settings[Config]:
+def parse_settings(domain: Domain[Config], argv: Sequence[str]) -> Settings[Config]:
     """Returns the settings of a new run from arguments; no folder is read."""
-    return read(domain, flags.tokenize(argv, {"": domain.OPTIONS}), stored={})
+    return merge_settings(domain, flags.tokenize(argv, {"": domain.OPTIONS}), stored={})
 
 
 def options_of(
@@ -144,13 +141,13 @@ def options_of(
 ) -> OptionsOf:
     """Returns the settings of the run as a whole, of given and stored values."""
     top: dict[str, type] = {"": record}
-    fields = flags.named(top.items())
+    fields = flags.flag_fields(top.items())
     asked = flags.convert({name: x for name, x in given.items() if name in fields}, top)
-    options: OptionsOf = flags.merge(top, {"given": asked, "stored": stored})[0][""]
+    options: OptionsOf = flags.merge_layers(top, {"given": asked, "stored": stored})[0][""]
     return options
 
 
-def usage(
+def format_usage(
     domain: Domain[Any],
     given: Values,
     *,
@@ -172,20 +169,20 @@ def usage(
     values = flags.convert(given, sections)
     tuned = flags.current(domain.tuned(options, values, initial), sections)
     layers = {"tuned": tuned, "preset": domain.presets(options, values, initial)}
-    fields = flags.named(sections.items())
+    fields = flags.flag_fields(sections.items())
     notes = {
-        name: f"  ({origin}: {errors.shown(value)})"
+        name: f"  ({origin}: {errors.spell(value)})"
         for origin, layer in layers.items()
         for name, value in layer.items()
         if name in fields and value != fields[name].default
     }
     program = f"jaxrl-po {name}"
-    return flags.usage(program, summary, sections, notes, everything=everything)
+    return flags.format_help(program, summary, sections, notes, everything=everything)
 
 
 def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
     """Returns the metadata of each setting by its flag."""
-    return {name: setting_of(field) for name, field in flags.named(sections.items()).items()}
+    return {name: setting_of(field) for name, field in flags.flag_fields(sections.items()).items()}
 
 
 def stored_settings(domain: Domain[Any], options: RunOptions) -> Json:

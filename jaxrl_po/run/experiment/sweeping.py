@@ -117,7 +117,7 @@ class SweepSpec(NamedTuple):
         }
         chosen = {name: value for name, value in own.items() if whole.get(name) != value}
         layers = {"given": given, "tuned": kept | chosen}
-        records, origins = flags.merge(sections, layers)
+        records, origins = flags.merge_layers(sections, layers)
         return Settings(domain.CONFIG.of_sections(records, initial), given, {}, origins, {})
 
 
@@ -175,11 +175,11 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResul
         each = [flags.convert(with_names({name: value}), sections)[name] for value in values]
         if any(str(value).startswith(sources.OWN) for value in each):
             raise ConfigError("over", f"{name} must list names: an object of Python has one sweep")
-        given[name] = flags.FlagText(",".join(map(errors.shown, each)))
-    return carry_out(domain, given)
+        given[name] = flags.FlagText(",".join(map(errors.spell, each)))
+    return run_sweep(domain, given)
 
 
-def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> SweepResult:
+def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> SweepResult:
     """Carries out a sweep, or continues it.
 
     Args:
@@ -195,7 +195,7 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     record = RECORDS[domain.NAME]
     options = settings.options_of(record, given)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    spec = resumed(domain, given, stored, options.out) if stored else read(domain, given, options)
+    spec = resumed(domain, given, stored, options.out) if stored else parse(domain, given, options)
     options = settings.options_of(record, spec.flags, spec.tuned)
     sections = settings.sections_of(domain, options)
     refuse(options, spec)
@@ -203,11 +203,11 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     rounded = bool(stored) and not stored.get(EXACT)
     groups = group(domain, spec, options, rounded=rounded)
     with flags.locating(sections):
-        score = check(domain, [[one for _, one in each] for each in groups], options)
+        score = check_groups(domain, [[one for _, one in each] for each in groups], options)
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
-        signals.kept(out, leave_early=leave_early),
+        signals.resumable_on_signal(out, leave_early=leave_early),
     ):
         fields = settings.fields_of(sections)
         lasting = {
@@ -229,13 +229,13 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
                 place = out / PROGRAMS / str(number)
                 of_group = [one for _, one in each], options, place, title, domain
                 result, interrupted = (
-                    signals.in_thread(run, *of_group) if leave_early else run(*of_group)
+                    signals.in_thread(run_group, *of_group) if leave_early else run_group(*of_group)
                 )
                 scored = [
                     {"flags": combination, **result, "scores": scores}
                     for (combination, _), scores in zip(each, result["scores"], strict=True)
                 ]
-                rows = sorted([*rows, *scored], key=lambda row: -final(row["scores"]).mean())
+                rows = sorted([*rows, *scored], key=lambda row: -final_scores(row["scores"]).mean())
                 if interrupted:
                     raise KeyboardInterrupt
                 folder.write_json(out / "sweep.json", rows)
@@ -246,9 +246,9 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
                     f"each, {result['seconds']:.0f} s",
                     flush=True,
                 )
-            (out / "table.txt").write_text(table(rows), encoding="utf-8")
-            scores = [(row["flags"], final(row["scores"])) for row in rows]
-            with plotting.beside(out / "sweep.png"):
+            (out / "table.txt").write_text(format_table(rows), encoding="utf-8")
+            scores = [(row["flags"], final_scores(row["scores"])) for row in rows]
+            with plotting.report_failure(out / "sweep.png"):
                 axis = f"final {metrics.axis(score)}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
         except KeyboardInterrupt:
@@ -292,11 +292,11 @@ def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags
     return {name: settled[name] for name in varying}
 
 
-def read(domain: Domain[Any], given: Values, options: RunOptions) -> SweepSpec:
+def parse(domain: Domain[Any], given: Values, options: RunOptions) -> SweepSpec:
     """Returns the sweep that flags ask for."""
     initial = domain.initial_model(options)
     sections = settings.sections_of(domain, options, initial)
-    kept, swept, drawn = split(given, settings.fields_of(sections))
+    kept, swept, drawn = split_flags(given, settings.fields_of(sections))
     domain.require_known(options, kept, initial)
     fixed = flags.convert(kept, sections)
     tuned = _defaults(domain, options, fixed, initial, sections)
@@ -346,7 +346,7 @@ def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> Swe
     sections = settings.sections_of(domain, options)
     spec = SweepSpec(*(flags.current(each, sections) for each in spec))
     spec = spec._replace(flags=spec.flags | found)
-    again = read(domain, given, options)
+    again = parse(domain, given, options)
     # The length of a sweep may not grow.
     fields = {x: y for x, y in settings.fields_of(sections).items() if y.resume != "grows"}
     now = {**again.flags, **again.swept, **again.drawn}
@@ -374,7 +374,7 @@ def refuse(options: Sweep, spec: SweepSpec) -> None:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
-def check(domain: Domain[Any], groups: Sequence[Group], options: RunOptions) -> str:
+def check_groups(domain: Domain[Any], groups: Sequence[Group], options: RunOptions) -> str:
     """Returns the name of the score; raises the error of the first combination that is wrong."""
     for group in groups:
         placement = place_runs(options, len(group))
@@ -394,7 +394,7 @@ def place_runs(options: RunOptions, combinations: int) -> Placement:
     return parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
 
 
-def run(
+def run_group(
     group: Group, options: Sweep, out: Path, title: str, domain: Domain[Any]
 ) -> tuple[Json, bool]:
     """Trains the combinations that share one program, each over all seeds.
@@ -407,18 +407,17 @@ def run(
     configs = [settings.settle(domain, each, world) for each in group]
     methods = [config.method for config in configs]
     job = domain.build(configs[0], place_runs(options, len(group)), world, methods)
-    rows, interrupted = train(job, options.evaluations, out, title)
+    rows, interrupted = train_group(job, options.evaluations, out, title)
     scores = curves(rows)[job.evaluation.score]
-    result = {
+    return {
         "steps": [row["step"] for row in rows],
         "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
         "seconds": sum(row["time/seconds"] for row in rows),
         "compile_seconds": rows[-1]["time/compile_seconds"],
-    }
-    return result, interrupted
+    }, interrupted
 
 
-def train(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[Row], bool]:
+def train_group(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[Row], bool]:
     """Trains C settings of a method on S seeds each; a run that began in the folder goes on.
 
     Args:
@@ -430,7 +429,7 @@ def train(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[
 
     Returns:
       The lines with an evaluation after training began, lists `[C·S]`; and whether a signal came,
-      see `runner.RunOutcome`.
+      see `runner.Outcome`.
 
     Raises:
       KeyboardInterrupt: A signal came before there was such a line.
@@ -469,13 +468,13 @@ def done(path: Path, sections: flags.Sections) -> list[Json]:
     try:
         rows: list[Json] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         present = [flags.current(row["flags"], sections) for row in rows]
-        written = [{name: errors.shown(x) for name, x in each.items()} for each in present]
+        written = [{name: errors.spell(x) for name, x in each.items()} for each in present]
         return [row | {"flags": each} for row, each in zip(rows, written, strict=True)]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("resume", f"{path} is damaged; choose another out") from None
 
 
-def split(
+def split_flags(
     given: Values, fields: Mapping[str, Setting]
 ) -> tuple[Json, dict[str, list[str]], dict[str, str]]:
     """Splits flags into those with one value, the values of a grid, and distributions.
@@ -487,7 +486,7 @@ def split(
     Example:
       >>> fields = {name: Setting("") for name in ("config.gamma", "config.learning_rate")}
       >>> rates = {"config.gamma": "0.9,0.99", "config.learning_rate": "uniform(0,1)"}
-      >>> split({"seeds": 2} | {name: flags.FlagText(rates[name]) for name in rates}, fields)
+      >>> split_flags({"seeds": 2} | {name: flags.FlagText(rates[name]) for name in rates}, fields)
       ({'seeds': 2}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
 
     Raises:
@@ -535,7 +534,7 @@ def combinations(
     ]
     generator = np.random.default_rng(seed)
     columns = {
-        name: draw(name, written, draws, generator, rounded=rounded)
+        name: draw_values(name, written, draws, generator, rounded=rounded)
         for name, written in spec.drawn.items()
     }
     rows: list[Combination] = [{}]
@@ -545,7 +544,7 @@ def combinations(
     return every if rounded else list({tuple(each.items()): each for each in every}.values())
 
 
-def draw(
+def draw_values(
     name: str, written: str, count: int, generator: np.random.Generator, *, rounded: bool = False
 ) -> list[str]:
     """Draws values from `uniform(a,b)`, `log_uniform(a,b)` with 0 < a < b, or `choice(a,b,…)`."""
@@ -585,18 +584,18 @@ def static_part(config: RunConfig[Any]) -> str:
     )
 
 
-def final(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def final_scores(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Returns the score of each seed, `[S]`: the mean of its last three evaluations, or −∞."""
     last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
     return statistics.worst_if_missing(last)
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_table(rows: Sequence[Row]) -> str:
     """One line per combination, best first: mean, interquartile mean and worst seed."""
     names = sorted({name for row in rows for name in row["flags"]})
     lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]
     for row in rows:
-        scores = final(row["scores"])
+        scores = final_scores(row["scores"])
         numbers = [scores.mean(), float(statistics.interquartile_mean(scores)), scores.min()]
         values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
         seeds = f"{statistics.seeds_with_score(scores):>8}"

@@ -14,7 +14,7 @@ from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import format_error
 from jaxrl_po.run.experiment import settings, user_code
-from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, of_folder
+from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, read_experiment
 from jaxrl_po.run.experiment.options import RunOptions
 from jaxrl_po.run.experiment.prepare import prepare, prepare_learner
 from jaxrl_po.run.experiment.settings import Domain
@@ -23,7 +23,7 @@ from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.job import Iterate, Measure, TrainJob
 from jaxrl_po.run.loop.programs import FLAG
 from jaxrl_po.run.loop.progress import OnRow, Progress
-from jaxrl_po.run.loop.signals import Interrupted, hear_signals
+from jaxrl_po.run.loop.signals import Interrupted, handle_signals
 from jaxrl_po.run.store import checkpoint, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.exporters import Exporter, ExportingReporter, Reporter, require_exporters
@@ -156,7 +156,7 @@ def train(
         if not arguments and "iterations" not in options:
             raise ConfigError("iterations", "must be given with a learner")
         job = prepare_learner(what, *arguments, **options)
-        return carry_out(job, on_row=on_row, exporters=exporters)
+        return run_job(job, on_row=on_row, exporters=exporters)
     if arguments or options:
         raise ConfigError(
             next(iter(options), "iterations"),
@@ -171,7 +171,7 @@ def train(
     job = prepare_experiment(domain, what.settings, asked)
     if on_row is not None and asked.distributed:
         raise ConfigError("on_row", "must be left out with distributed: it runs in one process")
-    return carry_out(job, on_row=on_row, exporters=exporters)
+    return run_job(job, on_row=on_row, exporters=exporters)
 
 
 def resume(
@@ -189,7 +189,7 @@ def resume(
       ConfigError: it holds no such run, or another value must stay as it was.
       Interrupted: see `train`.
     """
-    experiment = of_folder(str(out), **more)
+    experiment = read_experiment(str(out), **more)
     return train(experiment, on_row=on_row, exporters=exporters)
 
 
@@ -202,17 +202,17 @@ def prepare_experiment(domain: Domain[Any], given: Values, options: RunOptions) 
       options: Options among these.
     """
     if options.distributed:
-        processes.start(
+        processes.join_processes(
             coordinator=options.coordinator,
             num_processes=options.num_processes,
             process_id=options.process_id,
             timeout=options.coordinator_timeout,
         )
-    with processes.together() as require_same:
-        return prepare(domain, settings.read(domain, given), require_same)
+    with processes.collective_errors() as require_same:
+        return prepare(domain, settings.merge_settings(domain, given), require_same)
 
 
-def carry_out(
+def run_job(
     job: TrainJob,
     *,
     leave_early: bool = False,
@@ -235,7 +235,7 @@ def carry_out(
     """
     output, display, length, score = job.output, job.display, job.length, job.evaluation.score
     with contextlib.ExitStack() as hearing, contextlib.ExitStack() as stack:
-        with processes.together():
+        with processes.collective_errors():
             stack.enter_context(opened(job.host.scorer))
             if job.host.rollouts is not None:
                 stack.enter_context(contextlib.closing(job.host.rollouts))
@@ -261,11 +261,11 @@ def carry_out(
                     progress.report(f"{display.title}: {note}")
                 outcome = _run(job, out, reporter, leave_early, on_row)
                 # Without a folder, the state is in memory only: a signal must not lose it.
-                stop = hearing.enter_context(hear_signals(None, leave_early=leave_early))
+                stop = hearing.enter_context(handle_signals(None, leave_early=leave_early))
         except FAILURES:
-            draw(job, out)
+            draw_curves(job, out)
             raise
-        rows = draw(job, out)
+        rows = draw_curves(job, out)
         if processes.is_writer() and output.folder:
             # An interrupted run's last line may lack an evaluation.
             ended = outcome.idle or outcome.stopped
@@ -288,7 +288,7 @@ def carry_out(
 
 def _run(
     job: TrainJob, out: Path, reporter: Reporter, leave_early: bool, on_row: OnRow | None
-) -> runner.RunOutcome:
+) -> runner.Outcome:
     """Runs the job in a folder, see `runner.run`; raises ConfigError for its checkpoints."""
     try:
         return runner.run(
@@ -315,15 +315,15 @@ def record_microbatches(
         report(f"{job.display.title}: --{FLAG}={number}, to fit in memory")
 
 
-def draw(job: TrainJob, out: Path) -> list[Row]:
+def draw_curves(job: TrainJob, out: Path) -> list[Row]:
     """Draws the learning curves; returns the lines of the run."""
     rows, shown = metrics.read(out / runner.METRICS), job.display
     if processes.is_writer() and job.output.folder:
         panel = plotting.Panel(
             rows, shown.curves, shown.title, f"{shown.unit}, each seed", shown.y_label
         )
-        with plotting.beside(out / "curves.png"):
-            plotting.save([panel], out / "curves.png")
+        with plotting.report_failure(out / "curves.png"):
+            plotting.save_panels([panel], out / "curves.png")
     return rows
 
 
@@ -338,7 +338,7 @@ def broken_off(out: str, error: OSError) -> str:
     return format_error(error, out, kept)
 
 
-def ending(job: TrainJob, outcome: runner.RunOutcome, rows: Sequence[Row]) -> str:
+def ending(job: TrainJob, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
     """Returns the last line, on how the run ended."""
     title = job.display.title
     if outcome.stopped:

@@ -31,7 +31,7 @@ STAGE = (0.03, 0.09, 0.94, 0.81)  # left, bottom, width, height of the drawing, 
 HOLD = 1500  # milliseconds for which the last frame is shown
 
 
-class RecordedEpisode(NamedTuple):
+class Episode(NamedTuple):
     """One recorded episode of T steps.
 
     Attributes:
@@ -45,10 +45,10 @@ class RecordedEpisode(NamedTuple):
     reward: Floats
 
 
-Draw = Callable[[Axes, RecordedEpisode, int], None]
+Draw = Callable[[Axes, Episode, int], None]
 
 
-def cart_pole(axes: Axes, episode: RecordedEpisode, t: int) -> None:
+def cart_pole(axes: Axes, episode: Episode, t: int) -> None:
     """Draws a cart on a rail with a pole of length 1; ticks mark the ends of the rail, ±2.4."""
     x, _, angle, _ = episode.observation[t].tolist()
     _stage(axes, (-2.75, 2.75), (-0.9, 1.6))
@@ -61,7 +61,7 @@ def cart_pole(axes: Axes, episode: RecordedEpisode, t: int) -> None:
     axes.add_patch(Circle((x, 0.15), 0.045, color=PAPER, zorder=5))
 
 
-def pendulum(axes: Axes, episode: RecordedEpisode, t: int) -> None:
+def pendulum(axes: Axes, episode: Episode, t: int) -> None:
     """Draws a rod around a pivot, upright at angle 0, with the path of its tip."""
     cos, sin = episode.observation[: t + 1, 0], episode.observation[: t + 1, 1]
     x, y = -sin, cos
@@ -74,7 +74,7 @@ def pendulum(axes: Axes, episode: RecordedEpisode, t: int) -> None:
     axes.add_patch(Circle((x[-1], y[-1]), 0.1, color=ACCENT, zorder=5))
 
 
-def acrobot(axes: Axes, episode: RecordedEpisode, t: int) -> None:
+def acrobot(axes: Axes, episode: Episode, t: int) -> None:
     """Draws two links of length 1 below a pivot, the path of the tip, and the height to reach."""
     cos_1, sin_1, cos_2, sin_2 = episode.observation[: t + 1, :4].T
     middle_x, middle_y = sin_1, -cos_1
@@ -90,7 +90,7 @@ def acrobot(axes: Axes, episode: RecordedEpisode, t: int) -> None:
     axes.add_patch(Circle((tip_x[-1], tip_y[-1]), 0.14, color=ACCENT, zorder=5))
 
 
-def mountain_car(axes: Axes, episode: RecordedEpisode, t: int, *, goal: float) -> None:
+def mountain_car(axes: Axes, episode: Episode, t: int, *, goal: float) -> None:
     """Draws a car in a valley, and a flag at the position `goal`."""
 
     def height(x: Any) -> Any:
@@ -116,7 +116,7 @@ def mountain_car(axes: Axes, episode: RecordedEpisode, t: int, *, goal: float) -
         axes.add_patch(part)
 
 
-def grid(axes: Axes, episode: RecordedEpisode, t: int) -> None:
+def grid(axes: Axes, episode: Episode, t: int) -> None:
     """Draws an observation `[H, W]` or `[H, W, C]` as cells, a colour per channel, first on top."""
     cells = episode.observation[t]
     cells = np.nan_to_num(cells.reshape(*cells.shape[:2], -1))
@@ -134,14 +134,14 @@ def grid(axes: Axes, episode: RecordedEpisode, t: int) -> None:
         axes.vlines(range(columns + 1), 0, rows, color=PAPER, linewidth=2.0)
 
 
-def picture(axes: Axes, episode: RecordedEpisode, t: int, *, pictures: Sequence[Frame]) -> None:
+def picture(axes: Axes, episode: Episode, t: int, *, pictures: Sequence[Frame]) -> None:
     """Draws the image that the environment itself rendered at time step t."""
     height, width = pictures[t].shape[:2]
     _stage(axes, (0.0, width), (height, 0.0))
     axes.imshow(pictures[t], extent=(0.0, width, height, 0.0))
 
 
-def components(axes: Axes, episode: RecordedEpisode, t: int) -> None:
+def components(axes: Axes, episode: Episode, t: int) -> None:
     """Draws any environment: the observation as bars, beside actions and the return so far."""
     axes.set_axis_off()
     observed = np.nan_to_num(
@@ -195,14 +195,12 @@ def _trail(axes: Axes, x: Floats, y: Floats) -> None:
         axes.plot(x[part], y[part], color=ACCENT, alpha=fade, lw=2.5, solid_capstyle="butt")
 
 
-def frames(
-    draw: Draw, episode: RecordedEpisode, *, title: str, width: int = 480
-) -> Iterator[Frame]:
+def frames(draw: Draw, episode: Episode, *, title: str, width: int = 480) -> Iterator[Frame]:
     """Draws every time step of an episode, with the step number and the return so far below.
 
     Args:
       draw: `(axes, episode, t) -> None`, draws one time step.
-      episode: episode to draw, see `RecordedEpisode`.
+      episode: episode to draw, see `Episode`.
       title: title above the drawing.
       width: width of a frame in pixels; the height is three quarters of the width.
 

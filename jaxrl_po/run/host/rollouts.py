@@ -11,9 +11,9 @@ import numpy as np
 from jaxrl_po.control import recorded
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.problem import CRITIC_MEMORY
-from jaxrl_po.control.recorded import RolloutRecording
+from jaxrl_po.control.recorded import StepRecording
 from jaxrl_po.control.statistics import ROLLING_RETURN
-from jaxrl_po.run.devices.seeds import STATE_AXES, shape_of
+from jaxrl_po.run.devices.seeds import STATE_AXES, typed_shape
 from jaxrl_po.run.host.vector_envs import Array, Pool, Source
 from jaxrl_po.types import Metrics, Problem, PyTree, TrainState
 
@@ -99,20 +99,20 @@ class PoolRollouts:
         del seconds
         return {}
 
-    def with_recording(self, state: TrainState, recording: RolloutRecording) -> TrainState:
+    def with_recording(self, state: TrainState, recording: StepRecording) -> TrainState:
         """Adds a recording to the state with `recorded.with_recording`."""
         return recorded.with_recording(state, recording)
 
-    def recording(self) -> RolloutRecording:
+    def recording(self) -> StepRecording:
         """Returns the shapes and dtypes of a recording, `[S, B, …]`."""
         host, spaces = self._host, self._host.source.spaces
         rows = len(self._seeds), host.num_envs
         steps = *rows, host.num_steps
         seen = () if np.dtype(host.source.dtype).kind == "i" else spaces.observation.shape
-        number, flag = shape_of(steps, np.float32), shape_of(steps, np.bool_)
-        return RolloutRecording(
-            observation=shape_of((*rows, host.num_steps + 1, *seen), host.source.dtype),
-            action=shape_of((*steps, *spaces.action.shape), spaces.action.dtype),
+        number, flag = typed_shape(steps, np.float32), typed_shape(steps, np.bool_)
+        return StepRecording(
+            observation=typed_shape((*rows, host.num_steps + 1, *seen), host.source.dtype),
+            action=typed_shape((*steps, *spaces.action.shape), spaces.action.dtype),
             reward=number,
             terminated=flag,
             truncated=flag,
@@ -138,7 +138,7 @@ class PoolRollouts:
 
     def record(
         self, state: TrainState, report: Callable[[str], None]
-    ) -> tuple[TrainState, RolloutRecording]:
+    ) -> tuple[TrainState, StepRecording]:
         """Plays one iteration.
 
         Args:
@@ -157,9 +157,7 @@ class PoolRollouts:
         assert self._pool is not None
         assert self._episodes is not None
         # Fresh arrays: on the CPU, the program of the last iteration may still read the old ones.
-        made: RolloutRecording = jax.tree.map(
-            lambda x: np.zeros(x.shape, x.dtype), self.recording()
-        )
+        made: StepRecording = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
         policy, rows = self._policy(state), made.reward.shape[:2]
         seen, was_over, begins, memory, total, length = self._episodes
         memory = jax.tree.map(lambda x: _zero(x, begins), memory)

@@ -104,7 +104,7 @@ def family(name: str) -> str:
     return "MuJoCo" if name.partition(":")[2].partition("-")[0] in MUJOCO else name
 
 
-def find(name: str, env_params: str = "") -> Source:
+def find_source(name: str, env_params: str = "") -> Source:
     """Finds the source of `envpool:Name` or `gymnasium:Name`.
 
     Args:
@@ -176,7 +176,7 @@ def _envpool(name: str, inner: str, arguments: Json) -> Source:
         return Pool(reset, step, pool.close)
 
     limit = _limit(spec.config.max_episode_steps)
-    return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
+    return Source(name, spaces, _dtype(seen), limit, arguments, wrap_pool_errors(name, open_pool))
 
 
 def _gymnasium(name: str, inner: str, arguments: Json) -> Source:
@@ -219,7 +219,7 @@ def _gymnasium(name: str, inner: str, arguments: Json) -> Source:
             envs.close,
         )
 
-    return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
+    return Source(name, spaces, _dtype(seen), limit, arguments, wrap_pool_errors(name, open_pool))
 
 
 def playable(space: Any) -> Callable[[Array], Array]:
@@ -232,7 +232,7 @@ def playable(space: Any) -> Callable[[Array], Array]:
     return lambda action: np.clip(action.astype(space.dtype), space.low, space.high)
 
 
-def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
+def wrap_pool_errors(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
     """Wraps `open_pool` so that any error of the pool or its functions becomes a `PoolError`."""
 
     def reported(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
+from jaxrl_po.run.devices.seeds import STATE_AXES, select_seed
 from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.store.exporters import Exporter
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, Metrics, PyTree, Row, TrainState
@@ -182,7 +182,7 @@ class Layout(NamedTuple):
     @property
     def replicated(self) -> jax.sharding.Sharding | None:
         """Sharding of arrays that the host reads: copies if there are several processes."""
-        return parallel.replicated(self.placement) if processes.several() else None
+        return parallel.replicated(self.placement) if processes.is_multi_process() else None
 
 
 class Display(NamedTuple):
@@ -355,7 +355,7 @@ def build_job(
     """
     # The evaluation key is the same at every evaluation and for every seed.
     training_key, evaluation_key = jax.random.split(jax.random.key(seed))
-    shown = evaluation.examples and of_first_seed(evaluation.examples, evaluation_key)
+    shown = evaluation.examples and select_first_seed(evaluation.examples, evaluation_key)
     evaluation = evaluation._replace(key=evaluation_key, examples=None if methods else shown)
     placement, warm = layout.placement, None if methods else warm
     indices = list(range(placement.num_seeds // max(1, len(methods)))) * max(1, len(methods))
@@ -409,11 +409,11 @@ def build_job(
     )
 
 
-def of_first_seed(examples: Examples, key: jax.Array) -> Examples:
+def select_first_seed(examples: Examples, key: jax.Array) -> Examples:
     """Returns examples of the first seed of a stacked state."""
 
     def describe(state: TrainState) -> PyTree:
-        first = of_seed(state)
+        first = select_seed(state)
         return examples.describe(first.params, first.collector, key)
 
     return Examples(

@@ -23,8 +23,8 @@ from jaxrl_po.language.warm_start import BETWEEN, WarmStart, WarmStartState
 from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.devices.compilation import Program, compiled, is_light, side_by_side
-from jaxrl_po.run.devices.memory import DeviceMemory, memory_of, refusal
+from jaxrl_po.run.devices.compilation import Program, compiled, is_cheap, side_by_side
+from jaxrl_po.run.devices.memory import DeviceMemory, measure_memory, refusal
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop.job import Rollouts, TrainJob, WarmStartProgram
@@ -69,7 +69,7 @@ class Programs(NamedTuple):
         return max(both, key=lambda each: each.peak or 0)
 
 
-def check(job: TrainJob) -> None:
+def check_job(job: TrainJob) -> None:
     """Traces one iteration without compiling it, so that bad sizes fail early.
 
     Raises:
@@ -94,7 +94,7 @@ def in_microbatches(job: TrainJob, number: int) -> TrainJob | None:
         return None
     job = dataclasses.replace(job, learner=learner)
     try:
-        check(job)
+        check_job(job)
     except ConfigError:  # a method may learn from some of the completions
         return None
     return job
@@ -260,13 +260,13 @@ def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk
     }
     if host.iterate is not None:
         own, step = host.iterate, compiled(learner.step, like, **options)
-        return one_by_one(lambda state, report: own(step, state)), memory_of(step, like)
+        return run_per_iteration(lambda state, report: own(step, state)), measure_memory(step, like)
     if host.rollouts is not None:
         return compile_with_rollouts(learner, host.rollouts, like, options)
     if host.scorer is not None:
         return compile_with_score(learner, host.scorer, like, options)
     program = compiled(chunk_of(job), like, np.int32(0), **options)
-    return in_calls(program), memory_of(program, like)
+    return run_in_timed_calls(program), measure_memory(program, like)
 
 
 def compile_evaluate(
@@ -280,7 +280,7 @@ def compile_evaluate(
     judge = job.evaluation.judge
     function = job.evaluate if judge is None else job.measure
     measured: Any = compiled(function, like, out_shardings=job.layout.replicated)
-    memory = memory_of(measured, like)
+    memory = measure_memory(measured, like)
     if judge is None:
         return measured, memory
     return lambda state: job.means(judge(jax.device_get(measured(state)))), memory
@@ -293,13 +293,13 @@ def compile_describe(
     if job.host.rollouts is not None:
         return examples.describe
     return compiled(
-        examples.describe, like, light=is_light(like), out_shardings=job.layout.replicated
+        examples.describe, like, light=is_cheap(like), out_shardings=job.layout.replicated
     )
 
 
 def compile_init(job: TrainJob) -> tuple[Program[TrainState], WarmStartProgram | None]:
     """The init, and the warm start that comes before it, if there is one."""
-    light = init_is_light(job)
+    light = init_is_cheap(job)
     if job.warm is None:
         return compiled(job.learner.init, job.start, light=light), None
     begin = compiled(job.warm.begin, job.start, light=light)
@@ -312,10 +312,10 @@ def compile_init(job: TrainJob) -> tuple[Program[TrainState], WarmStartProgram |
     return init, job.warm._replace(begin=begin, advance=advance)
 
 
-def init_is_light(job: TrainJob) -> bool:
+def init_is_cheap(job: TrainJob) -> bool:
     """Whether `init` is compiled at little effort: it is small, and holds no warm start."""
     apart = job.warm is not None or job.cheap_init
-    return apart and is_light(jax.eval_shape(job.learner.init, job.start))
+    return apart and is_cheap(jax.eval_shape(job.learner.init, job.start))
 
 
 def with_shardings(shapes: Tree, shardings: PyTree) -> Tree:
@@ -345,7 +345,7 @@ def chunk_of(job: TrainJob) -> Callable[[TrainState, jax.Array], tuple[TrainStat
     return chunk
 
 
-def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
+def run_in_timed_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
     """A chunk as calls of its program, of some seconds each: between two it can be stopped.
 
     And where each device is one core, XLA keeps 2.4 KB of most matrix products until the call ends:
@@ -368,7 +368,7 @@ def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
             if done == n or processes.any_of(stop.is_set()):
                 break
             took = max(time.perf_counter() - begun, 1e-9)  # a clock may jump
-            size = min(processes.gather(max(1, int(SECONDS_OF_CALL * done / took))))
+            size = min(processes.gather_values(max(1, int(SECONDS_OF_CALL * done / took))))
         return state, jax.tree.map(lambda *each: np.concatenate(each), *rows), done, None
 
     return chunk
@@ -393,8 +393,8 @@ def compile_with_score(
         jax.block_until_ready((state, row))
         return state, {**row, **of_score}
 
-    memory = memory_of(update, like).beside(memory_of(sample, like))
-    return one_by_one(sample_score_update), memory
+    memory = measure_memory(update, like).beside(measure_memory(sample, like))
+    return run_per_iteration(sample_score_update), memory
 
 
 def compile_with_rollouts(
@@ -415,10 +415,10 @@ def compile_with_rollouts(
         jax.block_until_ready((state, row))
         return state, {**row, **rollouts.metrics(time.perf_counter() - begun)}
 
-    return one_by_one(record_and_iterate), memory_of(program, like)
+    return run_per_iteration(record_and_iterate), measure_memory(program, like)
 
 
-def one_by_one(iterate: Callable[[TrainState, Report], tuple[TrainState, Metrics]]) -> Chunk:
+def run_per_iteration(iterate: Callable[[TrainState, Report], tuple[TrainState, Metrics]]) -> Chunk:
     """Returns a chunk as iterations with work on the host: between two it can be stopped.
 
     The first environment that fails ends it, after the last whole iteration.
@@ -446,7 +446,7 @@ def with_frozen(state: TrainState, job: TrainJob) -> TrainState:
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
         return state
     # Compiled as the init of the run was: other effort may round otherwise.
-    light = init_is_light(job)
+    light = init_is_cheap(job)
     frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
     return state.with_frozen(frozen(job.start))
 
@@ -469,7 +469,7 @@ def split_warm_start(
         fits = []
 
         def hold(params: PyTree, key: jax.Array) -> PyTree:
-            fits.append(warm_start.begin(settings, params, key))
+            fits.append(warm_start.begin_warm_start(settings, params, key))
             return params
 
         # Traced for what reaches the warm start; the compiler drops what is made of its result.
@@ -509,11 +509,11 @@ def run_warm_start(
     """
     settings, done, begun = warm.settings, 0, time.perf_counter()
     fit, _ = wait_for(warm.begin, start)
-    accuracy = processes.whole(fit.accuracy)
+    accuracy = processes.gather_array(fit.accuracy)
     while warm_start.unfinished(settings, done, accuracy).any():
         fit, _ = wait_for(warm.advance, fit, np.int32(done), given)
         leave_if_interrupted()
-        done, accuracy = min(done + BETWEEN, settings.steps), processes.whole(fit.accuracy)
+        done, accuracy = min(done + BETWEEN, settings.steps), processes.gather_array(fit.accuracy)
         each = max(time.perf_counter() - begun, 0.0) / done  # a clock may jump
         detail, left = f"step {done:,}/{settings.steps:,}", clock(each * (settings.steps - done))
         if settings.accuracy < 1.0:

@@ -37,7 +37,7 @@ from jaxrl_po.run.loop.progress import (
     added_fields,
     first_above,
 )
-from jaxrl_po.run.loop.signals import hear_signals, result_of
+from jaxrl_po.run.loop.signals import handle_signals, result_of
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.exporters import Reporter
@@ -58,7 +58,7 @@ class NoAction(RunError):
 FAILURES = Diverged, NoAction, RewardError, PoolError
 
 
-class RunOutcome(NamedTuple):
+class Outcome(NamedTuple):
     """How a run ended.
 
     Attributes:
@@ -85,7 +85,7 @@ def run(
     leave_early: bool = False,
     on_row: OnRow | None = None,
     on_chosen: Callable[[int], None] = lambda number: None,
-) -> RunOutcome:
+) -> Outcome:
     """Runs `job`; writes `metrics.jsonl`, `samples.jsonl` and `checkpoints/{latest,best}`.
 
     A line of metrics, and the best checkpoint if it is the best so far, are on disk before the
@@ -107,7 +107,7 @@ def run(
         leaves the number open.
 
     Returns:
-      The `RunOutcome`.
+      The `Outcome`.
 
     Raises:
       RunError: the run does not fit in memory.
@@ -120,7 +120,7 @@ def run(
       OSError: the folder cannot be written; earlier checkpoints are kept.
     """
     with (
-        hear_signals(started := threading.Event(), leave_early=leave_early) as stop,
+        handle_signals(started := threading.Event(), leave_early=leave_early) as stop,
         Store(folder / "checkpoints" / "latest", keep=2) as latest,
         Store(folder / "checkpoints" / "best", keep=1) as best,
         contextlib.ExitStack() as stack,
@@ -170,12 +170,10 @@ def run(
     # A process is also ended by a signal to another one.
     cut = run.iteration < job.length.iterations and not (run.idle or run.stopped)
     interrupted = cut or processes.any_of(stop.is_set())
-    return RunOutcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
+    return Outcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
 
 
-def _already_done(
-    job: TrainJob, folder: Path, latest: Store, reporter: Reporter
-) -> RunOutcome | None:
+def _already_done(job: TrainJob, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
     """How a run ended that has nothing left to do; None for any other. Compiles nothing."""
     if max(latest.iterations(), default=-1) < job.length.iterations:
         return None
@@ -189,7 +187,7 @@ def _already_done(
     reporter.report(
         f"nothing left to do: iteration {done} (step {job.length.steps(done):,}) is reached"
     )
-    return RunOutcome(programs_lib.with_frozen(finished[1], job), done, False)
+    return Outcome(programs_lib.with_frozen(finished[1], job), done, False)
 
 
 class _Run:

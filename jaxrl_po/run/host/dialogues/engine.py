@@ -25,7 +25,7 @@ from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.learner import next_key
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.transcripts import Examples
-from jaxrl_po.run.devices.seeds import STATE_AXES, shape_of, stack
+from jaxrl_po.run.devices.seeds import STATE_AXES, stack, typed_shape
 from jaxrl_po.run.host.rollouts import seed_of
 from jaxrl_po.types import ActorCritic, Metrics, PyTree, Row, TrainState
 
@@ -159,10 +159,10 @@ class DialogueEngine:
             steps.begin, 3, columns=host.columns, pad_token=tokenizer.pad, decoding=decoding
         )
         self._write = {
-            greedy: program(steps.write, 2, 1, decoding=decoding, ends=ends, greedy=greedy)
+            greedy: program(steps.write_messages, 2, 1, decoding=decoding, ends=ends, greedy=greedy)
             for greedy in (False, True)
         }
-        self._read = program(steps.read, 3, 1)
+        self._read = program(steps.read_replies, 3, 1)
         finish = functools.partial(steps.finish, most=host.max_turns * settings.max_new_tokens)
         self._finish = jax.jit(stack(finish, len(seeds), in_axes=(0, 0, 0, 0), out_axes=0))
         self._draw = jax.jit(stack(self._drawn, len(seeds), in_axes=(STATE_AXES,), out_axes=0))
@@ -171,25 +171,25 @@ class DialogueEngine:
         """Returns the shapes and dtypes of a recording, `[S, B, …]`."""
         host, rows = self._host, self._shape
         sampled = *rows, host.max_turns * host.settings.max_new_tokens
-        number = shape_of(rows, np.float32)
+        number = typed_shape(rows, np.float32)
         kept = jax.eval_shape(
             lambda logits: sampling.no_tokens(logits, host.settings.decoding, sampled[-1]),
-            shape_of((*rows, host.model.vocabulary), np.float32),
+            typed_shape((*rows, host.model.vocabulary), np.float32),
         )
         return DialogueRecording(
-            prompt=shape_of((*rows, host.prompt_length), np.int32),
-            pad=shape_of(rows, np.int32),
+            prompt=typed_shape((*rows, host.prompt_length), np.int32),
+            pad=typed_shape(rows, np.int32),
             held=Conversations(
-                tokens=shape_of((*rows, host.columns), np.int32),
-                position=shape_of(sampled, np.int32),
-                action=shape_of(sampled, np.int32),
-                log_prob=shape_of(sampled, np.float32),
-                mask=shape_of(sampled, np.bool_),
-                message_end=shape_of(sampled, np.bool_),
-                reward=shape_of(sampled, np.float32),
+                tokens=typed_shape((*rows, host.columns), np.int32),
+                position=typed_shape(sampled, np.int32),
+                action=typed_shape(sampled, np.int32),
+                log_prob=typed_shape(sampled, np.float32),
+                mask=typed_shape(sampled, np.bool_),
+                message_end=typed_shape(sampled, np.bool_),
+                reward=typed_shape(sampled, np.float32),
                 state=None,
-                ended=shape_of(rows, np.bool_),
-                turns=shape_of(rows, np.int32),
+                ended=typed_shape(rows, np.bool_),
+                turns=typed_shape(rows, np.int32),
                 kept=kept,
             ),
             score=number,
@@ -288,8 +288,8 @@ class DialogueEngine:
         return recording, max(time.perf_counter() - begun - inside, 0.0)
 
     def with_recording(self, state: TrainState, recording: DialogueRecording) -> TrainState:
-        """Adds a recording to the state with `recorded.with_recording`."""
-        return recorded.with_recording(state, recording)
+        """Adds a recording to the state with `recorded.with_dialogues`."""
+        return recorded.with_dialogues(state, recording)
 
     @property
     def examples(self) -> Examples | None:

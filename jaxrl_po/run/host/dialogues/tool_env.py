@@ -171,7 +171,7 @@ class ToolEnv:
         def written(texts: list[str]) -> list[int]:
             return self._tools.prompt(with_observation(messages, texts[0]))
 
-        ids, cut = fit(written, [said], limit, self._tools)
+        ids, cut = cut_to_fit(written, [said], limit, self._tools)
         talk.replies, talk.cut = talk.replies + bool(said), talk.cut + cut
         return ids
 
@@ -229,7 +229,7 @@ class ToolEnv:
                 [{**each, "content": text} for each, text in zip(said, texts, strict=True)]
             )
 
-        ids, cut = fit(
+        ids, cut = cut_to_fit(
             written, [str(each["content"]) for each in said], self._reply_length, self._tools
         )
         if len(ids) > self._reply_length:
@@ -333,7 +333,7 @@ def with_observation(messages: Sequence[Message], said: str) -> list[Message]:
     return [*messages[:last], added, *messages[last + 1 :]]
 
 
-def fit(
+def cut_to_fit(
     written: Callable[[list[str]], list[int]], texts: Sequence[str], limit: int, tools: Tools
 ) -> tuple[list[int], bool]:
     """Cuts texts until at most `limit` tokens remain; returns the ids and whether texts were cut.
