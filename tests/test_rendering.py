@@ -147,7 +147,8 @@ def run(finished, tmp_path_factory):
 @pytest.fixture(scope="module")
 def player(script, run):
     return script.restore(
-        script.RenderOptions(run=str(run)), script.earlier.read_config(script.control, "run", str(run))
+        script.RenderOptions(run=str(run)),
+        script.earlier.read_config(script.control, "run", str(run)),
     )
 
 
