@@ -41,13 +41,13 @@ def talk(model):
     """Builds a dialogue partner from a class of `tool_environments`."""
     made = []
 
-    def make(name, *, reply_length=24, timeout=5.0, rewarded=None):
+    def make(name, *, reply_length=24, timeout=5.0, reward_fn=None):
         environments = Environments(f"{HERE / 'tool_environments.py'}:{name}", timeout)
         made.append(environments)
         offer = environments.start(list(ROWS[0]))
         found = tools.detect_format(model[1], model[0], offer.tools)
         return ToolEnv(
-            environments, offer, found, ROWS, reply_length=reply_length, rewarded=rewarded
+            environments, offer, found, ROWS, reply_length=reply_length, reward_fn=reward_fn
         )
 
     yield make
@@ -176,8 +176,8 @@ def test_functions_score_the_last_message_beside_the_environment(talk, tmp_path)
         "    return [10.0 * s + ('go' in c) for c, s in zip(completions, secret)]\n"
     )
     task = type("Task", (), {"tokenizer": None, "columns": print})
-    with HostScore([Reward(f"{own}:calls", 2.0)], task) as rewarded:
-        partner = talk("Guess", rewarded=rewarded)
+    with HostScore([Reward(f"{own}:calls", 2.0)], task) as reward_fn:
+        partner = talk("Guess", reward_fn=reward_fn)
         partner.begin(episodes(2, 1), 1)
         partner.answer([[GUESS[2], END], [WORDS.index("go"), END]])
         partner.answer([[WORDS.index("low"), END], None])
@@ -192,8 +192,8 @@ def test_a_dialogue_whose_reward_fails_has_none_of_the_functions_either(talk, tm
     own.write_text("def one(completions, **columns):\n    return [1.0] * len(completions)\n")
     task = type("Task", (), {"tokenizer": None, "columns": print})
     said = []
-    with HostScore([Reward(f"{own}:one")], task) as rewarded:
-        partner = talk("Broken", rewarded=rewarded)
+    with HostScore([Reward(f"{own}:one")], task) as reward_fn:
+        partner = talk("Broken", reward_fn=reward_fn)
         partner.begin(episodes(None, 2), 2)  # the first seed has no dialogue
         partner.answer([None, [GUESS[2], END]])
         outcome = partner.finish(first=False, report=said.append)
@@ -263,14 +263,14 @@ def test_functions_may_not_run_what_a_model_wrote(tmp_path):
     )
     task = type("Task", (), {"tokenizer": None, "columns": print})
     said = {"completions": ["3"], "messages": [[{"role": "assistant", "content": "3"}]]}
-    with HostScore([Reward(f"{own}:runs")], task) as rewarded:
+    with HostScore([Reward(f"{own}:runs")], task) as reward_fn:
         for code, refused in (("4", True), ("3", False)):
             columns = [{**said, "code": [code]}]
             if refused:
                 with pytest.raises(RewardError, match="run text as code"):
-                    rewarded.score(columns, 1, first=True, report=print)
+                    reward_fn.score(columns, 1, first=True, report=print)
             else:  # the text of this row is allowed to run too
-                assert rewarded.score(columns, 1, first=True, report=print).reward == 6
+                assert reward_fn.score(columns, 1, first=True, report=print).reward == 6
 
 
 def test_the_example_of_the_documentation_plays():

@@ -161,7 +161,7 @@ def test_interrupt_during_an_evaluation_finishes_it(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
         return scores
 
-    outcome = runner.run(toy_run.job(judge=judge), tmp_path, Silent())
+    outcome = runner.run(toy_run.job(score_evaluation=judge), tmp_path, Silent())
     assert (outcome.interrupted, outcome.iteration) == (True, 0)
     assert "greedy_return" in metrics.read(tmp_path / "metrics.jsonl")[-1]
 

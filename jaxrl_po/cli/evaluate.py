@@ -72,7 +72,7 @@ def evaluate_run(
         sizes: Any = {SIZES[domain.NAME]: options.size}
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, **sizes))
     job, iteration, state = earlier.state(domain, config, "run", options.run, options.checkpoint)
-    seeds, rollouts, judge = config.run.seeds, job.host.rollouts, job.evaluation.judge
+    seeds, rollouts, score = config.run.seeds, job.host.rollouts, job.evaluation.score_evaluation
     scorer = opened(job.host.scorer)
     if rollouts is not None:
         with contextlib.closing(rollouts), scorer:
@@ -80,9 +80,9 @@ def evaluate_run(
     else:
         measure = functools.partial(job.measure, key=jax.random.key(options.seed))
         values = dict(compiled(measure, state)(state))
-        if judge is not None:
+        if score is not None:
             with scorer:
-                values = judge(jax.device_get(values))
+                values = score(jax.device_get(values))
     scores = {
         name: np.asarray(value).reshape(seeds, -1).mean(axis=1) for name, value in values.items()
     }

@@ -208,18 +208,18 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     if isinstance(shared, Recurrent):
         raise ConfigError("actor_critic", "must be without memory: give a policy and a critic")
     if shared is None:
-        actor, judge = _network("policy", modules["policy"]), modules["critic"]
-        critic = None if judge is None else _network("critic", judge)
+        actor, critic_module = _network("policy", modules["policy"]), modules["critic"]
+        critic = None if critic_module is None else _network("critic", critic_module)
     else:
         actor, critic = (_network("actor_critic", shared, itemgetter(part)) for part in (0, 1))
 
     def init(key: jax.Array, observation: PyTree) -> ActorCritic:
-        seen, judged = _parts(observation)
+        seen, for_critic = _parts(observation)
         policy_key, critic_key = (key, key) if shared is not None else jax.random.split(key)
         policy, of_policy = actor.init(policy_key, seen)
         value, of_value = None, None
         if shared is None and critic is not None:
-            value, of_value = critic.init(critic_key, judged)
+            value, of_value = critic.init(critic_key, for_critic)
         return ActorCritic(policy, value, constants=variables.by_role(of_policy, of_value))
 
     def start(rows: int) -> tuple[PyTree, PyTree]:
@@ -239,8 +239,10 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
         if of_critic is None or critic is None:
             return steps.critic_memory, [jnp.zeros(shape)] * 2
         given = [x for x in (steps.observation, final) if x is not None]
-        judged, *after = (_parts(x)[shared is None] for x in given)
-        memory, *values = critic.run(of_critic, steps.critic_memory, judged, steps.begins, *after)
+        for_critic, *after = (_parts(x)[shared is None] for x in given)
+        memory, *values = critic.run(
+            of_critic, steps.critic_memory, for_critic, steps.begins, *after
+        )
         return memory, [x if x is None else require_value(x, shape) for x in values]
 
     def act(

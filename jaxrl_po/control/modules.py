@@ -150,10 +150,10 @@ def default_modules(
     """
     settings.validate()
     whole = spaces.observation
-    seen, judged = (
+    seen, for_critic = (
         (whole.policy, whole.seen_by_critic()) if isinstance(whole, Observation) else (whole, whole)
     )
-    small = [x for x in jax.tree.leaves((seen, judged)) if _is_image(x) and not is_frame(x)]
+    small = [x for x in jax.tree.leaves((seen, for_critic)) if _is_image(x) and not is_frame(x)]
     if not small and settings.channels != NetworkSettings.channels:
         raise ConfigError(
             "channels",
@@ -168,7 +168,7 @@ def default_modules(
                 )
     if settings.tanh_squash and not spaces.bounded:
         raise ConfigError("tanh_squash", "must be off where actions are unbounded")
-    if settings.shared_torso and judged is not seen:
+    if settings.shared_torso and for_critic is not seen:
         raise ConfigError(
             "shared_torso", "must be off where the critic sees more (privileged_state)"
         )
@@ -179,7 +179,7 @@ def default_modules(
     if settings.shared_torso:
         return {"actor_critic": networks.SharedActorCritic(torso, head, initialization)}
     width = settings.critic_width or settings.width
-    of_critic = _torso(judged, settings, width, target)
+    of_critic = _torso(for_critic, settings, width, target)
     value_head = networks.ValueHead(initialization)
     given = {
         POLICY: networks.Policy(torso, head),

@@ -355,7 +355,7 @@ class HostScore:
         """Returns the names of the measures that `score` computes."""
         return ("reward", FAILURES, *(f"reward/{reward.name}" for reward in self._rewards))
 
-    def judge(self, answers: Answers) -> tuple[Answers, npt.NDArray[np.bool_]]:
+    def score_answers(self, answers: Answers) -> tuple[Answers, npt.NDArray[np.bool_]]:
         """Scores the answers of one seed by the function of the raw score.
 
         Answers for which that function returns None are scored by the other functions, in order.

@@ -21,14 +21,14 @@ from jaxrl_po.run.store import sources
 
 
 def make_dialogues(
-    config: LanguageConfig, start: models.RunModels, rewarded: Scorer | None, placement: Placement
+    config: LanguageConfig, start: models.RunModels, reward_fn: Scorer | None, placement: Placement
 ) -> HostDialogues:
     """The dialogues of a run; its environments are started.
 
     Args:
       config: Settings of the run.
       start: Task, model and parameters of the run; see `models.RunModels`.
-      rewarded: functions of `--reward`, or None.
+      reward_fn: functions of `--reward`, or None.
       placement: on devices.
 
     Raises:
@@ -39,14 +39,14 @@ def make_dialogues(
     assert isinstance(sizes, SamplingSettings)
     assert settings is not None
     template, text = require_template(config, start, placement)
-    if not isinstance(rewarded, HostScore | None):
+    if not isinstance(reward_fn, HostScore | None):
         raise ConfigError("reward", "must name functions with tools, got an object that scores")
     assert isinstance(start.task, language.Task)
     rows = read_prompt_rows(config)
     environments = Environments(options.tools, float(settings.timeout))
     spec = environments.start(list(rows[0]))
     try:
-        if not spec.reward and rewarded is None:
+        if not spec.reward and reward_fn is None:
             raise ConfigError(
                 "tools", "must have a method get_reward, or reward must name functions"
             )
@@ -60,7 +60,7 @@ def make_dialogues(
             raise ConfigError("init_from", f"{options.init_from}: {error}") from None
         require_reply(settings.reply_length, found)
         environment = ToolEnv(
-            environments, spec, found, rows, reply_length=settings.reply_length, rewarded=rewarded
+            environments, spec, found, rows, reply_length=settings.reply_length, reward_fn=reward_fn
         )
         host = HostDialogues(
             start.task,

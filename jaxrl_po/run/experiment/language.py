@@ -290,7 +290,7 @@ def make_examples(
     policy: Transformer,
     settings: ProblemSettings,
     show: int,
-    judged: Callable[[PyTree], PyTree] = lambda x: x,
+    rescore: Callable[[PyTree], PyTree] = lambda x: x,
 ) -> Examples | None:
     """Completions of held-out prompts, to be shown; None for 0 prompts."""
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
@@ -298,7 +298,7 @@ def make_examples(
         return None
     return Examples(
         kind.make_describe(seen(task), model=policy, decoding=settings.decoding, num_prompts=show),
-        lambda answers: kind.render(task, judged(answers)),
+        lambda answers: kind.render(task, rescore(answers)),
     )
 
 
@@ -318,11 +318,11 @@ def evaluated(
     """Returns the evaluation with measures: by the verifier, or by functions on the host."""
     options, task, settings = config.run, start.task, config.problem
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
-    measure, judge, judged = kind.make_evaluate, None, lambda answers: answers
-    judges = rewarding.judges(options, task, pretrained=start.base is not None)
-    if isinstance(scorer, HostScore) and judges:
-        measure, judge = kind.make_describe, functools.partial(rewarding.score_evaluation, scorer)
-        judged = functools.partial(rewarding.rescore, scorer)
+    measure, score, rescore = kind.make_evaluate, None, lambda answers: answers
+    replaces = rewarding.replaces_verifier(options, task, pretrained=start.base is not None)
+    if isinstance(scorer, HostScore) and replaces:
+        measure, score = kind.make_describe, functools.partial(rewarding.score_evaluation, scorer)
+        rescore = functools.partial(rewarding.rescore, scorer)
     measure = functools.partial(
         measure,
         model=start.policy,
@@ -333,8 +333,8 @@ def evaluated(
     return evaluation._replace(
         measure=measure(seen(task)),
         test=measure(task),
-        judge=judge,
-        examples=make_examples(task, start.policy, settings, options.show, judged),
+        score_evaluation=score,
+        examples=make_examples(task, start.policy, settings, options.show, rescore),
         explain=None if start.base is None else rewarding.explain_zero,
     )
 
@@ -443,7 +443,7 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
     """Prefix to record class, besides the algorithm's."""
     hosted, pretrained = bool(options.tools), bool(initial.pretrained)
     samples, critic = not options.entry.supervised, options.entry.has_critic
-    judge = rewarding.is_model(options)
+    fitted = rewarding.is_model(options)
     problem: type = language.LanguageSettings
     if not samples:
         problem = demonstrations.SupervisedSettings
@@ -459,8 +459,8 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
         "reward": (not hosted and rewarding.functions(options), RewardSettings),
         "lora": (True, Adapters),
         "warm_start": (samples, language.WarmStart),
-        "reward_model": (judge, language.ModelSettings),
-        "preferences": (judge, language.Preferences),
+        "reward_model": (fitted, language.ModelSettings),
+        "preferences": (fitted, language.Preferences),
         "reference": (critic, reference.ReferenceSettings),
     }
     return {prefix: record for prefix, (wanted, record) in each.items() if wanted}

@@ -262,7 +262,7 @@ class LanguageConfig(RunConfig[LanguageOptions]):
       reward: Settings of a reward in Python.
       lora: Adapters.
       warm_start: Training by cross-entropy before the method.
-      judge: Settings of a reward model.
+      fitted_reward: Settings of a reward model.
       reference: KL penalty in the reward of a method with a critic.
     """
 
@@ -275,12 +275,12 @@ class LanguageConfig(RunConfig[LanguageOptions]):
     reward: RewardSettings | None = None
     lora: Adapters
     warm_start: language.WarmStart | None = None
-    judge: RewardModelSettings | None = None
+    fitted_reward: RewardModelSettings | None = None
     reference: ReferenceSettings | None = None
 
     @classmethod
     def of_sections(cls, sections: Mapping[str, Record], initial: InitialModel = NEW_MODEL) -> Self:
         """Makes the config of records by the prefix of their flags."""
         parts: Any = {x: sections[x] for x in RewardModelSettings._fields if x in sections}
-        judge = RewardModelSettings(**parts) if parts else None
-        return dataclasses.replace(super().of_sections(sections, initial), judge=judge)
+        fitted = RewardModelSettings(**parts) if parts else None
+        return dataclasses.replace(super().of_sections(sections, initial), fitted_reward=fitted)

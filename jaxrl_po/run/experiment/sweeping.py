@@ -252,9 +252,8 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
                 axis = f"final {metrics.axis(score)}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
         except KeyboardInterrupt:
-            raise Interrupted(
-                swept=SweepResult(rows, best(domain, spec, rows, sections), out)
-            ) from None
+            swept = SweepResult(rows, best(domain, spec, rows, sections), out)
+            raise Interrupted(swept=swept) from None
     return SweepResult(rows, best(domain, spec, rows, sections), out)
 
 

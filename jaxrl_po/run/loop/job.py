@@ -129,8 +129,8 @@ class Evaluation(NamedTuple):
         array. None evaluates nothing, or on the host if `Host.rollouts` does.
       test: Measure of later evaluations, on data that never selected a checkpoint; None if
         `measure` serves both, with different keys.
-      judge: `(values) -> {name: [S, n]}`, scores on the host the values of `measure`, leaves
-        `[S, …]`; None if these are the scores.
+      score_evaluation: `(values) -> {name: [S, n]}`, scores on the host the values of `measure`,
+        leaves `[S, …]`; None if these are the scores.
       score: Evaluated name that marks the best checkpoint; empty to keep the latest one only.
       initial: Name of the initial policy's score in `summary.json`; empty to leave it out.
       examples: Examples that are shown at each evaluation; `describe` takes the stacked state, in
@@ -141,7 +141,7 @@ class Evaluation(NamedTuple):
 
     measure: Measure | None = None
     test: Measure | None = None
-    judge: Callable[[Any], Json] | None = None
+    score_evaluation: Callable[[Any], Json] | None = None
     score: str = ""
     initial: str = ""
     examples: Examples | None = None
@@ -298,7 +298,7 @@ class TrainJob:
         return values
 
     def evaluate(self, state: TrainState) -> Json:
-        """Returns the mean of each value of an evaluation that no function judges, `[S]`."""
+        """Returns the mean of each value of an evaluation that no function scores, `[S]`."""
         rollouts = self.host.rollouts
         return self.means(self.measure(state) if rollouts is None else rollouts.evaluate(state))
 

@@ -277,13 +277,13 @@ def compile_evaluate(
         return job.evaluate, None
     if job.evaluation.measure is None:
         return None, None
-    judge = job.evaluation.judge
-    function = job.evaluate if judge is None else job.measure
+    score = job.evaluation.score_evaluation
+    function = job.evaluate if score is None else job.measure
     measured: Any = compiled(function, like, out_shardings=job.layout.replicated)
     memory = measure_memory(measured, like)
-    if judge is None:
+    if score is None:
         return measured, memory
-    return lambda state: job.means(judge(jax.device_get(measured(state)))), memory
+    return lambda state: job.means(score(jax.device_get(measured(state)))), memory
 
 
 def compile_describe(

@@ -116,7 +116,7 @@ class ToolEnv:
       rows: columns of each prompt, with its messages as `prompt`.
       reply_length: R, maximal number of tokens in a reply, and in the text that a reset adds to a
         prompt; longer texts are cut.
-      rewarded: functions of `--reward`, whose reward is added to `get_reward`; None to disable.
+      reward_fn: functions of `--reward`, whose reward is added to `get_reward`; None to disable.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class ToolEnv:
         rows: Sequence[Values],
         *,
         reply_length: int,
-        rewarded: HostScore | None = None,
+        reward_fn: HostScore | None = None,
     ):
         self._environments, self._spec, self._tools = environments, spec, tools
-        self._rows, self._reply_length, self._rewarded = rows, reply_length, rewarded
+        self._rows, self._reply_length, self._reward_fn = rows, reply_length, reward_fn
         self._transcripts: list[Transcript] = []
         self._num_seeds = 1
         self._reported: set[str] = set()
-        self.names = (*MEASURES, *(rewarded.measures if rewarded else ()))
+        self.names = (*MEASURES, *(reward_fn.measures if reward_fn else ()))
 
     def close(self) -> None:
         """Closes the environments."""
@@ -260,8 +260,8 @@ class ToolEnv:
             KILLED: _mean([talk.killed for talk in talks], held),
             FAILURES: _mean([bool(talk.failure) for talk in talks], held),
         }
-        if self._rewarded is not None:
-            raw, total, further = self._scored(self._rewarded, first, report)
+        if self._reward_fn is not None:
+            raw, total, further = self._scored(self._reward_fn, first, report)
             alive = np.array([t.held and not t.dead and not t.failure for t in talks])
             raw, total = (np.where(alive, np.nan_to_num(x), np.float32(0.0)) for x in (raw, total))
             score = reward if self._spec.reward else raw
@@ -279,7 +279,7 @@ class ToolEnv:
         )
 
     def _scored(
-        self, rewarded: HostScore, first: bool, report: Reporter
+        self, reward_fn: HostScore, first: bool, report: Reporter
     ) -> tuple[Floats, Floats, Json]:
         """Scores the last message of each dialogue by the reward functions."""
         by_seed = np.array_split(np.arange(len(self._transcripts)), self._num_seeds)
@@ -300,7 +300,7 @@ class ToolEnv:
                     **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
                 }
             )
-        scored = rewarded.score(columns, len(by_seed[0]), first=first, report=report)
+        scored = reward_fn.score(columns, len(by_seed[0]), first=first, report=report)
         flat = {name: values.reshape(-1) for name, values in scored.measures.items()}
         return scored.raw.reshape(-1), scored.reward.reshape(-1), flat
 
