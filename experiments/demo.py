@@ -93,7 +93,7 @@ def on_addition(algorithm: str, *arguments: str) -> Part:
         main=launch.language,
         arguments=(f"--algorithm={algorithm}", *shared, *arguments),
         score="greedy_accuracy",
-        aggregate=statistics.mean,
+        aggregate=statistics.nan_mean,
         target=0.9,
     )
 
@@ -167,10 +167,10 @@ def main(argv: Sequence[str]) -> int:
         )
         for part, result in zip(PARTS, results, strict=True)
     ]
-    plotting.save(curves[:2], out / "demo.png")
-    plotting.save(groups(results[1:]), out / "groups.png")
+    plotting.save_panels(curves[:2], out / "demo.png")
+    plotting.save_panels(groups(results[1:]), out / "groups.png")
     methods = [*family.compare(FAMILY, out / "family"), results[0]._replace(name="ppo")]
-    plotting.save(family.panels(methods, FAMILY), out / "family.png")
+    plotting.save_panels(family.panels(methods, FAMILY), out / "family.png")
     print(f"CartPole-v1, {FAMILY.seeds} seeds (ppo: 16)")
     print(family.table(methods, FAMILY), end="")
     verdicts = [learned(part, result) for part, result in zip(PARTS, results, strict=True)]
@@ -179,4 +179,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.entry(main)
+    flags.run_script(main)

@@ -74,7 +74,7 @@ def entry(*command: str) -> NoReturn:
         sys.exit(2)
     signal.signal(signal.SIGINT, before)
     try:
-        flags.entry(lambda argv: main([*command, *argv]))
+        flags.run_script(lambda argv: main([*command, *argv]))
     except KeyboardInterrupt:
         print("interrupted: nothing was started", file=sys.stderr)
         sys.exit(130)

@@ -159,7 +159,7 @@ class Setting:
     were: tuple[tuple[str, Any], ...] = ()
 
 
-class About(TypedDict, total=False):
+class FieldKeywords(TypedDict, total=False):
     """Optional keywords of `number` and `static`; see `Setting`."""
 
     unit: str
@@ -174,7 +174,7 @@ class About(TypedDict, total=False):
 
 
 def number(
-    default: float, doc: str, *, within: Interval = Interval(), **about: Unpack[About]
+    default: float, doc: str, *, within: Interval = Interval(), **about: Unpack[FieldKeywords]
 ) -> float:
     """Declares a numeric field: a pytree leaf that can be vmapped and changed without recompiling.
 
@@ -194,7 +194,7 @@ def static(
     *,
     within: Interval | None = None,
     choices: tuple[Any, ...] | dict[str, Any] = (),
-    **about: Unpack[About],
+    **about: Unpack[FieldKeywords],
 ) -> Value:
     """Declares a static field: a size, a switch or a name; another value compiles another program.
 
@@ -256,7 +256,7 @@ def record(cls: type[Record]) -> type[Record]:
     cls.__post_init__ = convert  # type: ignore[attr-defined]
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    lines = (f"  {each.name}: {describe(each, default=True)}" for each in fields)
+    lines = (f"  {each.name}: {describe_field(each, default=True)}" for each in fields)
     cls.__doc__ = "\n".join([summary, "", "Attributes:", *lines]).strip()
     jax.tree_util.register_dataclass(
         cls,
@@ -314,7 +314,7 @@ def _is_number(value: Any) -> bool:
     return any(jnp.issubdtype(value.dtype, kind) for kind in (np.integer, np.floating))
 
 
-def describe(field: dataclasses.Field[Any], *, default: bool = False) -> str:
+def describe_field(field: dataclasses.Field[Any], *, default: bool = False) -> str:
     """Returns one line on a field: its description, unit, valid values and, if asked, default."""
     setting = setting_of(field)
     notes = [setting.unit]

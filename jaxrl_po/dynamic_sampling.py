@@ -24,7 +24,7 @@ SURPLUS = "surplus"  # sharded: groups `[P, …]`; the first `SURPLUS_COUNT` are
 SURPLUS_COUNT = "surplus_count"  # replicated: `[]`, int32, over all devices
 
 
-class Fill(NamedTuple):
+class FillState(NamedTuple):
     """Carry of the loop: this device's share of the groups accepted so far."""
 
     collector: CollectorState
@@ -207,8 +207,8 @@ def _insert(
     return buffer, filled + accepted.sum(dtype=jnp.int32)
 
 
-def _empty(collector: CollectorState, shapes: Any, slots: Slots) -> Fill:
-    return Fill(
+def _empty(collector: CollectorState, shapes: Any, slots: Slots) -> FillState:
+    return FillState(
         collector=collector,
         buffer=_zeros(jax.eval_shape(_by_group, shapes), slots.share + slots.generated),
         filled=jnp.int32(0),
@@ -221,14 +221,14 @@ def _empty(collector: CollectorState, shapes: Any, slots: Slots) -> Fill:
 def _fill(
     collect: Callable[[CollectorState, jax.Array], tuple[CollectorState, Batch]],
     slots: Slots,
-    empty: Fill,
+    empty: FillState,
     key: jax.Array,
     *,
     accept: Callable[[jax.Array], jax.Array],
     max_generation_batches: int,
     surplus: Any,
     count: jax.Array | None,
-) -> Fill:
+) -> FillState:
     """Collects until the slots of the batch are filled or the bound on batches is reached.
 
     Args:
@@ -242,10 +242,10 @@ def _fill(
       count: number of these groups over all devices, or None.
     """
 
-    def unfilled(fill: Fill) -> jax.Array:
+    def unfilled(fill: FillState) -> jax.Array:
         return (fill.filled < slots.wanted) & (fill.rounds < max_generation_batches)
 
-    def generate(fill: Fill) -> Fill:
+    def generate(fill: FillState) -> FillState:
         # The number of batches is not known in advance, so keys are folded, not split.
         collector, batch = collect(fill.collector, jax.random.fold_in(key, fill.rounds))
         accepted = accept(batch.score)
@@ -257,7 +257,7 @@ def _fill(
             room = jnp.where(fill.rounds == 0, slots.wanted - filled, 0)
             usable = index < jnp.minimum(room, count)
             buffer, filled = _insert(slots, buffer, filled, surplus, usable)
-        return Fill(
+        return FillState(
             collector=collector,
             buffer=buffer,
             filled=filled,
@@ -269,7 +269,7 @@ def _fill(
     return jax.lax.while_loop(unfilled, generate, empty)
 
 
-def _trained_on(fill: Fill, slots: Slots) -> Batch:
+def _trained_on(fill: FillState, slots: Slots) -> Batch:
     """Returns the groups of the batch, as rows; slots that were not filled are masked."""
     kept = jax.tree.map(lambda x: x[: slots.share], fill.buffer)
     valid = slots.device * slots.share + jnp.arange(slots.share) < fill.filled
@@ -287,7 +287,7 @@ def _trained_on(fill: Fill, slots: Slots) -> Batch:
     return batch
 
 
-def _left_over(fill: Fill, slots: Slots) -> tuple[Any, jax.Array]:
+def _left_over(fill: FillState, slots: Slots) -> tuple[Any, jax.Array]:
     """Returns the surplus groups, now one update older, and their number over all devices."""
     spare = jax.tree.map(lambda x: x[slots.share :], fill.buffer)
     older = {**spare.columns, "age": spare.columns["age"] + 1}

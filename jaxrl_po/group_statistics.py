@@ -11,7 +11,7 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 
-class Running(NamedTuple):
+class RunningMoments(NamedTuple):
     """Running moments of the outcomes of S strata (prompts, or difficulties), `[S]` each.
 
     Attributes:
@@ -25,23 +25,23 @@ class Running(NamedTuple):
     variance: jax.Array
 
 
-# Replicated entry of the collector's state: `Running` of all strata.
+# Replicated entry of the collector's state: `RunningMoments` of all strata.
 OUTCOME_STATISTICS = "outcome_statistics"
 
 
-def nothing(strata: int) -> Running:
-    """Returns `Running` before the first iteration."""
-    return Running(*[jnp.zeros(strata)] * 3)
+def empty_moments(strata: int) -> RunningMoments:
+    """Returns `RunningMoments` before the first iteration."""
+    return RunningMoments(*[jnp.zeros(strata)] * 3)
 
 
-def observe(
-    running: Running,
+def update_moments(
+    running: RunningMoments,
     outcome: jax.Array,
     stratum: jax.Array,
     *,
     decay: Number,
     axis_name: str | None = None,
-) -> Running:
+) -> RunningMoments:
     """Updates the moments with one iteration's outcomes (Chan et al. 1983).
 
     `w ← λ w + n`, `mean ← mean + (n / w)(b − mean)` for n outcomes of a stratum with mean b, and
@@ -59,8 +59,9 @@ def observe(
       The new moments, equal on every device.
 
     Example:
-      >>> first = observe(nothing(2), jnp.array([1.0, 0.0]), jnp.array([1, 1]), decay=0.5)
-      >>> second = observe(first, jnp.array([1.0, 1.0, 1.0]), jnp.array([1, 1, 1]), decay=0.5)
+      >>> two, three = jnp.array([1.0, 0.0]), jnp.ones(3)
+      >>> first = update_moments(empty_moments(2), two, jnp.array([1, 1]), decay=0.5)
+      >>> second = update_moments(first, three, jnp.array([1, 1, 1]), decay=0.5)
       >>> [x[1].tolist() for x in second]  # mean (½ · 1 + 3) / 4, variance 7/8 · 1/8
       [4.0, 0.875, 0.109375]
     """
@@ -82,7 +83,7 @@ def observe(
     variance = total(jnp.square(outcome - mean[stratum])) / jnp.maximum(count, 1.0)
     weight = decay * running.weight + count
     share, gap = count / jnp.where(weight > 0, weight, 1.0), mean - running.mean
-    return Running(
+    return RunningMoments(
         weight=weight,
         mean=running.mean + share * gap,
         variance=(1.0 - share) * running.variance
@@ -92,7 +93,7 @@ def observe(
 
 
 def relative(
-    running: Running,
+    running: RunningMoments,
     outcome: jax.Array,
     stratum: jax.Array,
     *,
@@ -146,7 +147,7 @@ def running_relative(
 
     Args:
       problem: problem with strata.
-      decay: decay factor λ in [0, 1], see `observe`.
+      decay: decay factor λ in [0, 1], see `update_moments`.
       scale: divisor, `std` or `none`, see `relative`.
       ddof: correction of the variance, see `relative`.
       epsilon: constant added to the std, see `relative`.
@@ -168,7 +169,7 @@ def running_relative(
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         params, collector = problem.init(key)
-        return params, collector.add(replicated={OUTCOME_STATISTICS: nothing(problem.strata)})
+        return params, collector.add(replicated={OUTCOME_STATISTICS: empty_moments(problem.strata)})
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -183,7 +184,7 @@ def running_relative(
         sums = jax.tree.map(lambda x: x[:, 0], compensated.sums_to_go(paid))
         outcome = sums.value
         stratum = batch.columns["stratum"]
-        running = observe(before, outcome, stratum, decay=decay, axis_name=axis_name)
+        running = update_moments(before, outcome, stratum, decay=decay, axis_name=axis_name)
         advantage = relative(
             running,
             outcome,

@@ -154,7 +154,7 @@ def log_prob(problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: 
         inputs, action = part
         return problem.apply(params._replace(value=None), inputs)[0].log_prob(action)
 
-    parts = minibatches.split(
+    parts = minibatches.split_rows(
         (batch.inputs, batch.action), math.gcd(num_parts, batch.mask.shape[0])
     )
     return jax.lax.map(of_part, parts).reshape(batch.mask.shape)

@@ -99,14 +99,14 @@ def permutation(key: jax.Array, size: int) -> jax.Array:
     return (jnp.sort(words) & low).astype(jnp.int32)
 
 
-def split(samples: Any, parts: int) -> Any:
+def split_rows(samples: Any, parts: int) -> Any:
     """Divides the rows into equal parts, in order: leaves `[N, …]` to `[parts, N / parts, …]`.
 
     Raises:
       ConfigError: `parts` does not divide N.
 
     Example:
-      >>> split(jnp.arange(6), 2).tolist()
+      >>> split_rows(jnp.arange(6), 2).tolist()
       [[0, 1, 2], [3, 4, 5]]
     """
     rows = jax.tree.leaves(samples)[0].shape[0]
@@ -137,10 +137,10 @@ def summed(function: Callable[..., Any], *of_parts: Any) -> Any:
 
     Args:
       function: `(*part) -> tree of sums`.
-      of_parts: trees with leaves `[parts, …]`, see `split`.
+      of_parts: trees with leaves `[parts, …]`, see `split_rows`.
 
     Example:
-      >>> parts = split(jnp.arange(4), 2)
+      >>> parts = split_rows(jnp.arange(4), 2)
       >>> int(summed(lambda x, y: (x * y).sum(), parts, parts))
       14
     """
@@ -189,8 +189,8 @@ def _unprinted(x: Any) -> Any:
 
 
 def sum_in_parts(function: Callable[[Any], Any], samples: Any, num_parts: int) -> Any:
-    """Computes `summed` over equal parts of the samples, in order; see `split`."""
-    return summed(function, split(samples, num_parts))
+    """Computes `summed` over equal parts of the samples, in order; see `split_rows`."""
+    return summed(function, split_rows(samples, num_parts))
 
 
 def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:

@@ -69,7 +69,7 @@ def trust_region_update(
     """
 
     def update(params: PyTree, samples: Any) -> tuple[PyTree, Metrics]:
-        parts = minibatches.split(samples, num_microbatches)
+        parts = minibatches.split_rows(samples, num_microbatches)
         subset, subset_mask = every(fisher_stride, parts, axis_name)
         old = jax.lax.map(lambda part: jax.lax.stop_gradient(policy(params, part)), parts)
 

@@ -126,7 +126,7 @@ def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
     return jnp.minimum(1.0, (step + 1) / iterations) if iterations else 1.0
 
 
-def choose(
+def choose_optimizer(
     config: Optimization,
     problem: Problem,
     given: Optimizer,
@@ -158,10 +158,10 @@ def choose(
     clip, epsilon = config.max_grad_norm, config.optimizer_epsilon
     if config.optimizer == AUTO:
         return default(config.learning_rate, max_grad_norm=clip, epsilon=epsilon)
-    return in_float32(optax.chain(optax.clip_by_global_norm(clip), named(config, problem)))
+    return in_float32(optax.chain(optax.clip_by_global_norm(clip), by_name(config, problem)))
 
 
-def named(config: Optimization, problem: Problem) -> optax.GradientTransformation:
+def by_name(config: Optimization, problem: Problem) -> optax.GradientTransformation:
     """Returns the optax transformation that `config.optimizer` names, without a clip."""
     rate, decay = config.learning_rate, {"weight_decay": config.weight_decay}
     epsilon = {"eps": config.optimizer_epsilon}
@@ -227,7 +227,7 @@ def adam(
       epsilon: ε of Adam, outside the square root.
       flat_up_to: largest number of parameters in one flat vector, see `flat_if_small`.
     """
-    return clipped(
+    return chain_clipped(
         optax.scale_by_adam(eps=epsilon),
         learning_rate,
         max_grad_norm=max_grad_norm,
@@ -235,7 +235,7 @@ def adam(
     )
 
 
-def clipped(
+def chain_clipped(
     direction: optax.GradientTransformation,
     learning_rate: Number,
     *,

@@ -232,7 +232,7 @@ class Batch(NamedTuple):
         return cast(Columns, {k: x for k, x in cast(Any, self.columns).items() if x.ndim > 1})
 
 
-def demonstrations(inputs: PyTree, action: jax.Array, mask: jax.Array) -> Batch:
+def demonstration_batch(inputs: PyTree, action: jax.Array, mask: jax.Array) -> Batch:
     """Builds the batch of demonstrated actions: all other fields are 0 or False."""
     zero, no = jnp.zeros(mask.shape), jnp.zeros(mask.shape, bool)
     score = jnp.zeros((mask.shape[0], 1))

@@ -38,7 +38,7 @@ def is_nnx(given: Any) -> bool:
     )
 
 
-def describe(given: Any) -> str:
+def class_of(given: Any) -> str:
     """Returns the name of a class, or of an object's class, for messages."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
@@ -62,7 +62,7 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
         raise ConfigError(
             name,
             "must be an instance of flax.linen.Module, or of a class with its "
-            f"{', '.join(needed)}, got {describe(module)}: {ADVICE}",
+            f"{', '.join(needed)}, got {class_of(module)}: {ADVICE}",
         )
     if not type(module).__module__.startswith(("jaxrl_po.", "flax.linen")):
         return  # fields of a user's module are not inspected

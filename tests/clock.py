@@ -9,7 +9,7 @@ from jaxrl_po import control
 from jaxrl_po.algorithms import a2c
 from jaxrl_po.run.devices import seeds as seeds_lib
 from jaxrl_po.run.host import rollouts
-from jaxrl_po.run.host.vector_envs import Pool, Source, Stepped, named
+from jaxrl_po.run.host.vector_envs import Pool, PoolStep, Source, wrap_pool_errors
 
 BOX = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
 SEEN = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -42,7 +42,7 @@ class Clock:
         self.time = np.where(over, 0, self.time + 1)
         ends = (self.time == 3) & ~over
         reward = np.where(over, 1e6, 1.0 * self.time)  # a reward that no sample may use
-        return Stepped(self.seen(), reward, ends & (not self.cut), ends & self.cut)
+        return PoolStep(self.seen(), reward, ends & (not self.cut), ends & self.cut)
 
     def close(self):
         self.closed = True
@@ -57,12 +57,12 @@ def source(made=None, **changes):
             made.append(clock)
         return Pool(clock.reset, clock.step, clock.close)
 
-    return Source("clock", spaces, np.float32, 3, {}, named("clock", open_pool))
+    return Source("clock", spaces, np.float32, 3, {}, wrap_pool_errors("clock", open_pool))
 
 
 def problem_of(num_envs, num_steps, made=None, statistics=False, memory="none", **changes):
     where = source(made, **changes)
-    settings = control.Settings(
+    settings = control.ControlSettings(
         num_envs=num_envs,
         num_steps=num_steps,
         normalize_observations=statistics,
@@ -70,14 +70,14 @@ def problem_of(num_envs, num_steps, made=None, statistics=False, memory="none", 
     )
     network = control.NetworkSettings(width=8, memory=memory)
     problem = control.recorded_from_settings(where.spaces, settings, network)
-    return rollouts.HostProblem(where, problem, num_envs, num_steps, 2)
+    return rollouts.PoolProblem(where, problem, num_envs, num_steps, 2)
 
 
 def started(hosted, seeds=(0,), algorithm=a2c, config=None):
     learner = algorithm.make(config or algorithm.Config(n_steps=2), hosted.problem)
     stacked = seeds_lib.over_seeds(learner, len(seeds))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.array(seeds))
-    return stacked, jax.jit(stacked.init)(keys), rollouts.Rollouts(hosted, 5, seeds)
+    return stacked, jax.jit(stacked.init)(keys), rollouts.PoolRollouts(hosted, 5, seeds)
 
 
 def ignore(line):

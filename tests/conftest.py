@@ -149,7 +149,7 @@ def written_down(monkeypatch):
 
     def begin(main, arguments):
         with monkeypatch.context() as patch:
-            patch.setattr("jaxrl_po.run.loop.programs.check", lambda job: None)
+            patch.setattr("jaxrl_po.run.loop.programs.check_job", lambda job: None)
             patch.setattr("jaxrl_po.run.loop.runner.run", stop)
             with pytest.raises(Begun):
                 main(arguments)

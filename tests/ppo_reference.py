@@ -9,7 +9,7 @@ from jaxrl_po.config import Number, number, static
 
 @config_lib.record
 class Config(ppo.Config):
-    """The fields of PPO, plus the fields of `reference.Settings`."""
+    """The fields of PPO, plus the fields of `reference.ReferenceSettings`."""
 
     clip: bool = static(True, "the clipped surrogate, or the plain one")
     reference_kl_coefficient: Number = number(0.05, "β")
@@ -23,7 +23,7 @@ def make(config, problem, optimizer=None):
     return reference.with_reference_kl(
         ppo.make(ppo.Config(**own), problem, optimizer, surrogate=surrogate),
         problem,
-        reference.Settings(
+        reference.ReferenceSettings(
             enabled=True,
             kl_coefficient=config.reference_kl_coefficient,
             adapt=config.adapt_reference_kl,

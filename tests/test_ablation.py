@@ -24,7 +24,8 @@ def test_each_row_adds_one_switch():
     for before, after in itertools.pairwise(rows):
         assert len(set(after) - set(before)) == 1
     records = [
-        flags.parse(row, {"config": registry.METHODS["dapo"].Config})["config"] for row in rows
+        flags.parse_records(row, {"config": registry.METHODS["dapo"].Config})["config"]
+        for row in rows
     ]
     first, last = records[0], records[-1]
     assert (first.upper, first.token_level_loss, first.dynamic_sampling) == (0.2, False, "off")

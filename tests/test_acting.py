@@ -13,7 +13,7 @@ from names import ROOT
 
 from jaxrl_po import control, run
 from jaxrl_po.control.statistics import OBSERVATION_STATISTICS
-from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment.policies import LearnerState
 
 ENV = gymnax.make("Pendulum-v1")[0]
@@ -73,7 +73,7 @@ def trained(request, tmp_path_factory):
         run.Experiment(env="Pendulum-v1", out=str(out), over=over | STEPS, **options)
     ).state
     problem = control.make_problem(ENV, **SIZES, network=control.NetworkSettings(**network))
-    return problem, out, of_seed(state, 1)
+    return problem, out, select_seed(state, 1)
 
 
 def test_documented_lines_act_as_the_loaded_policy(trained):

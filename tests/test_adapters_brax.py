@@ -137,7 +137,9 @@ def test_a_state_keeps_its_structure(name, backend):
 
 
 def test_the_critic_sees_what_is_privileged():
-    environment = suites.make("brax:fast", '{"asymmetric_obs": true, "obs_mode": "dict_state"}')
+    environment = suites.from_suite(
+        "brax:fast", '{"asymmetric_obs": true, "obs_mode": "dict_state"}'
+    )
     seen = environment.spaces.observation
     assert isinstance(seen, control.Observation)
     assert (seen.policy.shape, seen.critic.shape) == ((2,), (4,))
@@ -169,4 +171,4 @@ def test_an_environment_that_jax_breaks_is_refused(monkeypatch):
 
 def test_an_unknown_argument_is_a_usage_error():
     with pytest.raises(ConfigError, match=r"^env_params: brax:hopper .*'friction'"):
-        suites.make("brax:hopper", '{"friction": 2}')
+        suites.from_suite("brax:hopper", '{"friction": 2}')

@@ -238,5 +238,5 @@ def test_without_its_mask_the_policy_may_do_what_is_illegal():
 )
 def test_arguments_that_cannot_work_are_one_line(arguments):
     with pytest.raises(ConfigError, match="jumanji:Snake-v1") as caught:
-        suites.make("jumanji:Snake-v1", arguments)
+        suites.from_suite("jumanji:Snake-v1", arguments)
     assert "\n" not in str(caught.value)

@@ -109,7 +109,7 @@ def test_the_critic_sees_what_is_privileged(monkeypatch):
     made = functools.partial(Asymmetric, swing_up=False, sparse=False)
     monkeypatch.setitem(suite._envs, "Asymmetric", made)
     monkeypatch.setitem(suite._cfgs, "Asymmetric", cartpole.default_config)
-    environment = suites.make("playground:Asymmetric")
+    environment = suites.from_suite("playground:Asymmetric")
     seen = environment.spaces.observation
     assert isinstance(seen, control.Observation)
     assert (seen.policy.shape, seen.critic.shape) == ((3,), (5,))
@@ -125,7 +125,7 @@ def test_missing_robots_are_one_line(monkeypatch):
 
     monkeypatch.setattr(mjx_env, "ensure_menagerie_exists", fail)
     with pytest.raises(ConfigError, match="Go1Getup needs robots of MuJoCo Menagerie") as refusal:
-        suites.make("playground:Go1Getup")
+        suites.from_suite("playground:Go1Getup")
     assert "\n" not in str(refusal.value)
 
 
@@ -140,7 +140,7 @@ def test_missing_robots_are_one_line(monkeypatch):
 )
 def test_refusals_name_the_argument(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        suites.make(f"playground:{NAME}", arguments)
+        suites.from_suite(f"playground:{NAME}", arguments)
 
 
 def test_all_names_are_known_to_the_registry():

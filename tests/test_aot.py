@@ -15,14 +15,14 @@ from jaxrl_po import run
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer
-from jaxrl_po.language.settings import Settings
+from jaxrl_po.language.settings import LanguageSettings
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.run import aot
 from jaxrl_po.run.devices import topology
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import language, settings
-from jaxrl_po.run.experiment.models import Start
+from jaxrl_po.run.experiment.models import RunModels
 from jaxrl_po.run.loop.job import Length
 
 
@@ -173,9 +173,9 @@ def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
     task = addition(1)
     model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
     placement = Placement(1, 1, 1, described=(SimpleNamespace(platform="tpu"),))
-    config = settings.parse(language, ["--algorithm=sft"]).config
-    config = dataclasses.replace(config, problem=Settings(num_prompts=2))
-    start = Start(task, model, None, None, "")
+    config = settings.parse_settings(language, ["--algorithm=sft"]).config
+    config = dataclasses.replace(config, problem=LanguageSettings(num_prompts=2))
+    start = RunModels(task, model, None, None, "")
     problem = language.make_problem(config, placement, start, True, columns, {}, None)
     assert problem.target == placement.target
 
@@ -193,7 +193,7 @@ def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
 )
 def test_unknown_machines_are_refused(name, message):
     with pytest.raises(ConfigError, match=f"^compile_for: {message}"):
-        topology.describe(name)
+        topology.parse_machine(name)
 
 
 NO_TPU = {"TPU_SKIP_MDS_QUERY": "1"}  # set by JAX as it is imported without a TPU

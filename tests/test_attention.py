@@ -49,7 +49,7 @@ def test_a_kernel_is_the_attention_of_two_products(kernel, case):
 
     @functools.partial(jax.jit, static_argnums=0)
     def both(kernel, *qkv):
-        sight = attention.Sight(mask, pad, window, (window,), kernel)
+        sight = attention.AttentionMask(mask, pad, window, (window,), kernel)
         out, pull = jax.vjp(lambda *qkv: attention.attend(qkv, sight, SCALE), *qkv)
         return out, *pull(jnp.where(real, cotangent, 0)), *pull(cotangent)
 

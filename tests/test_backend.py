@@ -113,7 +113,7 @@ def test_memories_and_returns_unroll_several_steps():
     params = cell.init(jax.random.key(0), memory, features[0])["params"]
 
     def total(params):
-        return recurrence.gru(params, memory, features, begins, 8).sum()
+        return recurrence.run_gru(params, memory, features, begins, 8).sum()
 
     assert scans(total, params) == [8]
     assert scans(jax.grad(total), params) == [8, 8]

@@ -195,7 +195,7 @@ def test_both_programs_of_a_row_take_its_sizes(row):
     sections = {"": benchmark_control.Options}
     if row.script == "language.py":
         sections = {"": benchmark_language.Options, "lora": benchmark_language.Adapters}
-    flags.parse(ours, sections)
+    flags.parse_records(ours, sections)
     peer = libraries.PEERS[row.peer]
     source = (BENCHMARKS / "peers" / peer.script).read_text()
     theirs = [*peer.arguments, *row.theirs, *row.sizes, *row.small, *sum(row.choices, ())]

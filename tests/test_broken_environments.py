@@ -136,9 +136,11 @@ def test_classes_inside_of_structures_are_counted():
 def test_environments_of_the_host_are_counted_by_their_mask():
     space = gymnasium.spaces.Discrete(3)
     found = read_spaces("host", space, gymnasium.spaces.Discrete(2))
-    problem = control.recorded_from_settings(found, control.Settings(num_envs=1, num_steps=4))
+    problem = control.recorded_from_settings(
+        found, control.ControlSettings(num_envs=1, num_steps=4)
+    )
     off, on = jnp.zeros((1, 4), bool), jnp.ones((1, 4), bool)
-    recording = recorded.Recording(
+    recording = recorded.StepRecording(
         observation=jnp.array([[0, 3, 7, 1, 2]]),
         action=jnp.zeros((1, 4), jnp.int32),
         reward=jnp.ones((1, 4)),

@@ -13,7 +13,7 @@ import shapes
 
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError, PythonObject
-from jaxrl_po.run.experiment.experiment import DOMAINS, of_folder
+from jaxrl_po.run.experiment.experiment import DOMAINS, read_experiment
 from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store import sources
 
@@ -102,14 +102,14 @@ def told(resumed):
     ids=["same", "policy", "env", "unreadable"],
 )
 def test_changed_object_is_named_on_resume(trained, change, expected):
-    found = told(of_folder(str(trained[0]), **objects(change)))
+    found = told(read_experiment(str(trained[0]), **objects(change)))
     assert len(found) == bool(expected)
     assert all(re.search(rf"may differ: {expected}$", line) for line in found)
 
 
 @pytest.mark.parametrize("change", [UNREADABLE, ("-jnp.abs", "jnp.abs")])
 def test_deterministic_run_refuses_changed_object(trained, change):
-    assert told(of_folder(str(trained[1]), **objects(SAME))) == []
+    assert told(read_experiment(str(trained[1]), **objects(SAME))) == []
     with pytest.raises(ConfigError, match=r"^deterministic: promises the same bits .* differ env"):
         run.resume(trained[1], total_steps=96, **objects(change))
 

@@ -20,7 +20,7 @@ def test_steps_are_drawn_with_their_actions_whatever_the_layout():
     problem = control.make_problem(ENV, num_envs=4, num_steps=3)
     observation = jnp.repeat(jnp.arange(50.0)[:, None], 4, axis=1)
     action = jnp.arange(50, dtype=jnp.int32) % 2
-    cloned = control.demonstrated(problem, observation, action, num_steps=200)
+    cloned = control.with_demonstrations(problem, observation, action, num_steps=200)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
     _, batch = jax.jit(cloned.collect)(params, collector, jax.random.key(1))
     assert batch.inputs.shape == (4, 200, 4)
@@ -33,7 +33,7 @@ def test_steps_are_drawn_with_their_actions_whatever_the_layout():
     assert not np.array_equal(batch.action[0], batch.action[1])
     remembering = control.make_problem(ENV, network=NetworkSettings(memory="gru"))
     with pytest.raises(ConfigError, match=r"^memory: must be none"):
-        control.demonstrated(remembering, observation, action, num_steps=2)
+        control.with_demonstrations(remembering, observation, action, num_steps=2)
 
 
 def recorded(path, **changed):

@@ -156,7 +156,7 @@ def test_a_run_of_the_command_carries_constants(tmp_path):
     assert int(loaded.act(jnp.zeros(4))) in (0, 1)
     saved = loaded.params.constants
     assert set(saved) == {"policy", "value"}
-    config = settings.parse(script, [*flags, f"--init_from={out}"]).config
+    config = settings.parse_settings(script, [*flags, f"--init_from={out}"]).config
     one = Placement(config.run.seeds, 1, 1)
     job = script.build(config, one, script.open_world(config))
     begun = jax.tree.map(lambda x: x[0], job.learner.init(job.start).params.constants)

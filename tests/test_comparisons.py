@@ -15,7 +15,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control, registry, settings
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment.registry import SUITES
-from jaxrl_po.run.experiment.suites import make, split
+from jaxrl_po.run.experiment.suites import from_suite, split_name
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
@@ -109,22 +109,22 @@ def test_tuned_settings_are_valid(path):
     """Every file names a method and an environment that exist, and flags that they have."""
     saved = json.loads(path.read_text())
     env = env_of(path.stem)
-    options = flags_lib.parse(
+    options = flags_lib.parse_records(
         [f"--algorithm={path.parent.name}", f"--env={env}"], {"": control.ControlOptions}
     )[""]
     assert control.tuned_file(options) == path
     sections = settings.sections_of(control, options)
     tuned = flags_lib.current(saved["flags"], sections)
     assert len(tuned) == len(saved["flags"])
-    records = flags_lib.parse(
-        [f"--{name}={flags_lib.shown(value)}" for name, value in tuned.items()], sections
+    records = flags_lib.parse_records(
+        [f"--{name}={flags_lib.spell(value)}" for name, value in tuned.items()], sections
     )
     assert {name: flags_lib.flatten(records)[name] for name in tuned} == tuned
     if path.stem in FAMILIES:
         return
     assert saved["score"]["seeds"] >= 2
     assert saved["found_by"].startswith("jaxrl-po sweep ")
-    if not split(env)[0]:
+    if not split_name(env)[0]:
         control_lib.adapt(gymnax.make(options.env)[0])
 
 
@@ -134,7 +134,7 @@ def test_tuned_settings_are_valid(path):
         # brax takes seconds to import.
         pytest.param(path, marks=[pytest.mark.slow] * path.stem.startswith("brax-"))
         for path in configs()
-        if split(env_of(path.stem))[0]
+        if split_name(env_of(path.stem))[0]
     ],
     ids=name,
 )
@@ -142,7 +142,7 @@ def test_tuned_settings_of_suites_name_existing_environments(path):
     env = env_of(path.stem)
     pytest.importorskip(SUITES[env.partition(":")[0]])
     with jax.numpy_rank_promotion("allow"):  # suites rely on it
-        make(env)
+        from_suite(env)
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypa
     size = sum(x.nbytes for x in jax.tree.leaves(begin(job.keys)))
     monkeypatch.setattr(compilation, "LIGHT", size if small else size - 1)
     monkeypatch.setattr(programs, "compiled", record)
-    programs.check(job)
+    programs.check_job(job)
     programs.compile_programs(job)
     assert len(traced) == 1
     assert effort == {"begin": small, "chunk": False, "evaluate": False, "describe": small}

@@ -188,7 +188,7 @@ def test_normalizer_is_exact():
     parts = [jnp.asarray(rng.normal(3.0, 2.0, size=(n, 4, 2)), jnp.float32) for n in (3, 1, 7)]
     statistics = normalizer.empty((2,))
     for part in parts:
-        statistics = normalizer.merge(statistics, part)
+        statistics = normalizer.merge_batch(statistics, part)
     everything = np.concatenate(parts).reshape(-1, 2)
     np.testing.assert_allclose(statistics.mean, everything.mean(0), rtol=1e-5)
     np.testing.assert_allclose(statistics.std(), everything.std(0), rtol=1e-5)
@@ -298,7 +298,7 @@ def test_bad_settings_name_the_field():
 
 
 def test_settings_reach_the_problem():
-    settings = control.Settings(
+    settings = control.ControlSettings(
         num_envs=2, num_steps=3, normalize_observations=True, scale_rewards=True
     )
     problem = control.make_problem(

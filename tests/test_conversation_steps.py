@@ -9,15 +9,20 @@ from jaxrl_po import language
 from jaxrl_po.language import dialogues, sampling
 from jaxrl_po.language.dialogues.recorded import RECORDING, recorded_problem
 from jaxrl_po.language.networks import prompt_keys
-from jaxrl_po.language.settings import Sampling
-from jaxrl_po.run.host.dialogues.engine import Episode, HostDialogues, Outcome, right_padded
+from jaxrl_po.language.settings import SamplingSettings
+from jaxrl_po.run.host.dialogues.engine import (
+    DialogueEpisode,
+    DialogueOutcomes,
+    HostDialogues,
+    right_padded,
+)
 from jaxrl_po.types import ActorCritic, CollectorState
 
 TOKENIZER = language.make_tokenizer("0123456789?")
 ZERO, EOS = TOKENIZER.ids["0"], TOKENIZER.eos
 MODEL = language.Transformer(TOKENIZER.size, width=16, layers=1, heads=2, mlp_width=16, gated=False)
 PROMPTS, GROUP, BUDGET, TURNS, REPLY = 3, 3, 3, 3, 4
-SIZES = Sampling(
+SIZES = SamplingSettings(
     num_prompts=PROMPTS, group_size=GROUP, max_new_tokens=BUDGET, temperature=1.3, top_k=11
 )
 
@@ -92,7 +97,7 @@ class Game:
     def finish(self, *, first, report):
         count = np.ones_like(self.total)
         measures = {"return": language.dialogues.recorded.Mean(self.total, count)}
-        return Outcome(self.total, self.total, self.done, measures)
+        return DialogueOutcomes(self.total, self.total, self.done, measures)
 
     def close(self):
         pass
@@ -136,7 +141,7 @@ def both():
         patch.setattr(sampling, "widths_of", lambda rows, steps: [rows, 4])
         recording, outside = engine.hold(
             jax.tree.map(lambda x: x[None], params._replace(value=None)),
-            [Episode(0, (0, 0))] * (PROMPTS * GROUP),
+            [DialogueEpisode(0, (0, 0))] * (PROMPTS * GROUP),
             sampling.member_keys(keys[:, 1], GROUP)[None],
             greedy=False,
             report=print,

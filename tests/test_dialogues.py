@@ -386,7 +386,7 @@ def test_a_demonstration_without_an_end_is_whole():
         demonstrate=lambda state, key: jnp.array([4, 5, 6], jnp.int32)
     )
     keys = jax.random.split(jax.random.key(0), 2)
-    _, tokens, mask = conversation.demonstrations(dialogue, keys)
+    _, tokens, mask = conversation.play_demonstrations(dialogue, keys)
     assert tokens.tolist() == [[4, 5, 6] * 2] * 2
     assert mask.all()
 
@@ -467,7 +467,7 @@ def test_reset_and_step_make_a_dialogue():
         demonstrate=lambda state, key: jnp.stack([2 + state[0], jnp.int32(eos)]),
     )
     check_contract(dialogue)
-    demonstrations = jax.jit(functools.partial(conversation.demonstrations, dialogue))
+    demonstrations = jax.jit(functools.partial(conversation.play_demonstrations, dialogue))
     prompt, tokens, mask = jax.tree.map(
         np.asarray, demonstrations(jax.random.split(jax.random.key(0), 3))
     )

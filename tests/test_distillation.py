@@ -109,7 +109,7 @@ def earlier(finished, tmp_path_factory):
 def test_a_run_is_taught_by_an_earlier_one(earlier, tmp_path):
     argv = [*SMALL, "--algorithm=distillation", "--total_steps=16", "--model.width=16"]
     argv += [f"--teacher={earlier}", f"--out={tmp_path / 'run'}"]
-    config = settings.parse(script, argv).config
+    config = settings.parse_settings(script, argv).config
     teacher = models.teacher(script, config, models.make_task(config, None))
     store = Store(earlier / "checkpoints" / "latest")
     saved = store.read(max(store.iterations()))

@@ -124,7 +124,9 @@ def flags_of():
     }
     found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweeping.ControlSweep)
     for command in (evaluate, export, plot, render, report):
-        found[f"jaxrl-po {command.__name__.rpartition('.')[2]}"] = fields_of(command.Options)
+        name_of = command.__name__.rpartition(".")[2]
+        record = getattr(command, f"{name_of.capitalize()}Options")
+        found[f"jaxrl-po {name_of}"] = fields_of(record)
     found["python experiments/study.py"] = set(vars(trial.parser().parse_args([])))
     for path in SCRIPTS:
         spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
@@ -260,7 +262,7 @@ def test_tables_of_fields_and_metrics(path):
         head = re.match(r"\| field of `(\w+)\.Config` \| default", table)
         if head:
             for field, rest in ROW.findall(table):
-                default = errors.shown(fields(head.group(1))[field].default)
+                default = errors.spell(fields(head.group(1))[field].default)
                 assert rest.split("|")[0].strip() == default, field
                 checked += 1
         elif table.startswith("| metric |"):

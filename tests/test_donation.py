@@ -12,7 +12,7 @@ from probes import tabular_problem
 
 from jaxrl_po import control, language
 from jaxrl_po.algorithms import distillation, grpo, ppo
-from jaxrl_po.algorithms.reference import Settings, with_reference_kl
+from jaxrl_po.algorithms.reference import ReferenceSettings, with_reference_kl
 from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.lora import Lora
@@ -41,7 +41,7 @@ def test_leaves_of_a_new_state_are_distinct(algorithm, problem):
 
 def test_a_reference_by_reward_is_distinct():
     problem, beta = tabular_problem(num_prompts=2, group_size=2), jnp.float32(0.1)
-    settings = Settings(enabled=True, adapt=True, kl_coefficient=beta)
+    settings = ReferenceSettings(enabled=True, adapt=True, kl_coefficient=beta)
     config = ppo.Config(num_minibatches=2)
     learner = with_reference_kl(ppo.make(config, problem), problem, settings)
     donated(jax.vmap(learner.init)(jax.random.split(jax.random.key(0))))

@@ -54,7 +54,7 @@ def test_policy_is_evaluated_on_the_size_asked(runs, capsys):
     assert "latest checkpoint (iteration 10), 3 episodes, " in told
     assert "greedy_return" in told
 
-    config = earlier.read(control, "run", str(runs["control"]))
+    config = earlier.read_config(control, "run", str(runs["control"]))
     _, _, state = earlier.state(control, config, "run", str(runs["control"]), "latest")
     world = control.open_world(config)
     problem = control.build_problem(config, world)
@@ -195,7 +195,7 @@ def drawn(monkeypatch):
             ticks = [text.get_text() for text in axes.get_yticklabels()]
             panels.append((axes.get_title(loc="left"), axes.get_xlabel(), named or ticks))
 
-    monkeypatch.setattr(plot.plotting, "write", write)
+    monkeypatch.setattr(plot.plotting, "write_figure", write)
     return panels
 
 

@@ -36,7 +36,7 @@ CONDITIONS = {
         "weight_decay": "optimizer is adamw or lion or muon",
         "decay_iterations": "schedule is auto or linear or cosine",
     },
-    "options.Options": {
+    "options.RunOptions": {
         "json": "compile_for is given",
         "coordinator num_processes process_id coordinator_timeout": "distributed is on",
     },
@@ -45,8 +45,11 @@ CONDITIONS = {
         "target_kl": "penalty is adaptive or satisfied",
         "max_rounds": "penalty is satisfied",
     },
-    "problem.Settings": {"reward_discount": "scale_rewards is on"},
-    "reference.Settings": {"kl_coefficient adapt": "enabled is on", "target_kl": "adapt is on"},
+    "problem.ControlSettings": {"reward_discount": "scale_rewards is on"},
+    "reference.ReferenceSettings": {
+        "kl_coefficient adapt": "enabled is on",
+        "target_kl": "adapt is on",
+    },
     "warm_start.WarmStart": {"accuracy": "steps is above 0"},
 }
 EXTRAS = {"adapters", "mathematics", "reasoning"}  # extras whose packages may be missing

@@ -106,7 +106,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, tmp_path):
 def begun(place, seeds):
     """Returns the result of the first evaluation, and the recording of the first iteration."""
     flags = arguments(place, place / "none", "--total_steps=12", f"--seeds={seeds}")
-    config = settings.parse(script, flags).config
+    config = settings.parse_settings(script, flags).config
     on_one = Placement(seeds, 1, 1)
     job = script.build(config, on_one)
     state, rollouts = job.learner.init(job.start), job.host.rollouts
@@ -122,7 +122,7 @@ def test_a_seed_does_not_depend_on_the_others(place):
 
 def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
     """Only a later evaluation, by its own command, reads the test rows."""
-    config = settings.parse(
+    config = settings.parse_settings(
         script, arguments(place, place / "none", "--eval_prompts=0", "--eval_samples=0")
     ).config
     built = script.build(config, Placement(1, 1, 1))
@@ -171,7 +171,7 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     plain = [each for each in flags if not each.startswith("--tools")]
     batches = []
     for argv in (flags, plain):
-        config = settings.parse(script, argv).config
+        config = settings.parse_settings(script, argv).config
         built = script.build(config, Placement(1, 1, 1))
         state, rollouts = built.learner.init(built.start), built.host.rollouts
         if rollouts is not None:

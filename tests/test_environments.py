@@ -13,7 +13,7 @@ from jaxrl_po.language.pretrained import text, tools
 from jaxrl_po.language.pretrained.files import read_folder
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.host.dialogues.engine import Episode
+from jaxrl_po.run.host.dialogues.engine import DialogueEpisode
 from jaxrl_po.run.host.dialogues.tool_env import Environments, ToolEnv
 from jaxrl_po.run.host.vector_envs import PoolError
 
@@ -41,13 +41,13 @@ def talk(model):
     """Builds a dialogue partner from a class of `tool_environments`."""
     made = []
 
-    def make(name, *, reply_length=24, timeout=5.0, rewarded=None):
+    def make(name, *, reply_length=24, timeout=5.0, reward_fn=None):
         environments = Environments(f"{HERE / 'tool_environments.py'}:{name}", timeout)
         made.append(environments)
         offer = environments.start(list(ROWS[0]))
-        found = tools.read(model[1], model[0], offer.tools)
+        found = tools.detect_format(model[1], model[0], offer.tools)
         return ToolEnv(
-            environments, offer, found, ROWS, reply_length=reply_length, rewarded=rewarded
+            environments, offer, found, ROWS, reply_length=reply_length, reward_fn=reward_fn
         )
 
     yield make
@@ -60,7 +60,9 @@ def shown(model, ids):
 
 
 def episodes(*rows):
-    return [None if row is None else Episode(row, (row, 10 + i)) for i, row in enumerate(rows)]
+    return [
+        None if row is None else DialogueEpisode(row, (row, 10 + i)) for i, row in enumerate(rows)
+    ]
 
 
 def test_a_dialogue_is_answered_and_rewarded(model, talk):
@@ -123,7 +125,12 @@ def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
 
 def test_members_of_a_group_are_asked_the_same_and_a_seed_says_it_again(talk):
     partner = talk("Echo")
-    asked = [Episode(0, (5, 1)), Episode(0, (5, 2)), Episode(0, (6, 1)), Episode(0, (7, 1))]
+    asked = [
+        DialogueEpisode(0, (5, 1)),
+        DialogueEpisode(0, (5, 2)),
+        DialogueEpisode(0, (6, 1)),
+        DialogueEpisode(0, (7, 1)),
+    ]
     first = partner.begin(asked, 1), partner.finish(first=True, report=print).reward.tolist()
     assert first[1][0] == first[1][1] != first[1][2]
     assert first[0][0] == first[0][1]
@@ -146,7 +153,11 @@ def test_what_is_too_long_is_cut_and_counted(model, tmp_path):
     environments = Environments(f"{own}:Long", 5.0)
     offer = environments.start(["prompt"])
     partner = ToolEnv(
-        environments, offer, tools.read(model[1], model[0], offer.tools), ROWS, reply_length=12
+        environments,
+        offer,
+        tools.detect_format(model[1], model[0], offer.tools),
+        ROWS,
+        reply_length=12,
     )
     (prompt,) = partner.begin(episodes(0), 1)
     assert shown(model, prompt).split().count("w1") == 1 + 12
@@ -165,8 +176,8 @@ def test_functions_score_the_last_message_beside_the_environment(talk, tmp_path)
         "    return [10.0 * s + ('go' in c) for c, s in zip(completions, secret)]\n"
     )
     task = type("Task", (), {"tokenizer": None, "columns": print})
-    with HostScore([Reward(f"{own}:calls", 2.0)], task) as rewarded:
-        partner = talk("Guess", rewarded=rewarded)
+    with HostScore([Reward(f"{own}:calls", 2.0)], task) as reward_fn:
+        partner = talk("Guess", reward_fn=reward_fn)
         partner.begin(episodes(2, 1), 1)
         partner.answer([[GUESS[2], END], [WORDS.index("go"), END]])
         partner.answer([[WORDS.index("low"), END], None])
@@ -181,8 +192,8 @@ def test_a_dialogue_whose_reward_fails_has_none_of_the_functions_either(talk, tm
     own.write_text("def one(completions, **columns):\n    return [1.0] * len(completions)\n")
     task = type("Task", (), {"tokenizer": None, "columns": print})
     said = []
-    with HostScore([Reward(f"{own}:one")], task) as rewarded:
-        partner = talk("Broken", rewarded=rewarded)
+    with HostScore([Reward(f"{own}:one")], task) as reward_fn:
+        partner = talk("Broken", reward_fn=reward_fn)
         partner.begin(episodes(None, 2), 2)  # the first seed has no dialogue
         partner.answer([None, [GUESS[2], END]])
         outcome = partner.finish(first=False, report=said.append)
@@ -252,14 +263,14 @@ def test_functions_may_not_run_what_a_model_wrote(tmp_path):
     )
     task = type("Task", (), {"tokenizer": None, "columns": print})
     said = {"completions": ["3"], "messages": [[{"role": "assistant", "content": "3"}]]}
-    with HostScore([Reward(f"{own}:runs")], task) as rewarded:
+    with HostScore([Reward(f"{own}:runs")], task) as reward_fn:
         for code, refused in (("4", True), ("3", False)):
             columns = [{**said, "code": [code]}]
             if refused:
                 with pytest.raises(RewardError, match="run text as code"):
-                    rewarded.score(columns, 1, first=True, report=print)
+                    reward_fn.score(columns, 1, first=True, report=print)
             else:  # the text of this row is allowed to run too
-                assert rewarded.score(columns, 1, first=True, report=print).reward == 6
+                assert reward_fn.score(columns, 1, first=True, report=print).reward == 6
 
 
 def test_the_example_of_the_documentation_plays():
@@ -296,7 +307,7 @@ def test_an_environment_that_fails_ends_the_first_dialogues_and_is_counted_later
     environments, lines = Environments(f"{own}:Broken", 5.0), []
     offer = environments.start(["prompt"])._replace(reward=True)
     partner = ToolEnv(
-        environments, offer, tools.read(model[1], model[0], ()), ROWS, reply_length=12
+        environments, offer, tools.detect_format(model[1], model[0], ()), ROWS, reply_length=12
     )
     for first in (True, False, False):
         partner.begin(episodes(0), 1)

@@ -256,7 +256,7 @@ def test_noise_of_a_state_with_a_key_follows_the_key_of_the_step():
             reward = jax.random.normal(noise)
             return state.replace(reward=reward, info={"rng": rng})
 
-    environment = with_episodes("n", states.dynamics_of(Noisy()), max_steps=9, reset_interval=4)
+    environment = with_episodes("n", states.unwrap_dynamics(Noisy()), max_steps=9, reset_interval=4)
     _, running = jax.jit(environment.reset)(jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), 3)
     step = jax.jit(jax.vmap(environment.step, in_axes=(0, None, None)))

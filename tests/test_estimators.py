@@ -39,7 +39,7 @@ def run(script, tmp_path_factory):
     """Returns the options, the result and the folder of one run of the script."""
     out = tmp_path_factory.mktemp("estimators")
     assert script.main([*SMALL, f"--out={out}"]) == 0
-    options = script.flags.parse([*SMALL, f"--out={out}"], {"": script.Options})[""]
+    options = script.flags.parse_records([*SMALL, f"--out={out}"], {"": script.Options})[""]
     return options, script.evaluate(options), out
 
 
@@ -166,7 +166,7 @@ def test_the_run_leaves_its_results_and_repeats_itself(script, run):
 
 
 def test_another_seed_is_another_measurement(script, run):
-    options = script.flags.parse([*SMALL, "--seed=1"], {"": script.Options})[""]
+    options = script.flags.parse_records([*SMALL, "--seed=1"], {"": script.Options})[""]
     assert not np.allclose(
         script.evaluate(options).measured["rmse"][0], run[1].measured["rmse"][0], rtol=1e-3
     )

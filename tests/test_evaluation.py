@@ -11,7 +11,7 @@ import pytest
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import evaluation
-from jaxrl_po.language.evaluation import make_answer, pass_at_k
+from jaxrl_po.language.evaluation import estimate_pass_at_k, make_answer
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.tasks.types import selecting
 
@@ -62,7 +62,7 @@ def test_pass_at_k_is_one_minus_a_ratio_of_binomials(n):
     for k in range(1, n + 1):
         expected = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
         np.testing.assert_allclose(
-            jax.jit(pass_at_k, static_argnums=(1, 2))(correct, n, k), expected, atol=1e-6
+            jax.jit(estimate_pass_at_k, static_argnums=(1, 2))(correct, n, k), expected, atol=1e-6
         )
 
 
@@ -72,9 +72,13 @@ def test_pass_at_k_where_a_binomial_would_overflow():
     With c of n right, k = 1 yields c / n, and k = n yields 1 if c > 0.
     """
     correct = jnp.array([[0, 1, 1024], [2048, 4095, 4096]])
-    np.testing.assert_allclose(pass_at_k(correct, 4096, 1), correct / 4096, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(pass_at_k(correct, 4096, 4096), [[0, 1, 1], [1, 1, 1]])
-    np.testing.assert_allclose(pass_at_k(correct, 4096, 2048)[0, :2], [0.0, 0.5], rtol=1e-3)
+    np.testing.assert_allclose(
+        estimate_pass_at_k(correct, 4096, 1), correct / 4096, rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_array_equal(estimate_pass_at_k(correct, 4096, 4096), [[0, 1, 1], [1, 1, 1]])
+    np.testing.assert_allclose(
+        estimate_pass_at_k(correct, 4096, 2048)[0, :2], [0.0, 0.5], rtol=1e-3
+    )
 
 
 def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
@@ -86,7 +90,9 @@ def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
     counts = np.arange(n + 1)
     weights = np.array([math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in counts])
     np.testing.assert_allclose(
-        weights @ np.asarray(pass_at_k(jnp.asarray(counts), n, k)), 1 - (1 - p) ** k, rtol=1e-6
+        weights @ np.asarray(estimate_pass_at_k(jnp.asarray(counts), n, k)),
+        1 - (1 - p) ** k,
+        rtol=1e-6,
     )
     assert weights @ (1 - (1 - counts / n) ** k) < 1 - (1 - p) ** k - 0.03
 
@@ -94,7 +100,7 @@ def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
 @pytest.mark.parametrize("k", [0, 9])
 def test_k_outside_the_samples_is_refused(k):
     with pytest.raises(ConfigError, match=r"k: must be a whole number in \[1, 8\]"):
-        pass_at_k(jnp.array(2), 8, k)
+        estimate_pass_at_k(jnp.array(2), 8, k)
 
 
 def test_evaluation_summarises_the_samples():

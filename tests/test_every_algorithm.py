@@ -120,7 +120,7 @@ def test_another_method_with_a_critic_is_one_entry(tmp_path, monkeypatch):
     assert stored["reference.enabled"] is False
     assert [stored[f"config.{name}"] for name in ("gamma", "lambda_")] == [1.0, 1.0]
     assert [stored[f"config.{name}"] for name in ("value_epochs", "num_epochs")] == [4, 1]
-    judged = settings.parse(language, ["--algorithm=own", "--reward=model"]).config
+    judged = settings.parse_settings(language, ["--algorithm=own", "--reward=model"]).config
     of_critic = presets.PRESETS["", "", presets.WITH_CRITIC]
     assert judged.reference.enabled
     assert judged.problem.num_prompts == of_critic["problem.num_prompts"]
@@ -141,8 +141,8 @@ def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
     if script == "language":
         assert render.main([f"--run={out}"]) == 0
         return
-    config = earlier.read(control, "run", str(out))
-    player = render.restore(render.Options(run=str(out), checkpoint="latest"), config)
+    config = earlier.read_config(control, "run", str(out))
+    player = render.restore(render.RenderOptions(run=str(out), checkpoint="latest"), config)
     environment, actor = adapt(player.world.env), actor_of(player.problem)
 
     def play(params, collector):

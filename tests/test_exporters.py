@@ -78,7 +78,7 @@ def exported(exporter, rows=ROWS, settings=None, folder=None):
     """Returns the reporter of a run that exports rows, two seconds from its end."""
     shown = Silent()
     run_of = ("a run", settings or {}, folder)
-    with exporters.Exporting(shown, [exporter], run_of) as reporter:
+    with exporters.ExportingReporter(shown, [exporter], run_of) as reporter:
         reporter.phase("compiling")
         for row in rows:
             reporter.update(row, 2.0)
@@ -136,7 +136,7 @@ def test_hanging_exporter_is_reported_and_run_continues(monkeypatch, what, said)
     monkeypatch.setattr(exporters, "PATIENCE", 0.1)
     shown, until = Silent(), threading.Event()
     run_of = ("a run", {}, None)
-    with exporters.Exporting(shown, [Hanging(what, until)], run_of) as reporter:
+    with exporters.ExportingReporter(shown, [Hanging(what, until)], run_of) as reporter:
         for row in ROWS:
             reporter.update(row, 2.0)
             until.wait(0.06)

@@ -36,8 +36,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.options import NEW_MODEL, RunConfig
-from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.options import NEW_MODEL, RunConfig, RunOptions
 from jaxrl_po.run.experiment.settings import length_of
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, build_job
@@ -216,7 +215,7 @@ def test_a_run_goes_on_without_its_output(tmp_path, monkeypatch, capfd, goes_on)
     with open("/dev/full" if goes_on == "full" else writing, "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
         with pytest.raises(SystemExit) as left:
-            flags.entry(lambda _: main(tmp_path))
+            flags.run_script(lambda _: main(tmp_path))
     if goes_on == "full":
         os.close(writing)
     assert left.value.code == 0
@@ -237,10 +236,10 @@ def test_a_read_only_folder_is_refused_before_anything_runs(tmp_path):
 
 
 def entered(monkeypatch, *argv):
-    """Returns the exit status of a command, which exits through `flags.entry`."""
+    """Returns the exit status of a command, which exits through `flags.run_script`."""
     monkeypatch.setattr(sys, "argv", ["jaxrl-po", *map(str, argv)])
     with pytest.raises(SystemExit) as left:
-        flags.entry(front.main)
+        flags.run_script(front.main)
     return left.value.code
 
 

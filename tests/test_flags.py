@@ -43,11 +43,11 @@ SECTIONS = {"": Options, "config": Config}
 def merged(argv, **layers):
     """Returns the records of arguments and of values by origin."""
     given = flags.convert(flags.tokenize(argv, SECTIONS), SECTIONS)
-    return flags.merge(SECTIONS, {"given": given, **layers})[0]
+    return flags.merge_layers(SECTIONS, {"given": given, **layers})[0]
 
 
 def test_defaults():
-    assert flags.parse([], SECTIONS) == {"": Options(), "config": Config()}
+    assert flags.parse_records([], SECTIONS) == {"": Options(), "config": Config()}
 
 
 def test_every_kind_of_value():
@@ -56,7 +56,7 @@ def test_every_kind_of_value():
         "--config.num_epochs=2 --config.early_stop --config.activation=relu "
         "--config.hidden=32,1.6e1,8"
     )
-    records = flags.parse(argv.split(), SECTIONS)
+    records = flags.parse_records(argv.split(), SECTIONS)
     assert records[""] == Options(total_steps=7)
     assert records["config"] == Config(
         learning_rate=0.01,
@@ -71,7 +71,9 @@ def test_every_kind_of_value():
 
 @pytest.mark.parametrize(("text", "value"), [("=true", True), ("=false", False), ("", True)])
 def test_switches(text, value):
-    assert flags.parse([f"--config.early_stop{text}"], SECTIONS)["config"].early_stop is value
+    assert (
+        flags.parse_records([f"--config.early_stop{text}"], SECTIONS)["config"].early_stop is value
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,19 +114,19 @@ def test_switches(text, value):
 )
 def test_bad_input_names_flag_and_remedy(argument, message):
     with pytest.raises(UsageError if argument == "stray" else ConfigError) as caught:
-        flags.parse([argument], SECTIONS)
+        flags.parse_records([argument], SECTIONS)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
 def test_an_argument_that_is_no_text_is_named():
     with pytest.raises(UsageError, match=r"^'--out=x\\udcff\\udc80' must be UTF-8$"):
-        flags.parse(["--out=x\udcff\udc80"], SECTIONS)
+        flags.parse_records(["--out=x\udcff\udc80"], SECTIONS)
 
 
 def test_a_missing_value_is_one_line():
     with pytest.raises(UsageError, match=r"--total_steps|total_steps") as caught:
-        flags.parse(["--total_steps"], SECTIONS)
+        flags.parse_records(["--total_steps"], SECTIONS)
     assert "\n" not in str(caught.value)
 
 
@@ -170,21 +172,23 @@ def test_script_default_without_effect_does_not_apply():
 
 
 def test_flatten_is_the_inverse_of_parsing():
-    records = flags.parse(["--config.gamma=0.25", "--total_steps=3"], SECTIONS)
+    records = flags.parse_records(["--config.gamma=0.25", "--total_steps=3"], SECTIONS)
     flat = flags.flatten(records)
     assert flat["config.gamma"] == 0.25
     assert flat["total_steps"] == 3
     assert "config.axis_name" not in flat
     assert (
-        flags.parse([f"--{name}={errors.shown(value)}" for name, value in flat.items()], SECTIONS)
+        flags.parse_records(
+            [f"--{name}={errors.spell(value)}" for name, value in flat.items()], SECTIONS
+        )
         == records
     )
 
 
 def test_help_lists_fields_with_unit_range_default():
-    text = flags.usage("control.py", "Trains.", SECTIONS)
+    text = flags.format_help("control.py", "Trains.", SECTIONS)
     for name, value in flags.flatten({"": Options(), "config": Config()}).items():
-        assert f"  --{name}={errors.shown(value)}\n" in text
+        assert f"  --{name}={errors.spell(value)}\n" in text
     assert "bound (nats; in (0, inf))" in text
     assert "kind (one of tanh, relu)" in text
 
@@ -199,11 +203,11 @@ def test_lookup_suggests_the_nearest():
 
 
 def test_located_error_has_the_prefix_of_its_section():
-    error = flags.located(ConfigError("gamma", "must fit total_steps"), SECTIONS)
+    error = flags.flag_error(ConfigError("gamma", "must fit total_steps"), SECTIONS)
     assert (error.field, error.message) == ("config.gamma", "must fit total_steps")
     for field in ("total_steps", "config.gamma", "env"):
         error = ConfigError(field, "must fit gamma")
-        assert str(flags.located(error, SECTIONS)) == f"{field}: must fit gamma"
+        assert str(flags.flag_error(error, SECTIONS)) == f"{field}: must fit gamma"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +232,7 @@ def test_entry_gives_the_status_and_one_line(monkeypatch, capfd, result, status,
 
     monkeypatch.setattr(sys, "argv", ["a script", "--total_steps=7"])
     with pytest.raises(SystemExit) as left:
-        flags.entry(main)
+        flags.run_script(main)
     assert left.value.code == status
     assert tuple(capfd.readouterr()) == ("", stderr)
 

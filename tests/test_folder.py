@@ -7,11 +7,11 @@ import pytest
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import flags, settings
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.options import RunOptions
 from jaxrl_po.run.store import folder
 from jaxrl_po.run.store.checkpoint import Store
 
-FIELDS = settings.fields_of({"": Options})
+FIELDS = settings.fields_of({"": RunOptions})
 STORED = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": [8]}
 
 
@@ -86,7 +86,7 @@ def test_what_may_be_more_than_a_beginning_blocks(begun, change):
 
 
 def test_resuming_reads_the_config(used):
-    stored = flags.current(inspect(used, resume=True), {"": Options})
+    stored = flags.current(inspect(used, resume=True), {"": RunOptions})
     assert stored == {"seed": 3}
     assert inspect(used / "absent", resume=True) == {}
     assert inspect(used, overwrite=True) == {}
@@ -96,7 +96,7 @@ def test_flags_of_an_unfinished_start_are_dropped(used):
     (used / folder.CONFIG).write_text(
         '{"seed": 3, "overwrite": true, "resume": true, "distributed": true, "process_id": 1}'
     )
-    stored = flags.current(inspect(used, resume=True), {"": Options})
+    stored = flags.current(inspect(used, resume=True), {"": RunOptions})
     assert stored == {"seed": 3}
 
 

@@ -31,7 +31,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_po import control, ppo, run
 from jaxrl_po.cli import evaluate, plot, render
 from jaxrl_po.config import ConfigError
-from jaxrl_po.optimizers import adam, clipped
+from jaxrl_po.optimizers import adam, chain_clipped
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control as command
 from jaxrl_po.run.experiment.experiment import Experiment
@@ -145,7 +145,9 @@ def test_muon_of_version_04_restarts_its_adam(optimizers):
 FORMER = {"adam": lambda: optax.adam(0.1, eps=1e-5), "rms": lambda: rms(optax.rmsprop)(0.1)}
 LATER = {
     "adam": lambda size: adam(0.1, max_grad_norm=1.0, flat_up_to=size),
-    "rms": lambda size: clipped(rms(optax.scale_by_rms)(), 0.1, max_grad_norm=1.0, flat_up_to=size),
+    "rms": lambda size: chain_clipped(
+        rms(optax.scale_by_rms)(), 0.1, max_grad_norm=1.0, flat_up_to=size
+    ),
 }
 
 

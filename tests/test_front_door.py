@@ -135,7 +135,7 @@ def test_interrupt_during_imports_is_one_line(monkeypatch, capsys):
     def interrupted(main):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(flags, "entry", interrupted)
+    monkeypatch.setattr(flags, "run_script", interrupted)
     with pytest.raises(SystemExit) as left:
         command_line.entry("control")
     assert left.value.code == 130
@@ -180,7 +180,7 @@ def refuse(*_):
 @pytest.mark.usefixtures("trace_only")
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_picture_that_fails_fails_no_run(seeds, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("jaxrl_po.run.figures.plotting.save", refuse)
+    monkeypatch.setattr("jaxrl_po.run.figures.plotting.save_panels", refuse)
     out = tmp_path / "run"
     flags = [*tiny.CONTROL[1:], f"--seeds={seeds}", "--total_steps=4e1", f"--out={out}"]
     assert launch.control(flags) == 0
@@ -431,7 +431,7 @@ def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path, monkeypatch,
 def test_a_sweep_keeps_its_programs_as_well(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(sweeping, "keep_programs", kept.append)
-    monkeypatch.setattr(sweeping, "run", lambda *_: 1 / 0)
+    monkeypatch.setattr(sweeping, "run_group", lambda *_: 1 / 0)
     arguments = ["--config.gamma=0.9,0.95", f"--compilation_cache={tmp_path / 'cache'}"]
     with pytest.raises(ZeroDivisionError):
         sweep.main([*arguments, f"--out={tmp_path / 'sweep'}"])
@@ -448,4 +448,4 @@ def test_tuned_settings_are_named_and_stored(tmp_path, capsys, written_down):
     assert "problem.num_envs" not in stored  # it was given
     out = capsys.readouterr().out
     for name, value in stored.items():
-        assert f"{name}={errors.shown(value)}" in out
+        assert f"{name}={errors.spell(value)}" in out

@@ -12,7 +12,7 @@ from jaxrl_po.algorithms import a2c, grpo, ppo, ppo_penalty, reference, reinforc
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.seeds import of_seed, over_seeds
+from jaxrl_po.run.devices.seeds import over_seeds, select_seed
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store.checkpoint import Store
 
@@ -23,7 +23,7 @@ METHODS = {
     "ppo": lambda problem: ppo.make(ppo.Config(**STEPS), problem),
     "ppo_penalty": lambda problem: ppo_penalty.make(ppo_penalty.Config(**STEPS), problem),
     "ppo_reference": lambda problem: reference.with_reference_kl(
-        ppo.make(ppo.Config(**STEPS), problem), problem, reference.Settings(enabled=True)
+        ppo.make(ppo.Config(**STEPS), problem), problem, reference.ReferenceSettings(enabled=True)
     ),
     "a2c": lambda problem: a2c.make(a2c.Config(), problem),
     "reinforce": lambda problem: reinforce.make(reinforce.Config(**FIT), problem),
@@ -96,7 +96,7 @@ def test_all_seeds_share_one_copy(placement):
         shapes = jax.tree.map(jnp.shape, trained.params.frozen)
         assert shapes == jax.tree.map(jnp.shape, own)
         assert all(leaf.shape[0] == 4 for leaf in jax.tree.leaves(trained.params.without_frozen()))
-    one = jax.eval_shape(lambda state: of_seed(state, 2).params, after)
+    one = jax.eval_shape(lambda state: select_seed(state, 2).params, after)
     assert jax.tree.map(jnp.shape, one.policy) == jax.tree.map(jnp.shape, one.frozen)
 
 

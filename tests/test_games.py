@@ -143,7 +143,7 @@ def test_the_calculator_adds(message, reply):
 )
 def test_demonstrations_win_and_are_what_the_policy_would_have_seen(dialogue):
     keys = jax.random.split(jax.random.key(0), 64)
-    _, tokens, mask = jax.jit(functools.partial(conversation.demonstrations, dialogue))(keys)
+    _, tokens, mask = jax.jit(functools.partial(conversation.play_demonstrations, dialogue))(keys)
     of_rows = jax.vmap(lambda key: dialogue.reset(jax.random.split(key)[0], False)[1])
     states = jax.tree.map(np.asarray, jax.jit(of_rows)(keys))
     for row in range(64):

@@ -322,7 +322,7 @@ def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows, capsys):
 def test_the_digest_is_of_weights_and_entries(small, tmp_path):
     def digest(path):
         base = models.read_base(str(path), models.Computation())
-        return models.digest(pretrained.load(path).params, base)
+        return models.digest_base(pretrained.load(path).params, base)
 
     first, same, other, weights = (
         digest(ggufs.write(tmp_path / f"{i}.gguf", small, "smollm", **changed))

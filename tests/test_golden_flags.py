@@ -16,7 +16,7 @@ from jaxrl_po.__main__ import main
 from jaxrl_po.algorithms import reference
 from jaxrl_po.cli import evaluate, export, plot, render, report
 from jaxrl_po.language import demonstrations
-from jaxrl_po.language.settings import Computation, Sampling
+from jaxrl_po.language.settings import Computation, SamplingSettings
 from jaxrl_po.run.experiment import control as control_command
 from jaxrl_po.run.experiment import language as language_command
 from jaxrl_po.run.experiment import language_config, sweeping
@@ -91,7 +91,9 @@ OPTIONAL = ("tools", "critic", "reward", "reward_model", "preferences")  # secti
 def records():
     """Returns `(commands, section, name) -> record class`; section "" has flags without a dot."""
     commands = {name: module.OPTIONS for name, module in TRAINED.items()}
-    own = commands | {name: module.Options for name, module in OTHERS.items()}
+    own = commands | {
+        name: getattr(module, f"{name.capitalize()}Options") for name, module in OTHERS.items()
+    }
     own["sweep"] = sweeping.ControlSweep
     parts = {
         "tools": language_config.ToolSettings,
@@ -103,17 +105,17 @@ def records():
         "warm_start": language.WarmStart,
         "reward_model": language.ModelSettings,
         "preferences": language.Preferences,
-        "reference": reference.Settings,
+        "reference": reference.ReferenceSettings,
     }
     return {
         **{(command, "", "options"): options for command, options in own.items()},
         **{(TRAINING, "config", name): module.Config for name, module in METHODS.items()},
-        (CONTROL, "problem", "paths"): control.Settings,
+        (CONTROL, "problem", "paths"): control.ControlSettings,
         (CONTROL, "problem", "groups"): control.GroupSettings,
         (CONTROL, "problem", "vine"): control.VineSettings,
-        ("language", "problem", "completions"): language.Settings,
-        ("language", "problem", "dialogues"): Sampling,
-        ("language", "problem", "demonstrations"): demonstrations.Settings,
+        ("language", "problem", "completions"): language.LanguageSettings,
+        ("language", "problem", "dialogues"): SamplingSettings,
+        ("language", "problem", "demonstrations"): demonstrations.SupervisedSettings,
         (CONTROL, "network", "only"): control.NetworkSettings,
         **{("language", "task", name): entry.settings for name, entry in TASKS.items()},
         **{("language", section, "only"): record for section, record in parts.items()},
@@ -133,7 +135,7 @@ def entries():
             default = json.loads(json.dumps(field.default))
             shown = setting.common or commands in OTHERS
             flag = f"{section}.{field.name}".lstrip(".")
-            found[commands, flag, name] = [kind, default, config.describe(field), shown]
+            found[commands, flag, name] = [kind, default, config.describe_field(field), shown]
     return found
 
 

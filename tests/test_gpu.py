@@ -86,14 +86,14 @@ def test_every_part_for_a_gpu_gives_flags_that_exist(gpu, tiny, monkeypatch):
             if argv[0] == "-m":
                 assert argv[1] == "jaxrl_po"
                 domain = {"control": control, "language": language}[argv[2]]
-                settings.parse(domain, argv[3:])
+                settings.parse_settings(domain, argv[3:])
             elif argv[0].endswith("bench.py"):
-                options = flags.parse(argv[1:], {"": bench.Options})[""]
+                options = flags.parse_records(argv[1:], {"": bench.Options})[""]
                 assert options.tiny == bool(tiny)
                 assert [row.name for row in rows.chosen(options.only)] == [options.only]
             elif argv[0] != "-":
                 module = benchmark_control if "control" in argv[0] else benchmark_language
-                flags.parse(argv[1:], {"": module.Options})
+                flags.parse_records(argv[1:], {"": module.Options})
     assert {str(line["part"]) for line in lines} == set(PARTS)
     cases = [line["case"] for line in lines]
     assert len(set(cases)) == len(cases)

@@ -14,7 +14,7 @@ from jaxrl_po import control, language
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.dynamic_sampling import dynamic_sampling
-from jaxrl_po.group_statistics import nothing, observe, relative
+from jaxrl_po.group_statistics import empty_moments, relative, update_moments
 
 GROUPS, SIZE = 4, 4
 PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
@@ -23,8 +23,8 @@ PLAIN = grpo.Config(use_reference=False)
 
 def after_two_visits(decay):
     """Stratum 1 of 3 sees 3.8 and 5.2, then (with stratum 2) 6.1 and 6.1; stratum 0 sees none."""
-    one = observe(nothing(3), jnp.array([3.8, 5.2]), jnp.array([1, 1]), decay=decay)
-    return one, observe(one, jnp.array([6.1, 0.5, 6.1]), jnp.array([1, 2, 1]), decay=decay)
+    one = update_moments(empty_moments(3), jnp.array([3.8, 5.2]), jnp.array([1, 1]), decay=decay)
+    return one, update_moments(one, jnp.array([6.1, 0.5, 6.1]), jnp.array([1, 2, 1]), decay=decay)
 
 
 def test_running_moments_by_hand():
@@ -50,7 +50,7 @@ def test_decay_weighs_all_outcomes_or_only_the_last():
 def test_the_first_visit_is_the_groups_own_statistic():
     """3.8, 5.2, 6.1: −1.30, .18, 1.13 with ddof 0 and −1.06, .14, .92 with ddof 1."""
     outcome, stratum = jnp.array([3.8, 5.2, 6.1]), jnp.zeros(3, jnp.int32)
-    running = observe(nothing(1), outcome, stratum, decay=0.9)
+    running = update_moments(empty_moments(1), outcome, stratum, decay=0.9)
     np.testing.assert_allclose(relative(running, outcome, stratum), [-1.30, 0.18, 1.13], atol=5e-3)
     np.testing.assert_allclose(
         relative(running, outcome, stratum, ddof=1), [-1.06, 0.14, 0.92], atol=5e-3
@@ -63,19 +63,19 @@ def test_the_first_visit_is_the_groups_own_statistic():
 def test_equal_outcomes_are_exactly_zero_until_one_differs():
     """.1 has no exact mean in floating point; a later group of ones is above it, yet all equal."""
     tenth, stratum = jnp.full(7, 0.1), jnp.zeros(7, jnp.int32)
-    running = nothing(1)
+    running = empty_moments(1)
     for _ in range(3):
-        running = observe(running, tenth, stratum, decay=0.9)
+        running = update_moments(running, tenth, stratum, decay=0.9)
         assert float(running.variance[0]) == 0.0
         np.testing.assert_array_equal(relative(running, tenth, stratum), np.zeros(7))
     ones = jnp.ones(2)
-    running = observe(running, ones, stratum[:2], decay=1.0)
+    running = update_moments(running, ones, stratum[:2], decay=1.0)
     assert (np.asarray(relative(running, ones, stratum[:2])) > 1.0).all()
 
 
 def test_nan_outcomes_are_left_out_and_counted():
     outcome = jnp.array([1.0, jnp.nan, 0.0, jnp.inf])
-    running = observe(nothing(2), outcome, jnp.array([0, 0, 0, 1]), decay=0.9)
+    running = update_moments(empty_moments(2), outcome, jnp.array([0, 0, 0, 1]), decay=0.9)
     np.testing.assert_allclose(running, [[2, 0], [0.5, 0], [0.25, 0]])
     advantage = np.asarray(relative(running, outcome, jnp.array([0, 0, 0, 1])))
     # So that the update is skipped.

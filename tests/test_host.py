@@ -44,7 +44,7 @@ def test_the_batch_bootstraps_from_the_true_final_observation(cut):
     _, state, rollouts = started(hosted)
     state, recording = rollouts.record(state, ignore)
     one = jax.tree.map(lambda x: jnp.asarray(x[0]), recording)
-    of_one = seeds_lib.of_seed(state)
+    of_one = seeds_lib.select_seed(state)
     collector, batch = jax.jit(hosted.problem.collect)(
         of_one.params, of_one.collector.add(sharded={recorded.RECORDING: one}), jax.random.key(0)
     )

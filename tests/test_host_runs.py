@@ -78,7 +78,7 @@ def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsy
 
 @pytest.mark.usefixtures("trace_only")
 def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
-    evaluate_well, calls = rollouts.Rollouts.evaluate, []
+    evaluate_well, calls = rollouts.PoolRollouts.evaluate, []
 
     def evaluate(self, state, later_seed=None):
         calls.append(state)
@@ -86,7 +86,7 @@ def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
             raise PoolError("env gymnasium:Fragile-v0: OSError: no process")
         return evaluate_well(self, state, later_seed)
 
-    monkeypatch.setattr(rollouts.Rollouts, "evaluate", evaluate)
+    monkeypatch.setattr(rollouts.PoolRollouts, "evaluate", evaluate)
     out = tmp_path / "r"
     assert launch.control([*FRAGILE, "--checkpoint_every=9", f"--out={out}"]) == 1
     assert "saved at iteration 6" in capsys.readouterr().err
@@ -102,7 +102,7 @@ def test_a_failure_outside_training_is_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr("sys.argv", ["evaluate"])
     with pytest.raises(SystemExit) as stop:
-        flags_lib.entry(main)
+        flags_lib.run_script(main)
     assert stop.value.code == 1
     assert capsys.readouterr().err == "error: env clock: ValueError: no fuel\n"
 
@@ -128,7 +128,7 @@ def test_the_commands_work_on_a_run_unchanged(cart_pole, capsys, tmp_path, monke
 
 
 def test_an_evaluation_of_the_run_is_that_of_the_checkpoint(cart_pole):
-    config = earlier.read(command, "run", str(cart_pole))
+    config = earlier.read_config(command, "run", str(cart_pole))
     job, iteration, state = earlier.state(command, config, "run", str(cart_pole), "latest")
     rows = [json.loads(line) for line in (cart_pole / "metrics.jsonl").read_text().splitlines()]
     assert iteration == rows[-1]["iteration"]

@@ -12,7 +12,7 @@ from jaxrl_po import language, run
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment import control, settings
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.store.checkpoint import Store
@@ -26,7 +26,7 @@ def earlier(finished, tmp_path_factory):
 
 
 def test_every_seed_starts_from_earlier_first_seed(earlier):
-    config = settings.parse(script, [*SMALL, f"--init_from={earlier}"]).config
+    config = settings.parse_settings(script, [*SMALL, f"--init_from={earlier}"]).config
     one = Placement(config.run.seeds, 1, 1)
     job = script.build(config, one)
     begun = job.learner.init(job.start).params.policy
@@ -119,10 +119,10 @@ def test_control_seeds_start_from_earlier_first_seed(walked):
     kept = run.load(walked, checkpoint="latest")
     flags = [*WALKS, f"--init_from={walked}"]
     normal = f"--problem.normalize_observations={kept.settings['problem.normalize_observations']}"
-    config = settings.parse(control, [*flags, normal]).config
+    config = settings.parse_settings(control, [*flags, normal]).config
     one = Placement(2, 1, 1)
     job = control.build(config, one, control.open_world(config))
-    state = of_seed(job.learner.init(job.start), 1)
+    state = select_seed(job.learner.init(job.start), 1)
     jax.tree.map(np.testing.assert_array_equal, state.params, kept.params)
     statistics = state.collector.replicated.get("observation_statistics")
     assert (statistics is not None) == kept.settings["problem.normalize_observations"]

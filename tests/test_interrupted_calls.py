@@ -161,7 +161,7 @@ def test_interrupt_during_an_evaluation_finishes_it(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
         return scores
 
-    outcome = runner.run(toy_run.job(judge=judge), tmp_path, Silent())
+    outcome = runner.run(toy_run.job(score_evaluation=judge), tmp_path, Silent())
     assert (outcome.interrupted, outcome.iteration) == (True, 0)
     assert "greedy_return" in metrics.read(tmp_path / "metrics.jsonl")[-1]
 
@@ -185,8 +185,8 @@ def test_interrupt_while_curves_are_drawn_loses_nothing(monkeypatch):
         signal.raise_signal(signal.SIGINT)
         return drawn(plan, out)
 
-    drawn = training.draw
-    monkeypatch.setattr(training, "draw", draw)
+    drawn = training.draw_curves
+    monkeypatch.setattr(training, "draw_curves", draw)
     with pytest.raises(run.Interrupted) as error:
         train()
     assert error.value.trained.state.step.tolist() == [ENDS, ENDS]
@@ -215,7 +215,7 @@ def test_handler_that_c_set_stays(monkeypatch):
     monkeypatch.setattr(
         signal, "getsignal", lambda number: None if number == signal.SIGTERM else of(number)
     )
-    with signals.hear_signals(None, leave_early=False):
+    with signals.handle_signals(None, leave_early=False):
         seen.append(of(signal.SIGTERM))
         assert of(signal.SIGINT) is not signal.default_int_handler
     monkeypatch.undo()
@@ -233,7 +233,7 @@ def test_interrupt_between_handlers_restores_all(monkeypatch):
         return before
 
     monkeypatch.setattr(signal, "signal", interrupted)
-    with pytest.raises(KeyboardInterrupt), signals.hear_signals(None, leave_early=False):
+    with pytest.raises(KeyboardInterrupt), signals.handle_signals(None, leave_early=False):
         raise AssertionError
     monkeypatch.undo()
 
@@ -283,7 +283,7 @@ def test_interrupted_sweep_holds_programs_so_far(tmp_path, monkeypatch, evaluate
         scores = [[[number + float(each.config.method.learning_rate)]] * 2 for each in group]
         return {"steps": [8], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}, number == 1
 
-    monkeypatch.setattr(sweeping, "run", program)
+    monkeypatch.setattr(sweeping, "run_group", program)
     with pytest.raises(run.Interrupted, match=r"\.swept") as error:
         sweep(tmp_path)
     swept = error.value.swept
@@ -299,7 +299,7 @@ def test_interrupt_before_the_first_evaluation_leaves_no_row(tmp_path, monkeypat
     def program(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweeping, "run", program)
+    monkeypatch.setattr(sweeping, "run_group", program)
     with pytest.raises(run.Interrupted) as error:
         sweep(tmp_path)
     assert (error.value.swept.rows, error.value.swept.best) == ([], {})

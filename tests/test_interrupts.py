@@ -64,7 +64,7 @@ def test_resumed_command_reports_it_and_keeps_devices(tmp_path, monkeypatch, cap
     monkeypatch.setattr(os, "_exit", leave)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(Left) as left, signals.kept(tmp_path):
+    with pytest.raises(Left) as left, signals.resumable_on_signal(tmp_path):
         signals.in_thread(compute)
     thread.join()
     assert left.value.args == (128 + number,)

@@ -260,10 +260,10 @@ def test_what_cannot_be_held_is_named():
 
 
 def test_filter_of_large_vocabulary_logs_its_share():
-    """`Settings` of a run, whatever its task."""
-    settings = language.Settings(top_p=0.9)
+    """`LanguageSettings` of a run, whatever its task."""
+    settings = language.LanguageSettings(top_p=0.9)
     (said,) = filtered(settings, Wide())
     assert "at most 512 of the 50,000 tokens" in said
     assert not filtered(settings, MODEL)
-    assert not filtered(language.Settings(top_p=0.9, top_k=20), Wide())
-    assert not filtered(language.Settings(), Wide())
+    assert not filtered(language.LanguageSettings(top_p=0.9, top_k=20), Wide())
+    assert not filtered(language.LanguageSettings(), Wide())

@@ -38,11 +38,11 @@ def test_no_size_is_refused_wherever_it_is_given(size):
         "num_episodes": lambda **field: control.make_evaluate(ENV, PROBLEM, **field),
         "max_steps": lambda **field: control.make_evaluate(ENV, PROBLEM, **field),
         "max_steps ": lambda **field: control.make_record(ENV, PROBLEM, num_episodes=2, **field),
-        "num_steps": lambda **field: control.demonstrated(PROBLEM, *steps, **field),
+        "num_steps": lambda **field: control.with_demonstrations(PROBLEM, *steps, **field),
         "num_prompts": lambda **field: language.make_evaluate(task, model, **field),
         "num_samples": lambda **field: language.make_evaluate(task, model, **field),
         "max_generation_batches": lambda **field: dynamic_sampling(groups, **field),
-        "k": lambda **field: language.evaluation.pass_at_k(jnp.array(2), 8, **field),
+        "k": lambda **field: language.evaluation.estimate_pass_at_k(jnp.array(2), 8, **field),
         "rank": lambda **field: lora.Lora(**field).validate(),
     }
     if size is ZERO:  # ZERO asks only for the greedy answers

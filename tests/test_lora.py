@@ -12,7 +12,7 @@ from jaxrl_po import language
 from jaxrl_po.algorithms import grpo, ppo, trpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, pretrained, sampling
-from jaxrl_po.language.lora import EVERY, Lora, merge, over
+from jaxrl_po.language.lora import EVERY, Lora, merge_adapters, over
 from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.run.devices.seeds import over_seeds
 from jaxrl_po.types import ActorCritic
@@ -54,7 +54,7 @@ def test_adapters_equal_the_merged_matrices(name):
     model = architectures.read(families.CONFIGS[name]).clone(lora=LORA)
     base, adapters = split(model)
     whole = logits(model, {**base, **adapters})
-    merged = merge(model, base, adapters)
+    merged = merge_adapters(model, base, adapters)
     found = logits(model.clone(lora=None), merged)
     np.testing.assert_allclose(whole, found, rtol=1e-4, atol=2e-4)
     without = logits(model.clone(lora=None), base)
@@ -80,7 +80,7 @@ def test_scale_is_alpha_over_rank():
     base, adapters = split(SMALL.clone(lora=LORA))
     for alpha, ratio in ((6.0, 1.0), (12.0, 2.0)):
         model = SMALL.clone(lora=Lora(3, alpha))
-        merged = merge(model, base, adapters)["params"]["blocks"]["mlp"]["up"]["kernel"]
+        merged = merge_adapters(model, base, adapters)["params"]["blocks"]["mlp"]["up"]["kernel"]
         pair = adapters["lora"]["blocks"]["mlp"]["up"]
         np.testing.assert_allclose(
             merged - base["params"]["blocks"]["mlp"]["up"]["kernel"],
@@ -181,7 +181,7 @@ def test_seeds_share_the_base():
 def test_sampling_and_evaluation_read_the_adapters():
     model = SMALL.clone(lora=LORA)
     base, adapters = split(model)
-    merged = merge(model, base, adapters)
+    merged = merge_adapters(model, base, adapters)
     prompt = TASK.sample(KEY, False)
 
     def both(model, held, params):
@@ -225,7 +225,7 @@ def test_a_merged_model_is_saved(tmp_path):
     loaded = pretrained.load(families.write(tmp_path / "qwen3", "qwen3"))
     model = loaded.model.clone(lora=Lora(2))
     adapters = {"lora": drawn(model.parameter_shapes()["lora"], 0.3)}
-    merged = merge(model, loaded.params, adapters)
+    merged = merge_adapters(model, loaded.params, adapters)
     pretrained.save(tmp_path / "merged", loaded.model, merged, loaded.tokenizer)
     again = pretrained.load(tmp_path / "merged")
     found = logits(model, {**loaded.params, **adapters})

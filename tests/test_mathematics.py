@@ -90,7 +90,7 @@ def test_answers_are_compared_in_the_guarded_process():
 def test_the_last_answer_counts(text, answer):
     from jaxrl_po.run.data import mathematics
 
-    assert mathematics.final(text) == answer
+    assert mathematics.final_answer(text) == answer
 
 
 def test_a_mixed_number_is_a_sum():

@@ -27,7 +27,7 @@ from jaxrl_po import control, trust_region
 from jaxrl_po import run as runs
 from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
 from jaxrl_po.cli import evaluate, launch, render
-from jaxrl_po.config import ConfigError, describe
+from jaxrl_po.config import ConfigError, describe_field
 from jaxrl_po.control import actor, memory, modules, networks, recorded, recurrence, unroll
 from jaxrl_po.control.problem import CRITIC_MEMORY
 
@@ -111,7 +111,7 @@ def test_the_memories_of_a_batch_follow_those_of_the_batch_before():
         lambda x, y: jnp.concatenate([x, y], axis=1), first.inputs[:2], second.inputs[:2]
     )
     begins = joined[1].at[:, 12].set(ended)
-    whole = actor.Sequences(joined[0], begins, *first.inputs[2:])
+    whole = actor.StepRows(joined[0], begins, *first.inputs[2:])
     # The statistics changed between the two batches, but inputs are already normalised.
     value = apply(params, whole)[1]
     np.testing.assert_allclose(value[:, 12:], second.value, atol=1e-5)
@@ -196,7 +196,7 @@ def cell(memory, recurrent_networks, kind):
             memories = unroll.forget(memories, begins)
             of_policy, distribution = nets.act(params, memories[0], observation)
             row, after = jax.tree.map(lambda x: x[:, None], (observation, final))
-            steps = actor.Sequences(row, jnp.zeros((2, 1), bool), *memories)
+            steps = actor.StepRows(row, jnp.zeros((2, 1), bool), *memories)
             of_critic, value, _ = nets.values(params, steps, after)
             # The observation after a step is a separate step from the memory afterwards.
             follows = steps._replace(observation=after, critic_memory=of_critic)
@@ -209,7 +209,7 @@ def cell(memory, recurrent_networks, kind):
         memories, acted, values = jax.tree.map(lambda x: x[BEFORE:], seen)
         before = jax.tree.map(lambda x: x[0], memories)
         observation, after = jax.tree.map(lambda x: x[:, BEFORE:], (whole, final))
-        steps = actor.Sequences(observation, jnp.asarray(BEGINS[:, BEFORE:]), *before)
+        steps = actor.StepRows(observation, jnp.asarray(BEGINS[:, BEFORE:]), *before)
         of_critic, *at_once = nets.values(params, steps, after)
 
         def distribution(x):
@@ -320,7 +320,7 @@ def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
         }
         return jax.jit(asked[derivative])(flat)
 
-    ours, wanted = of(recurrence.gru), of(looped)
+    ours, wanted = of(recurrence.run_gru), of(looped)
     assert float(jnp.abs(wanted).max()) > 0.1
     np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=2e-5)
 
@@ -484,7 +484,7 @@ def test_a_host_environment_replays_what_acted():
     def replayed(params, key):
         empty = jnp.zeros((3, 8))
         distribution, value = hosted.problem.apply(
-            params, actor.Sequences(seen, begins, empty, empty)
+            params, actor.StepRows(seen, begins, empty, empty)
         )
         of_rows = unroll.row_keys(jax.random.split(key)[1], jnp.arange(3))
         keys = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, times))(of_rows)
@@ -558,7 +558,7 @@ def test_another_memory_is_one_entry(tmp_path, monkeypatch):
 
         return memory.Memory(lambda rows: jnp.zeros((rows, size)), run)
 
-    kind = memory.Kind(summed, "a sum", sizes=("window",), divisors=("window",))
+    kind = memory.MemoryKind(summed, "a sum", sizes=("window",), divisors=("window",))
     monkeypatch.setitem(memory.MEMORIES, "sum", kind)
     flags = ["--network.memory=sum", "--network.memory_window=4", "--env=MemoryChain-bsuite"]
     assert launch.control([*tiny.CONTROL, *flags, f"--out={tmp_path}"]) == 0
@@ -566,7 +566,7 @@ def test_another_memory_is_one_entry(tmp_path, monkeypatch):
     policy = json.loads((tmp_path / "config.json").read_text())
     assert policy["network.memory"] == "sum"
     (field,) = (x for x in dataclasses.fields(control.NetworkSettings) if x.name == "memory")
-    assert "gru, transformer, sum" in describe(field)
+    assert "gru, transformer, sum" in describe_field(field)
     for changes, message in (
         ({"memory_layers": 3}, "memory_layers: has no effect unless memory is transformer"),
         ({"memory_window": 3}, "memory_window: must divide width = 64"),

@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_po.cli import launch
 from jaxrl_po.run.devices import memory
-from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.devices.memory import DeviceMemory
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import language
 from jaxrl_po.run.experiment.experiment import Experiment
@@ -22,7 +22,7 @@ from jaxrl_po.run.experiment.training import record_microbatches
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.job import Length
 from jaxrl_po.run.loop.programs import MICROBATCHES, choose_microbatches, require_evaluation
-from jaxrl_po.run.store.exporters import Exporting
+from jaxrl_po.run.store.exporters import ExportingReporter
 from jaxrl_po.run.store.metrics import read
 
 NUMBERS = (1, 2, 3, 4, 6, 12)
@@ -37,7 +37,7 @@ def choose(space, peak_of, fixed=400, floor=0, rows=12):
 
     def compile_again(job, number):
         compiled.append(number)
-        return Memory(0, peak_of(number), fixed).beside(Memory(0, floor))
+        return DeviceMemory(0, peak_of(number), fixed).beside(DeviceMemory(0, floor))
 
     job = SimpleNamespace(length=Length(1, rows))
     with mock.patch.object(programs, "in_microbatches", in_microbatches):
@@ -96,13 +96,13 @@ def test_training_that_does_not_fit_is_an_error(space, peak_of, parts, tried):
 
 @pytest.mark.parametrize("size", [None, 1000])
 def test_refused_program_never_fits(monkeypatch, size):
-    refused, tried = Memory(0, size, refused="RESOURCE_EXHAUSTED: no room"), []
+    refused, tried = DeviceMemory(0, size, refused="RESOURCE_EXHAUSTED: no room"), []
     job = SimpleNamespace(length=Length(1, 12))
     monkeypatch.setattr(programs, "in_microbatches", lambda _, number: None if 12 % number else job)
 
     def compile_again(_, number):
         tried.append(number)
-        return Memory(0, 900) if number == 4 else refused
+        return DeviceMemory(0, 900) if number == 4 else refused
 
     assert choose_microbatches(job, refused, compile_again, 1000) == 4
     assert tried == [2, 4]
@@ -114,10 +114,10 @@ def test_refused_program_never_fits(monkeypatch, size):
 
 
 def test_evaluation_that_does_not_fit_is_an_error():
-    for fits in (None, Memory(0, None), Memory(0, 3000)):
+    for fits in (None, DeviceMemory(0, None), DeviceMemory(0, 3000)):
         require_evaluation(fits, 3000)
     with pytest.raises(RunError, match=r"evaluation needs 3\.0 kB .* 2\.9 kB: lower eval_prompts"):
-        require_evaluation(Memory(0, 3000), 2900)
+        require_evaluation(DeviceMemory(0, 3000), 2900)
 
 
 def test_available_memory_is_limit_minus_resident(monkeypatch):
@@ -175,15 +175,15 @@ def test_program_that_the_compiler_rejects_leaves_its_size(monkeypatch, used, si
 
     monkeypatch.setattr(programs, "compile_kind", reject)
     rejected = programs.compile_if_it_fits(SimpleNamespace(rebuild=lambda n: None), None, None)
-    assert rejected == (None, Memory(0, size, refused=message))
+    assert rejected == (None, DeviceMemory(0, size, refused=message))
     with pytest.raises(jax.errors.JaxRuntimeError):
         programs.compile_if_it_fits(SimpleNamespace(rebuild=None), None, None)
 
 
 def test_microbatches_do_not_reduce_the_memory_of_sampling():
-    update, unknown = Memory(1, 70, 6), Memory(1, None)
-    assert update.beside(Memory(1, 90, 5)) == Memory(1, 90, 6, 90)
-    assert update.beside(Memory(1, 50, 5)) == Memory(1, 70, 6, 50)
+    update, unknown = DeviceMemory(1, 70, 6), DeviceMemory(1, None)
+    assert update.beside(DeviceMemory(1, 90, 5)) == DeviceMemory(1, 90, 6, 90)
+    assert update.beside(DeviceMemory(1, 50, 5)) == DeviceMemory(1, 70, 6, 50)
     assert (update.beside(unknown), unknown.beside(update)) == (update, unknown)
 
 
@@ -206,7 +206,7 @@ def job_of(out, *flags):
     ],
 )
 def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, numbers):
-    monkeypatch.setattr(programs, "check", lambda job: None)
+    monkeypatch.setattr(programs, "check_job", lambda job: None)
     one = ["--problem.group_size=4", "--config.num_minibatches=1", f"--algorithm={flags[0]}"]
     job = job_of(tmp_path, *one, *flags[1:])
     assert job.output.settings[MICROBATCHES] is None
@@ -221,7 +221,7 @@ def test_chosen_number_is_exported(tmp_path):
     shown = SimpleNamespace(report=None, phase=None, update=lambda *_: None)
     job = job_of(tmp_path, "--algorithm=grpo")
     given = job_of(tmp_path, "--algorithm=grpo", f"--{MICROBATCHES}=3")
-    with Exporting(shown, [began], ("title", job.output.settings, tmp_path)) as reporter:
+    with ExportingReporter(shown, [began], ("title", job.output.settings, tmp_path)) as reporter:
         record_microbatches(job, 3, tmp_path, print)
         reporter.update({"step": 0}, 1.0)
     assert list(job.output.settings) == list(given.output.settings)

@@ -13,7 +13,7 @@ from jaxrl_po import run
 from jaxrl_po.cli import evaluate, launch, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import models
-from jaxrl_po.run.experiment.experiment import DOMAINS, of_folder
+from jaxrl_po.run.experiment.experiment import DOMAINS, read_experiment
 from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store import sources
 
@@ -63,7 +63,7 @@ def project(kept):
 
 
 def resumed(script, out, **given):
-    return prepare(DOMAINS[script], of_folder(str(out / "runs" / script), **given).read())
+    return prepare(DOMAINS[script], read_experiment(str(out / "runs" / script), **given).read())
 
 
 @pytest.mark.usefixtures("trace_only")

@@ -54,7 +54,7 @@ def chosen(module=ppo, given=None, **settings):
     config.validate()
     default = a2c.rmsprop if module is a2c else optimizers.adam
     problem = problem._replace(hidden_matrices=of_matrix)
-    return optimizers.choose(config, problem, given, default)
+    return optimizers.choose_optimizer(config, problem, given, default)
 
 
 def first_step(optimizer, params=PARAMS):
@@ -141,7 +141,7 @@ def test_optimizer_fields_without_effect_are_refused(module):
 
 
 def settled(*arguments):
-    read = settings.parse(script, [*tiny.CONTROL, *arguments])
+    read = settings.parse_settings(script, [*tiny.CONTROL, *arguments])
     return settings.settle(script, read, script.open_world(read.config)).method
 
 
@@ -171,9 +171,11 @@ def test_an_unknown_optimizer_is_refused():
 )
 def test_a_run_has_the_optimizer_of_its_flags(tmp_path, monkeypatch, algorithm, given):
     seen = []
-    choose = optimizers.choose
+    choose = optimizers.choose_optimizer
     monkeypatch.setattr(
-        optimizers, "choose", lambda config, *rest: (seen.append(config), choose(config, *rest))[1]
+        optimizers,
+        "choose_optimizer",
+        lambda config, *rest: (seen.append(config), choose(config, *rest))[1],
     )
     sizes = [flag for flag in tiny.CONTROL if algorithm == "ppo" or "--config" not in flag]
     named = ["--config.optimizer=muon", "--config.schedule=cosine", *given]
@@ -194,7 +196,7 @@ LAYER |= {f"Layer_0/Gate_{g}/Dense_{i}/kernel" for g in range(2) for i in range(
 def taken(problem):
     """Role of a network to the paths of the matrices whose momentum Muon keeps."""
     config = ppo.Config(optimizer="muon")
-    optimizer = optimizers.choose(config, problem, None, optimizers.adam)
+    optimizer = optimizers.choose_optimizer(config, problem, None, optimizers.adam)
     params = jax.eval_shape(problem.init, jax.random.key(0))[0].without_frozen()
     state = jax.eval_shape(optimizer.init, params)[1].inner_states["muon"].inner_state[0]
     roles = {}
@@ -232,7 +234,7 @@ def test_muon_takes_hidden_matrices_of_groups_and_vines():
     vine = control.make_vine(ENV, num_envs=1, num_steps=4, num_states=2)
     assert taken(vine) == {"policy": DENSE}
     spaces = control.adapt(ENV).spaces
-    sizes = control.Settings(num_envs=1, num_steps=2)
+    sizes = control.ControlSettings(num_envs=1, num_steps=2)
     recorded = control.recorded_from_settings(spaces, sizes, control.NetworkSettings())
     assert taken(recorded) == {"policy": DENSE, "value": DENSE}
 
@@ -338,7 +340,7 @@ def test_muon_orthogonalises_hidden_matrices_alone():
     """Steps of hidden matrices have singular values near 1; steps of heads have Adam's signs."""
     problem = control.make_problem(ENV, num_envs=2, num_steps=2)
     config = ppo.Config(optimizer="muon", learning_rate=1.0, max_grad_norm=1e9, weight_decay=0.0)
-    optimizer = optimizers.choose(config, problem, None, optimizers.adam)
+    optimizer = optimizers.choose_optimizer(config, problem, None, optimizers.adam)
     params = problem.init(jax.random.key(0))[0].without_frozen()
     steps = jax.jit(lambda: optimizer.update(params, optimizer.init(params), params)[0])()
     for role in (steps.policy, steps.value):

@@ -75,9 +75,13 @@ def make_task(name):
         (language_config.task_entry, "plain_task", r"^task: .* Plain.* class with @config.record"),
         (make_task, "failing_task", r"^task: \S+mine.py:failing_task: RuntimeError: no data"),
         (make_task, "empty_task", r"^task: must be a \S+Task or Dialogue, got NoneType"),
-        (suites.make, "NotSuite:A", r"^env: \S+NotSuite must have the methods names and make"),
-        (suites.make, "Suite:A", r"^env: \S+Suite:A cannot be made: no level"),
-        (suites.make, "Suite:B", "^env: unknown name 'B'; choose one of A"),
+        (
+            suites.from_suite,
+            "NotSuite:A",
+            r"^env: \S+NotSuite must have the methods names and make",
+        ),
+        (suites.from_suite, "Suite:A", r"^env: \S+Suite:A cannot be made: no level"),
+        (suites.from_suite, "Suite:B", "^env: unknown name 'B'; choose one of A"),
     ],
 )
 def test_wrong_entry_is_named(mine, read, name, message):
@@ -108,8 +112,8 @@ def test_scorer_is_the_reward_itself():
 
 
 def test_memory_of_a_file_is_its_object(mine):
-    given = {"network.memory": flags.Text(f"{mine}NotSuite")}
-    memory = settings.read(control, given, stored={}).config.network.memory
+    given = {"network.memory": flags.FlagText(f"{mine}NotSuite")}
+    memory = settings.merge_settings(control, given, stored={}).config.network.memory
     assert memory.value.__name__ == "NotSuite"
 
 
@@ -129,7 +133,7 @@ def test_scorer_is_one_object(reward):
 )
 def test_digest_holds_the_numbers_of_a_loss(flag, make):
     first, again, other = (
-        sources.digests({flag: sources.named(flag, make(rate))}) for rate in (0.1, 0.1, 0.9)
+        sources.digests({flag: sources.name_object(flag, make(rate))}) for rate in (0.1, 0.1, 0.9)
     )
     assert first == again != other
     assert "python:" not in first[flag]
@@ -138,9 +142,9 @@ def test_digest_holds_the_numbers_of_a_loss(flag, make):
 def test_swept_settings_have_their_own_presets(tmp_path):
     """The presets of the transformer memory stop epochs early; the GRU has none."""
     given = {"network.memory": "gru,transformer", "env": "CartPole-v1", "out": str(tmp_path)}
-    texts = {name: sweeping.flags.Text(value) for name, value in given.items()}
+    texts = {name: sweeping.flags.FlagText(value) for name, value in given.items()}
     options = sweeping.settings.options_of(sweeping.ControlSweep, texts)
-    asked = sweeping.read(control, texts, options)
+    asked = sweeping.parse(control, texts, options)
     groups = sweeping.group(control, asked, options, rounded=False)
     stops = {made.config.network.memory: made.config.method.early_stop for [(_, made)] in groups}
     assert stops == {"gru": False, "transformer": True}
@@ -148,9 +152,9 @@ def test_swept_settings_have_their_own_presets(tmp_path):
 
 def test_swept_code_is_absolute(mine, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    texts = {"network.memory": sweeping.flags.Text("none,mine.py:Cell")}
+    texts = {"network.memory": sweeping.flags.FlagText("none,mine.py:Cell")}
     options = sweeping.settings.options_of(sweeping.ControlSweep, texts)
-    asked = sweeping.read(control, texts, options)
+    asked = sweeping.parse(control, texts, options)
     assert asked.swept == {"network.memory": ["none", f"{mine}Cell"]}
 
 

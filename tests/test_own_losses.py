@@ -19,7 +19,7 @@ from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
 from jaxrl_po.run.experiment import experiment, flags
-from jaxrl_po.run.experiment.experiment import DOMAINS, of_folder
+from jaxrl_po.run.experiment.experiment import DOMAINS, read_experiment
 from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store.metrics import read
 
@@ -84,7 +84,7 @@ def test_run_with_own_loss_resumes_with_its_code(moved, capsys):
     assert {name: stored[name] for name in OWN} == flags_of(moved.parent / "own.py")
     assert "changed environment" not in capsys.readouterr().out
     (moved.parent / "own.py").write_text(CODE.replace("-log_prob", "-2.0 * log_prob"))
-    resumed = of_folder(str(moved))
+    resumed = read_experiment(str(moved))
     notes = " ".join(prepare(DOMAINS["control"], resumed.read()).display.notes)
     assert all(f" {name}: " in notes for name in OWN)
     (moved.parent / "own.py").rename(moved.parent / "other.py")
@@ -202,7 +202,7 @@ def test_grpo_on_tokens_trains_with_own_loss(tmp_path):
         return surrogates.plain(log_prob, samples)
 
     sizes = dict(flag.removeprefix("--").split("=") for flag in tiny.LANGUAGE)
-    given = {name: flags.Text(x) for name, x in sizes.items()} | {"algorithm": "grpo"}
+    given = {name: flags.FlagText(x) for name, x in sizes.items()} | {"algorithm": "grpo"}
     given |= experiment.with_names({"surrogate": surrogate, "out": tmp_path / "run"})
     run.train(run.Experiment.of(DOMAINS["language"], given))
     assert rows

@@ -269,7 +269,9 @@ def test_networks_that_are_no_modules_are_named(got):
             lambda x: control.make_problem(CART_POLE, policy=x),
             lambda x: control.make_groups(CART_POLE, policy=x),
             lambda x: control.make_vine(CART_POLE, policy=x),
-            lambda x: control.recorded_from_settings(spaces, control.Settings(**sizes), policy=x),
+            lambda x: control.recorded_from_settings(
+                spaces, control.ControlSettings(**sizes), policy=x
+            ),
         ),
         "critic": (
             lambda x: control.make_problem(CART_POLE, critic=x),

@@ -101,20 +101,20 @@ def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, mon
 
 
 def test_what_other_processes_can_import_is_named_by_its_file():
-    exact_here = sources.named("reward", exact)
+    exact_here = sources.name_object("reward", exact)
     assert type(exact_here) is str
     assert exact_here.endswith("tests/reward_functions.py:exact")
-    assert sources.named("reward", json.loads) == "json:loads"
-    probe = sources.named("env", CueReward)
+    assert sources.name_object("reward", json.loads) == "json:loads"
+    probe = sources.name_object("env", CueReward)
     assert probe.endswith("tests/probes.py:CueReward")
     # the class is not from a second import
     assert user_code.make("env", probe).__class__ is CueReward
     one = CueReward()
-    assert user_code.make("env", sources.named("env", one)) is one
+    assert user_code.make("env", sources.name_object("env", one)) is one
     with pytest.raises(ConfigError, match=r"^reward: must be a function or class that can be"):
-        sources.named("reward", 1j)
+        sources.name_object("reward", 1j)
     with pytest.raises(ConfigError, match=r"^tools: must be a function or class that can"):
-        sources.named("tools", lambda: None)
+        sources.name_object("tools", lambda: None)
 
 
 @pytest.fixture(scope="module")

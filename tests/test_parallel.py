@@ -227,5 +227,8 @@ def test_a_backend_that_is_not_there_is_named(monkeypatch, error):
 def test_cores_are_devices_if_jax_started_with_one(monkeypatch):
     monkeypatch.setattr(parallel, "_available", lambda *given, **named: 1)
     monkeypatch.setattr(parallel.backend, "cores", lambda: 3)
-    assert [len(parallel.cores("auto", seeds)) for seeds in (4, 5, 3)] == [2, 0, 3]
-    assert len({device.client for device in parallel.cores(3, 3)} - {jax.devices()[0].client}) == 1
+    assert [len(parallel.core_devices("auto", seeds)) for seeds in (4, 5, 3)] == [2, 0, 3]
+    assert (
+        len({device.client for device in parallel.core_devices(3, 3)} - {jax.devices()[0].client})
+        == 1
+    )

@@ -23,7 +23,7 @@ PANEL = plotting.Panel(
 
 def draw(panel):
     axes = Figure().subplots()
-    plotting.draw(axes, panel)
+    plotting.draw_panel(axes, panel)
     return axes
 
 
@@ -116,8 +116,8 @@ def test_interval_without_episode_repeats_last_return():
         for step, values in enumerate(([1.0, 10.0], [2.0, None], [None, 30.0]))
     ]
     run = plot.Run("a", rows, {}, "CartPole-v1")
-    assert plot.final(run, "episode_return").tolist() == [2.0, 30.0]
-    assert plot.final(run, "kl").tolist() == [-np.inf, 30.0]
+    assert plot.final_values(run, "episode_return").tolist() == [2.0, 30.0]
+    assert plot.final_values(run, "kl").tolist() == [-np.inf, 30.0]
     panel = PANEL._replace(rows=rows, series=(plotting.Series("episode_return", "a"),))
     thin = [line for line in draw(panel).get_lines() if line.get_linewidth() < 1]
     assert [line.get_ydata().tolist() for line in thin] == [[1.0, 2.0, 2.0], [10.0, 10.0, 30.0]]
@@ -159,7 +159,7 @@ def test_area_is_the_mean_over_shared_steps():
 
 
 def compared(runs, metric):
-    return plot.table(runs, plot.scores_of(runs, metric, plot.FINAL))
+    return plot.format_comparison(runs, plot.scores_of(runs, metric, plot.FINAL))
 
 
 STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".SVG": b"<?xml"}
@@ -168,7 +168,7 @@ STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".SVG": b"<?xml"}
 @pytest.mark.parametrize(("panels", "ending"), [(1, ".png"), (2, ".pdf"), (4, ".SVG")])
 def test_save_writes_one_file_by_its_suffix(tmp_path, panels, ending):
     path = tmp_path / f"curves{ending}"
-    plotting.save([PANEL] * panels, path)
+    plotting.save_panels([PANEL] * panels, path)
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes().startswith(STARTS[ending])
 
@@ -182,7 +182,7 @@ def test_failed_picture_leaves_the_one_before(tmp_path):
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space left"):
-        plotting.write(SimpleNamespace(savefig=fill), path)
+        plotting.write_figure(SimpleNamespace(savefig=fill), path)
     assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"before"]
 
 
@@ -199,7 +199,7 @@ def texts(monkeypatch):
         shown.extend(text.get_text() for text in figure.findobj(matplotlib.text.Text))
         assert not any(text.get_usetex() for text in figure.findobj(matplotlib.text.Text))
 
-    monkeypatch.setattr(plotting, "write", write)
+    monkeypatch.setattr(plotting, "write_figure", write)
     asked = {"text.usetex": True, "svg.fonttype": "none", "legend.loc": "center"}
     with matplotlib.rc_context(asked):
         yield shown
@@ -208,7 +208,7 @@ def texts(monkeypatch):
 
 def curves(path):
     series = [plotting.Series("episode_return", name) for name in NAMES]
-    plotting.save([PANEL._replace(series=series)], path)
+    plotting.save_panels([PANEL._replace(series=series)], path)
 
 
 def sweep(path):
@@ -263,7 +263,7 @@ def test_grid_of_two_settings_is_a_heatmap(tmp_path, texts, monkeypatch):
 
 
 def test_undrawable_picture_is_one_line(tmp_path, capsys):
-    with plotting.beside(tmp_path / "curves.png"):
+    with plotting.report_failure(tmp_path / "curves.png"):
         raise RuntimeError("no room\nfor it")
     said = f"warning: {tmp_path}/curves.png was not drawn, all else is there: RuntimeError: no room"
     assert capsys.readouterr() == ("", f"{said} for it\n")

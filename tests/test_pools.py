@@ -12,7 +12,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
 from jaxrl_po.run import errors
 from jaxrl_po.run.host import rollouts, vector_envs
-from jaxrl_po.run.host.vector_envs import Pool, PoolError, Stepped, named
+from jaxrl_po.run.host.vector_envs import Pool, PoolError, PoolStep, wrap_pool_errors
 
 
 class Shifted(gymnasium.Env):
@@ -36,16 +36,16 @@ gymnasium.register("Shifted-v0", entry_point=Shifted)
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(errors.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'jaxrl_po\[envpool\]'"):
-        vector_envs.find("envpool:HalfCheetah-v4")
+        vector_envs.find_source("envpool:HalfCheetah-v4")
 
 
 def test_classes_need_not_begin_at_zero():
-    where = vector_envs.find("gymnasium:Shifted-v0", '{"max_episode_steps": 5}')
+    where = vector_envs.find_source("gymnasium:Shifted-v0", '{"max_episode_steps": 5}')
     assert where.max_steps == 5
     np.testing.assert_array_equal(where.spaces.observe(np.array([2, 4])), np.eye(4)[[0, 2]])
-    settings = control.Settings(num_envs=8, num_steps=12)
+    settings = control.ControlSettings(num_envs=8, num_steps=12)
     problem = control.recorded_from_settings(where.spaces, settings)
-    _, state, begun = started(rollouts.HostProblem(where, problem, 8, 12, 1))
+    _, state, begun = started(rollouts.PoolProblem(where, problem, 8, 12, 1))
     _, recording = begun.record(state, ignore)
     kept = recording.mask[0]
     assert set(recording.action[0][kept].tolist()) == {0, 1, 2}
@@ -85,7 +85,7 @@ gymnasium.register("Strict-v0", entry_point=Strict)
 def test_actions_are_cast_to_the_space_and_stay_within_its_own_bounds(acts, low, monkeypatch):
     """In float32, 0.1 exceeds the bound 0.1."""
     monkeypatch.setattr(Strict, "action_space", acts)
-    where = vector_envs.find("gymnasium:Strict-v0")
+    where = vector_envs.find_source("gymnasium:Strict-v0")
     of = where.spaces.action
     least = np.full((2, *of.shape), -9.0 if where.spaces.action_size else 0, of.dtype)
     played = np.asarray(jax.vmap(where.spaces.to_action)(least))
@@ -106,10 +106,10 @@ def test_actions_are_cast_to_the_space_and_stay_within_its_own_bounds(acts, low,
 )
 def test_whole_numbers_and_flags_are_observed_as_numbers(seen, monkeypatch):
     monkeypatch.setattr(Strict, "observation_space", seen)
-    where = vector_envs.find("gymnasium:Strict-v0")
-    settings = control.Settings(num_envs=2, num_steps=2)
+    where = vector_envs.find_source("gymnasium:Strict-v0")
+    settings = control.ControlSettings(num_envs=2, num_steps=2)
     problem = control.recorded_from_settings(where.spaces, settings)
-    begun = rollouts.HostProblem(where, problem, 2, 2, 1).open(0, [0])
+    begun = rollouts.PoolProblem(where, problem, 2, 2, 1).open(0, [0])
     assert begun.recording().observation.shape == (1, 2, 3, *seen.shape)
     observed = where.open([1, 2]).reset().astype(where.dtype)
     assert where.spaces.observe(observed).dtype == where.spaces.observation.dtype == np.float32
@@ -131,22 +131,25 @@ def test_spaces_that_cannot_be_handled_are_named(observations, actions):
 
 
 def test_no_limit_is_none_and_not_a_number():
-    assert vector_envs.find("gymnasium:CartPole-v1", '{"max_episode_steps": -1}').max_steps is None
+    assert (
+        vector_envs.find_source("gymnasium:CartPole-v1", '{"max_episode_steps": -1}').max_steps
+        is None
+    )
     pytest.importorskip("envpool")
-    assert vector_envs.find("envpool:CliffWalking-v0").max_steps is None
+    assert vector_envs.find_source("envpool:CliffWalking-v0").max_steps is None
 
 
 def test_pictures_are_of_the_environment_that_was_trained_on():
     pytest.importorskip("envpool")
     arguments = '{"max_episode_steps": 7}'
-    where = vector_envs.find("envpool:CartPole-v1", arguments)
+    where = vector_envs.find_source("envpool:CartPole-v1", arguments)
     camera, why = render._camera(where, 0)
     assert camera is None
     assert "arguments of envpool" in why
 
 
 def test_gymnasium_gives_true_final_observations():
-    pool = vector_envs.find("gymnasium:CartPole-v1").open([3, 4])
+    pool = vector_envs.find_source("gymnasium:CartPole-v1").open([3, 4])
     seen, action = pool.reset(), np.array([1, 1])
     for _ in range(30):
         before, stepped = seen, pool.step(action)
@@ -164,7 +167,7 @@ def test_gymnasium_gives_true_final_observations():
 
 def test_envpool_gives_true_final_observations():
     pytest.importorskip("envpool")
-    where = vector_envs.find("envpool:CartPole-v1", '{"max_episode_steps": 7}')
+    where = vector_envs.find_source("envpool:CartPole-v1", '{"max_episode_steps": 7}')
     assert where.max_steps == 7
     pool = where.open([3, 4])
     pool.reset()
@@ -183,14 +186,14 @@ def test_envpool_gives_true_final_observations():
 def test_envpool_refuses_what_it_does_not_have():
     pytest.importorskip("envpool")
     with pytest.raises(ConfigError, match="did you mean Hopper-v"):
-        vector_envs.find("envpool:Hoper-v4")
+        vector_envs.find_source("envpool:Hoper-v4")
     with pytest.raises(ConfigError, match="wings"):
-        vector_envs.find("envpool:CartPole-v1", '{"wings": 2}')
+        vector_envs.find_source("envpool:CartPole-v1", '{"wings": 2}')
     for threads in ("0", '"x"', "true"):
         with pytest.raises(ConfigError, match="num_threads must be a whole number of at least 1"):
-            vector_envs.find("envpool:CartPole-v1", f'{{"num_threads": {threads}}}')
+            vector_envs.find_source("envpool:CartPole-v1", f'{{"num_threads": {threads}}}')
     with pytest.raises(ConfigError, match="seed is chosen by the run"):
-        vector_envs.find("envpool:CartPole-v1", '{"seed": 2}')
+        vector_envs.find_source("envpool:CartPole-v1", '{"seed": 2}')
 
 
 def test_an_environment_that_cannot_be_made_is_one_line():
@@ -201,20 +204,22 @@ def test_an_environment_that_cannot_be_made_is_one_line():
     with pytest.raises(
         ConfigError, match=r"^env: gymnasium:Lacking-v0: FileNotFoundError: no map for it$"
     ):
-        vector_envs.find("gymnasium:Lacking-v0")
+        vector_envs.find_source("gymnasium:Lacking-v0")
 
 
 def test_frames_of_atari_come_with_their_channels_last():
     pytest.importorskip("envpool")
-    where = vector_envs.find("envpool:Pong-v5")
+    where = vector_envs.find_source("envpool:Pong-v5")
     assert where.spaces.observation.shape == (84, 84, 4)
     pool = where.open([1])
     frame = pool.reset()
     assert frame.shape == (1, 84, 84, 4)
     assert frame.dtype == np.uint8
-    hosted = rollouts.HostProblem(
+    hosted = rollouts.PoolProblem(
         where,
-        control.recorded_from_settings(where.spaces, control.Settings(num_envs=1, num_steps=2)),
+        control.recorded_from_settings(
+            where.spaces, control.ControlSettings(num_envs=1, num_steps=2)
+        ),
         1,
         2,
         1,
@@ -246,13 +251,13 @@ def test_pool_errors_name_the_environment():
     ],
 )
 def test_shapes_of_a_vector_environment_are_named(field, shape, valid):
-    shapes = {name: [2] for name in Stepped._fields} | {field: shape}
-    results = Stepped(**{name: np.zeros(each) for name, each in shapes.items()})
+    shapes = {name: [2] for name in PoolStep._fields} | {field: shape}
+    results = PoolStep(**{name: np.zeros(each) for name, each in shapes.items()})
 
     def open_pool(seeds):
         return Pool(lambda: results.observation, lambda action: results, lambda: None)
 
-    pool = named("mine", open_pool)([1, 2])
+    pool = wrap_pool_errors("mine", open_pool)([1, 2])
     got = str(shape).replace("[", r"\[")
     with pytest.raises(
         PoolError, match=f"^env mine: .* {field} of step must be {valid}, got {got}"

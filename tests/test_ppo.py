@@ -151,10 +151,10 @@ def test_price_of_a_token_by_hand():
     state = steps(ppo.Config(), 0)[0][0]._replace(reference_params=frozen)
     seen = []
     inner = Learner(None, None, lambda state, batch: (seen.append(batch.reward), (state, {}))[1])
-    settings = reference.Settings(enabled=True, kl_coefficient=0.7)
+    settings = reference.ReferenceSettings(enabled=True, kl_coefficient=0.7)
     charged = reference.with_reference_kl(inner, TABLE, settings).update
     charged(state, batch)
-    policy = actor_critic.policy_of(TABLE)
+    policy = actor_critic.make_policy(TABLE)
     log_softmax = [
         np.asarray(jax.nn.log_softmax(policy(p, batch).logits))
         for p in (params, params._replace(policy=frozen))
@@ -176,7 +176,7 @@ def test_disabled_reference_is_not_computed():
 
 
 def test_the_reference_is_the_initial_policy_and_stays():
-    states, metrics = steps(PLAIN, 2, reference.Settings(enabled=True))
+    states, metrics = steps(PLAIN, 2, reference.ReferenceSettings(enabled=True))
     for state in states:
         jax.tree.map(np.testing.assert_array_equal, state.reference_params, states[0].params.policy)
     assert float(metrics[0]["reference_kl"].value()) == pytest.approx(0.0, abs=1e-6)
@@ -192,7 +192,7 @@ def test_the_reference_is_the_initial_policy_and_stays():
 @pytest.mark.parametrize(("target", "second"), [(1e-6, 1.02), (1e6, 0.98)])
 def test_the_price_adapts_both_ways(target, second):
     """At the reference the KL is 0 and β falls by 0.1 · 0.2; then the KL exceeds the low target."""
-    settings = reference.Settings(enabled=True, adapt=True, target_kl=target)
+    settings = reference.ReferenceSettings(enabled=True, adapt=True, target_kl=target)
     states, metrics = steps(PLAIN, 2, settings)
     betas = [float(state.collector.replicated[reference.COEFFICIENT]) for state in states]
     np.testing.assert_allclose(betas, [0.05, 0.05 * 0.98, 0.05 * 0.98 * second], rtol=1e-5)
@@ -222,11 +222,11 @@ def test_user_surrogate_replaces_the_clipped_one():
 
 def test_reference_coefficient_is_not_negative():
     with pytest.raises(ConfigError, match=r"^kl_coefficient: must lie in"):
-        check(reference.Settings(enabled=True, kl_coefficient=-1.0))
+        check(reference.ReferenceSettings(enabled=True, kl_coefficient=-1.0))
 
 
 def test_a_second_reference_and_a_proposal_are_refused():
-    settings = reference.Settings(enabled=True)
+    settings = reference.ReferenceSettings(enabled=True)
     once = reference.with_reference_kl(ppo.make(PLAIN, TABLE), TABLE, settings)
     twice = reference.with_reference_kl(once, TABLE, settings)
     with pytest.raises(ConfigError, match="use_reference: must be off"):
@@ -237,7 +237,7 @@ def test_a_second_reference_and_a_proposal_are_refused():
 
 
 def test_nothing_sampled_leaves_the_coefficient_alone():
-    settings = reference.Settings(enabled=True, adapt=True)
+    settings = reference.ReferenceSettings(enabled=True, adapt=True)
     learner = reference.with_reference_kl(ppo.make(PLAIN, TABLE), TABLE, settings)
     state, batch = learner.sample(learner.init(jax.random.key(0)))
     nothing = batch._replace(mask=jnp.zeros_like(batch.mask))

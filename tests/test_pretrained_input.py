@@ -13,7 +13,7 @@ from folders import arguments, write_place, write_rows
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import prompts
-from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.devices.memory import DeviceMemory
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, policies
@@ -37,8 +37,8 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(
     place, tmp_path, monkeypatch
 ):
     """Rows then need no answer, and the function scores evaluations; nothing is trained here."""
-    monkeypatch.setattr(programs, "check", lambda job: None)
-    monkeypatch.setattr(programs, "compile_with_score", lambda *_: (None, Memory(0, None)))
+    monkeypatch.setattr(programs, "check_job", lambda job: None)
+    monkeypatch.setattr(programs, "compile_with_score", lambda *_: (None, DeviceMemory(0, None)))
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "def short(completions, prompts, **columns):\n"
@@ -81,7 +81,7 @@ def test_arguments_reach_the_template(place, tmp_path):
     flags = arguments(
         place, tmp_path / "run", train, '--task.template_arguments={"tools": [" w9 "]}'
     )
-    config = settings_lib.parse(script, flags).config
+    config = settings_lib.parse_settings(script, flags).config
     base = models.read_base(str(place / "model"), config.model)
     task = models.make_task(config, base)
     prompt = task.sample(jax.random.key(0), False)
@@ -97,7 +97,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     )
 
     def asked(*flags):
-        config = settings_lib.parse(
+        config = settings_lib.parse_settings(
             script, arguments(place, tmp_path / "run", train, *flags)
         ).config
         base = models.read_base(str(place / "model"), config.model)
@@ -134,7 +134,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
 def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, tmp_path):
     def config(*flags):
         given = arguments(place, tmp_path / "run", *flags)
-        return settings_lib.settle(script, settings_lib.parse(script, given), None).method
+        return settings_lib.settle(script, settings_lib.parse_settings(script, given), None).method
 
     whole, adapted = config("--total_steps=1600"), config("--total_steps=1600", "--lora.rank=2")
     assert adapted.learning_rate > 10 * whole.learning_rate
@@ -143,7 +143,9 @@ def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, t
     assert not adapted.use_reference
     assert config("--total_steps=80000").warm_up_iterations == 30
     given = {"config.warm_up_iterations": 50}
-    read = settings_lib.parse(script, arguments(place, tmp_path / "run", *flags_lib.written(given)))
+    read = settings_lib.parse_settings(
+        script, arguments(place, tmp_path / "run", *flags_lib.written(given))
+    )
     assert settings_lib.settle(script, read, None).method.warm_up_iterations == 50
 
 
@@ -173,7 +175,7 @@ def test_paths_of_prompts_are_kept_for_use_from_elsewhere(place, tmp_path, monke
         "--task.train=chat.jsonl",
         "--task.test=more.jsonl",
     ]
-    task = settings_lib.parse(script, flags).config.task
+    task = settings_lib.parse_settings(script, flags).config.task
     assert (task.train, task.test) == (f"{tmp_path}/chat.jsonl", f"{tmp_path}/more.jsonl")
 
 

@@ -18,7 +18,7 @@ from jaxrl_po import run
 from jaxrl_po.cli import evaluate, export, launch, report
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
-from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.devices.memory import DeviceMemory
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, registry
@@ -46,8 +46,8 @@ def place(finished, adapted):
 def begun(monkeypatch):
     """Flags of runs without steps, whose training is not compiled."""
     shapes.trace_only(monkeypatch)
-    monkeypatch.setattr(programs, "check", lambda job: None)
-    monkeypatch.setattr(programs, "compile_kind", lambda *_: (None, Memory(0, None)))
+    monkeypatch.setattr(programs, "check_job", lambda job: None)
+    monkeypatch.setattr(programs, "compile_kind", lambda *_: (None, DeviceMemory(0, None)))
     return ["--total_steps=0", "--eval_samples=0", "--show=0"]
 
 
@@ -74,7 +74,7 @@ def test_run_trains_adapters_over_the_folder_alone(place, adapted):
     loaded = pretrained.load(place / "model")
     config = json.loads((adapted / "config.json").read_text())
     stored = config["resolved"]["base"]
-    assert stored == models.digest(
+    assert stored == models.digest_base(
         loaded.params, models.read_base(str(place / "model"), models.Computation())
     )
     assert config["init_from"] == str(place / "model")
@@ -237,13 +237,13 @@ def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
     (share,) = re.findall(r"([\d.]+)% of the changed numbers round back", capsys.readouterr().out)
     assert 0.0 <= float(share) < 100.0
-    settings = settings_lib.parse(script, over(tmp_path / "a", *flags)).config
-    found = models.start(script, settings)
+    settings = settings_lib.parse_settings(script, over(tmp_path / "a", *flags)).config
+    found = models.make_models(script, settings)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(found.params)} == {"float32"}
 
 
 def job_of(flags):
-    config = settings_lib.parse(script, flags).config
+    config = settings_lib.parse_settings(script, flags).config
     one = Placement(config.run.seeds, 1, 1)
     return script.build(config, one)
 
@@ -320,7 +320,7 @@ def test_chain_of_runs_is_loaded_and_exported(place, tmp_path):
     last = [*over(grouped, *settings), "--algorithm=dapo", f"--out={adapted}", *ADAPTED]
     last += ["--total_steps=8", "--config.dynamic_sampling=off"]
     assert launch.language(last) == 0
-    read_back = settings_lib.parse(script, last).config.initial
+    read_back = settings_lib.parse_settings(script, last).config.initial
     assert read_back == (str(place / "model"), True)
     loaded = run.load(adapted, checkpoint="latest")
     assert len(loaded.generate(["w8 w9"])) == 1
@@ -351,7 +351,7 @@ def moved(place, adapted, tmp_path):
 
 def test_other_base_is_refused_and_missing_named(moved, tmp_path, monkeypatch):
     place, adapted = moved
-    monkeypatch.setattr("jaxrl_po.run.loop.programs.check", lambda job: None)
+    monkeypatch.setattr("jaxrl_po.run.loop.programs.check_job", lambda job: None)
     changed = r"^\w+: \S+ holds adapters over another base: its digest was \w+ and is \w+ now"
     next_run = [*arguments(place, tmp_path / "next"), f"--init_from={adapted}", "--total_steps=8"]
     for call in (

@@ -253,9 +253,9 @@ def test_a_signal_to_one_process_saves_and_ends_all_and_another_number_of_device
 
 
 def test_the_flag_on_which_processes_disagree_is_named(monkeypatch):
-    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(processes, "is_multi_process", lambda: True)
     monkeypatch.setattr(
-        processes, "gather", lambda mine: [mine, [mine[0] | {"config.gamma": 0.9}, None]]
+        processes, "gather_values", lambda mine: [mine, [mine[0] | {"config.gamma": 0.9}, None]]
     )
     with (
         pytest.raises(
@@ -263,7 +263,7 @@ def test_the_flag_on_which_processes_disagree_is_named(monkeypatch):
             match=r"^config.gamma: must be the same in all processes, but is 0.99 in process 0 "
             r"and 0.9 in process 1$",
         ),
-        processes.together() as require_same,
+        processes.collective_errors() as require_same,
     ):
         require_same({"seeds": 2, "config.gamma": 0.99})
 
@@ -315,7 +315,7 @@ def test_a_cluster_that_does_not_tell_all_is_named(monkeypatch):
         match=r"^distributed: found no cluster .*: give coordinator \(host:port\), "
         r"num_processes and process_id \(coordinator_address should be defined",
     ):
-        processes.start()
+        processes.join_processes()
 
 
 @pytest.mark.slow
@@ -354,16 +354,16 @@ def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
 )
 def test_bad_flags_are_named_before_anything_is_waited_for(arguments, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
-        processes.start(**arguments)
+        processes.join_processes(**arguments)
 
 
 def test_alone_everything_returns_at_once():
     assert processes.is_writer()
-    assert not processes.several()
+    assert not processes.is_multi_process()
     assert processes.any_of(True)
     assert not processes.any_of(False)
-    assert processes.decide(lambda: [1, 2]) == [1, 2]
-    with pytest.raises(UsageError, match="no"), processes.together():
+    assert processes.on_first_process(lambda: [1, 2]) == [1, 2]
+    with pytest.raises(UsageError, match="no"), processes.collective_errors():
         raise UsageError("no")
 
 

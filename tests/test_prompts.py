@@ -26,8 +26,8 @@ def write(path, rows=ROWS):
 @pytest.fixture
 def task(tmp_path):
     rows = prompts.read_jsonl(write(tmp_path / "all.jsonl"))
-    train, validation, test = prompts.split(rows, 0.5, 2)
-    return prompts.make_task("doubles", train, test, validation=validation)
+    train, validation, test = prompts.hash_split(rows, 0.5, 2)
+    return prompts.make_task_from_rows("doubles", train, test, validation=validation)
 
 
 def test_the_task_draws_each_split_and_knows_its_answers(task):
@@ -80,10 +80,10 @@ def test_a_warm_start_and_an_evaluation_work_as_for_any_task(task):
 
 def test_a_split_follows_the_prompt_alone():
     rows = [prompts.Row(row, "") for row in ROWS]
-    train, test = prompts.split([*rows, *reversed(rows)], 0.25)
+    train, test = prompts.hash_split([*rows, *reversed(rows)], 0.25)
     assert {row.prompt for row in train}.isdisjoint(row.prompt for row in test)
     assert len(train) + len(test) == 80
-    assert {row.prompt for row in test} == {row.prompt for row in prompts.split(rows, 0.25)[1]}
+    assert {row.prompt for row in test} == {row.prompt for row in prompts.hash_split(rows, 0.25)[1]}
 
 
 def test_validation_and_test_share_what_is_held_out():
@@ -92,11 +92,11 @@ def test_validation_and_test_share_what_is_held_out():
     The training rows do not depend on the split of the others.
     """
     rows = [prompts.Row(row, f"{i:02d}") for i, row in enumerate(ROWS)]
-    train, *held_out = prompts.split(rows, 0.25, 2)
-    first, second = prompts.split(rows, 0.25)
+    train, *held_out = prompts.hash_split(rows, 0.25, 2)
+    first, second = prompts.hash_split(rows, 0.25)
     assert train == first
     assert sorted(row.place for part in held_out for row in part) == [row.place for row in second]
-    assert [len(part) for part in prompts.split(rows[:3], 1e-9, 2)] == [1, 1, 1]
+    assert [len(part) for part in prompts.hash_split(rows[:3], 1e-9, 2)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -140,22 +140,22 @@ def test_other_bad_input(tmp_path):
     rows = prompts.read_jsonl(write(tmp_path / "rows.jsonl"))
     advice = "leaves none to train on; give at least 3 different prompts"
     with pytest.raises(ConfigError, match=rf"fraction: 0.1 of 2 prompts {advice}$"):
-        prompts.split(rows[:2], 0.1, 2)
+        prompts.hash_split(rows[:2], 0.1, 2)
     other = prompts.read_jsonl(write(tmp_path / "other.jsonl", [{**ROWS[7], "answer": "15"}]))
     with pytest.raises(
         ConfigError,
         match=r"other.jsonl line 1: the test prompt '7\+7=' is a training prompt "
         r".*rows.jsonl line 8",
     ):
-        prompts.make_task("doubles", rows, other)
+        prompts.make_task_from_rows("doubles", rows, other)
     with pytest.raises(
         ConfigError, match=r"rows.jsonl line 11: the prompt has 6 tokens, more than 5"
     ):
-        prompts.make_task("doubles", rows[:20], rows[20:], max_prompt_length=5)
+        prompts.make_task_from_rows("doubles", rows[:20], rows[20:], max_prompt_length=5)
     with pytest.raises(
         ConfigError, match=r"rows.jsonl line 10: prompt must not hold '9', only '012345678\+='"
     ):
-        prompts.make_task("doubles", rows[:20], rows[20:], characters="012345678+=")
+        prompts.make_task_from_rows("doubles", rows[:20], rows[20:], characters="012345678+=")
     pair = [language.tasks.Example("a", "b")]
     with pytest.raises(ConfigError, match="test: must share no prompt with train, but has 'a'"):
         language.tasks.table("pairs", language.make_tokenizer("ab"), pair, pair)
@@ -167,11 +167,13 @@ def test_an_answer_may_be_null_where_functions_reward(tmp_path):
     with pytest.raises(ConfigError, match=r"line 4: answer must be text .* got None"):
         prompts.read_jsonl(path)
     read = prompts.read_jsonl(path, answers=False)
-    task = prompts.make_task("file", read[:2], read[2:])
+    task = prompts.make_task_from_rows("file", read[:2], read[2:])
     assert task.columns(np.arange(4))["answer"] == ["0", "2", "4", None]
     options = types.SimpleNamespace(task="file")
     assert rewarding.unanswered(options, task)
-    assert not rewarding.unanswered(options, prompts.make_task("file", read[:2], read[2:3]))
+    assert not rewarding.unanswered(
+        options, prompts.make_task_from_rows("file", read[:2], read[2:3])
+    )
 
 
 def test_a_null_answer_is_no_demonstration():

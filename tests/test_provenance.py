@@ -43,7 +43,7 @@ def commit(package):
 
 
 def test_what_is_told():
-    told = provenance.describe("3 seeds on 1 device")
+    told = provenance.describe_process("3 seeds on 1 device")
     assert told["placement"] == "3 seeds on 1 device"
     assert told["device"] == f"{jax.device_count()} × cpu"
     assert told["xla_flags"] == os.environ["XLA_FLAGS"]
@@ -126,9 +126,11 @@ def test_a_run_keeps_what_it_was_begun_under():
 
 
 def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
-    provenance.require_same(NOW, {}, "runs/x")
-    provenance.require_same(NOW, {"iterations": 3, **NOW}, "runs/x")
-    provenance.require_same(NOW | {"revision": None}, NOW, "runs/x")  # both runs have the same code
+    provenance.require_same_process(NOW, {}, "runs/x")
+    provenance.require_same_process(NOW, {"iterations": 3, **NOW}, "runs/x")
+    provenance.require_same_process(
+        NOW | {"revision": None}, NOW, "runs/x"
+    )  # both runs have the same code
     other = NOW | {"device": "1 × cpu", "versions": {"jax": "1", "numpy": "1"}}
     with pytest.raises(
         ConfigError,
@@ -136,9 +138,9 @@ def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
         r"runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2; "
         r"resume it there, or begin another without deterministic$",
     ):
-        provenance.require_same(NOW, other, "runs/x")
+        provenance.require_same_process(NOW, other, "runs/x")
     with pytest.raises(ConfigError, match="there differ source: None → aa"):
-        provenance.require_same(
+        provenance.require_same_process(
             NOW,
             {"iterations": 3, **{name: NOW[name] for name in NOW if name != "source"}},
             "runs/x",

@@ -147,14 +147,15 @@ def run(finished, tmp_path_factory):
 @pytest.fixture(scope="module")
 def player(script, run):
     return script.restore(
-        script.Options(run=str(run)), script.earlier.read(script.control, "run", str(run))
+        script.RenderOptions(run=str(run)),
+        script.earlier.read_config(script.control, "run", str(run)),
     )
 
 
 @pytest.fixture(scope="module")
 def whole(script, player):
     """Returns a sampled episode, played in one call of the program."""
-    return script.play(player, jax.random.key(0), max_steps=100, greedy=False)
+    return script.play_episode(player, jax.random.key(0), max_steps=100, greedy=False)
 
 
 def snapshot(path):
@@ -173,8 +174,8 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
     assert script.main([*flags, f"--out={out}", "--width=160"]) == 0
     assert snapshot(run) == before
 
-    options = script.flags.parse(flags, {"": script.Options})[""]
-    player = script.restore(options, script.earlier.read(script.control, "run", str(run)))
+    options = script.flags.parse_records(flags, {"": script.RenderOptions})[""]
+    player = script.restore(options, script.earlier.read_config(script.control, "run", str(run)))
     assert player.iteration == 10
     evaluate = jax.jit(control.make_evaluate(player.world.env, player.problem, num_episodes=1))
     expected = evaluate(player.state.params, player.state.collector, jax.random.key(3))
@@ -202,7 +203,7 @@ def test_an_episode_ends_where_the_environment_or_the_flag_says(script, player, 
     )
     assert inside[:-1].all()
     assert not inside[-1]
-    short = script.play(player, jax.random.key(0), max_steps=3, greedy=False)
+    short = script.play_episode(player, jax.random.key(0), max_steps=3, greedy=False)
     assert len(short.observation) == 4
     assert_begins(whole, short)
 
@@ -212,7 +213,7 @@ def test_a_long_episode_is_played_in_several_calls(
     script, player, whole, monkeypatch, max_steps, length
 ):
     monkeypatch.setattr(script, "STEPS", 3)
-    parts = script.play(player, jax.random.key(0), max_steps=max_steps, greedy=False)
+    parts = script.play_episode(player, jax.random.key(0), max_steps=max_steps, greedy=False)
     assert len(parts.action) == (length or len(whole.action))
     assert_begins(whole, parts)
 
@@ -220,7 +221,7 @@ def test_a_long_episode_is_played_in_several_calls(
 @pytest.fixture
 def played(script, monkeypatch):
     """Replaces playing by a stored episode."""
-    monkeypatch.setattr(script, "play", lambda *_, **__: episode(CASES["cart_pole"][1]))
+    monkeypatch.setattr(script, "play_episode", lambda *_, **__: episode(CASES["cart_pole"][1]))
 
 
 @pytest.mark.usefixtures("played")

@@ -77,7 +77,7 @@ def test_results_of_runs_have_a_short_text(tmp_path, monkeypatch):
     )
     rates = {"config.learning_rate": [1e-3, 1e-2, 1e-1]}
     swept = run.sweep(experiment, over=rates, evaluations=2)
-    assert repr(swept).startswith("Swept(rows=<3 items>, best={")
+    assert repr(swept).startswith("SweepResult(rows=<3 items>, best={")
     assert "'config.learning_rate': 0." in repr(swept)
     assert all(len(repr(each)) < 2000 for each in (trained, loaded, swept))
 

@@ -260,7 +260,7 @@ def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tm
 
     monkeypatch.setattr(rewarding, "with_reward_model", fitted)
     flags = ["--algorithm=dapo", "--reward=model", "--task=addition", f"--out={tmp_path}/run"]
-    config = settings.parse(script, [*flags, *SMALL]).config
+    config = settings.parse_settings(script, [*flags, *SMALL]).config
     script.build(config, choose("1", num_seeds=1, num_rows=2))
     [(budget, longest)] = budgets
     assert budget == budget_with_room(longest) > longest

@@ -17,7 +17,7 @@ from jaxrl_po.distributions import Categorical, DiagonalGaussian
 from jaxrl_po.divergences import k3
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import lora
-from jaxrl_po.language.sampling import truncate
+from jaxrl_po.language.sampling import truncate_logits
 
 CANCELLING = list(itertools.permutations([100.1, -100.1, 0.3]))
 SHARES = list(itertools.permutations([0.1, 0.3, 0.4]))
@@ -40,7 +40,9 @@ def compared(rewards):
     mask = jnp.ones((1, *rewards.shape), bool)
     sums = jax.tree.map(lambda x: x[:, 0], compensated.sums_to_go(rewards))
     stratum = jnp.zeros(len(rewards), jnp.int32)
-    running = group_statistics.observe(group_statistics.nothing(1), sums.value, stratum, decay=1.0)
+    running = group_statistics.update_moments(
+        group_statistics.empty_moments(1), sums.value, stratum, decay=1.0
+    )
     rounding = compensated.rounding(sums.value, sums.size, sums.terms, rewards.shape[1])
     outcome = group_advantages.outcomes(rewards)
     return outcome, {
@@ -104,7 +106,7 @@ def test_nothing_is_learned_from_the_order_of_rewards(rewards):
 
 
 def test_a_constant_observation_is_normalised_to_zero():
-    merge = jax.jit(normalizer.merge)
+    merge = jax.jit(normalizer.merge_batch)
     for constant in (9.81, 1e6 + 0.1, 0.1, -3e-5, 12345.678):
         statistics = normalizer.empty((2,))
         for count in (7, 128, 4096):
@@ -117,7 +119,7 @@ def test_a_constant_observation_is_normalised_to_zero():
 
 def test_a_billion_samples_do_not_stop_the_count():
     """One sample's weight is below the rounding of the sums, and the std stays that in the data."""
-    merge = jax.jit(normalizer.merge)
+    merge = jax.jit(normalizer.merge_batch)
     generator = np.random.default_rng(0)
     statistics = normalizer.Normalizer(jnp.int32(10**9), jnp.zeros(1), jnp.ones(1))
     for _ in range(300):
@@ -179,7 +181,7 @@ def test_k3_of_a_small_step_is_half_its_square():
     ],
 )
 def test_the_nucleus_is_the_smallest_set_of_that_mass(probabilities, top_p, kept):
-    truncated = truncate(jnp.log(jnp.array(probabilities)), top_p=top_p)
+    truncated = truncate_logits(jnp.log(jnp.array(probabilities)), top_p=top_p)
     assert int(jnp.isfinite(truncated).sum()) == kept
 
 
@@ -188,8 +190,8 @@ def test_a_token_of_just_the_least_probability_stays():
     part = 1.0 / np.arange(2, 60)
     for least in part:
         pair = jnp.log(jnp.array([0.5, 0.5 * least], jnp.float32))
-        assert bool(jnp.isfinite(truncate(pair, min_p=float(least))).all())
-        assert int(jnp.isfinite(truncate(pair, min_p=float(least) * 1.0001)).sum()) == 1
+        assert bool(jnp.isfinite(truncate_logits(pair, min_p=float(least))).all())
+        assert int(jnp.isfinite(truncate_logits(pair, min_p=float(least) * 1.0001)).sum()) == 1
 
 
 def test_a_step_of_zero_is_no_gain():
@@ -249,6 +251,6 @@ def test_adapters_are_not_lost_in_bfloat16():
     kernel = {"kernel": jnp.ones((2, 2), jnp.bfloat16)}
     base = {"params": {"blocks": {"mlp": {"up": kernel}}}}
     model = SimpleNamespace(lora=SimpleNamespace(scale=1.0))
-    merged = lora.merge(model, base, {lora.ADAPTERS: {"blocks": {"mlp": {"up": pair}}}})
+    merged = lora.merge_adapters(model, base, {lora.ADAPTERS: {"blocks": {"mlp": {"up": pair}}}})
     found = merged["params"]["blocks"]["mlp"]["up"]["kernel"]
     np.testing.assert_allclose(found, 1.001, rtol=1e-6)

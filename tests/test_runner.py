@@ -15,7 +15,7 @@ from toy_run import SEEDS, Silent, bits, greedy, job, run, toy
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.devices.memory import memory_of
+from jaxrl_po.run.devices.memory import measure_memory
 from jaxrl_po.run.loop import programs, signals
 from jaxrl_po.run.loop.runner import Diverged, Log, extend_streaks, read_aside
 from jaxrl_po.run.store import metrics
@@ -195,7 +195,7 @@ def test_a_compiler_that_tells_nothing_of_memory(whole):
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), whole[1].state
     )
-    held = memory_of(SimpleNamespace(memory_analysis=lambda: None), like)
+    held = measure_memory(SimpleNamespace(memory_analysis=lambda: None), like)
     assert held.describe() == "a device holds 96 bytes of state"
 
 
@@ -299,7 +299,7 @@ def test_chunk_is_split_into_timed_calls(monkeypatch, seconds, calls):
 
     monkeypatch.setattr(programs, "SECONDS_OF_CALL", seconds)
     monkeypatch.setattr(programs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    chunk, never = programs.in_calls(program), threading.Event()
+    chunk, never = programs.run_in_timed_calls(program), threading.Event()
     state, first, *_ = chunk(np.int32(0), np.int32(5), print, never)
     state, second, count, _ = chunk(state, np.int32(5), print, never)
     assert (state, count) == (10, 5)
@@ -317,9 +317,9 @@ def test_processes_agree_on_call_length_and_stop(monkeypatch):
         asked.append(int(n))
         return state + n, {}
 
-    monkeypatch.setattr(processes, "gather", lambda size: [size, 2])
+    monkeypatch.setattr(processes, "gather_values", lambda size: [size, 2])
     monkeypatch.setattr(processes, "any_of", lambda flag: heard.pop(0))
-    *_, count, _ = programs.in_calls(program)(np.int32(0), 9, print, threading.Event())
+    *_, count, _ = programs.run_in_timed_calls(program)(np.int32(0), 9, print, threading.Event())
     assert (asked, count) == ([1, 2, 2], 5)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po.language import Transformer, unembedding
-from jaxrl_po.language.sampling import Decoding, generate, kept_tokens, truncate
+from jaxrl_po.language.sampling import Decoding, generate, kept_tokens, truncate_logits
 
 HELD = unembedding.HELD
 VOCABULARY, PAD, EOS, BUDGET = 10, 0, 1, 5
@@ -243,7 +243,7 @@ def test_truncation_equals_a_plain_reference(top_k, top_p, min_p):
     logits[10:15] = 0.0
     logits[15:, :4] = -np.inf
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    result = np.asarray(jax.jit(functools.partial(truncate, **filters))(logits))
+    result = np.asarray(jax.jit(functools.partial(truncate_logits, **filters))(logits))
     for row, got in zip(logits.astype(np.float64), result, strict=True):
         chosen = [
             token
@@ -256,7 +256,7 @@ def test_truncation_equals_a_plain_reference(top_k, top_p, min_p):
 
 
 def left(logits, **options):
-    return np.isfinite(jax.jit(functools.partial(truncate, **options))(logits)).tolist()
+    return np.isfinite(jax.jit(functools.partial(truncate_logits, **options))(logits)).tolist()
 
 
 def test_of_equals_at_the_edge_the_lower_indices_stay():
@@ -371,7 +371,9 @@ def test_the_most_likely_alone_is_greedy_and_certain():
 
 def test_switched_off_nothing_is_sorted():
     def sorts(**options):
-        program = str(jax.make_jaxpr(functools.partial(truncate, **options))(jnp.zeros((2, 5))))
+        program = str(
+            jax.make_jaxpr(functools.partial(truncate_logits, **options))(jnp.zeros((2, 5)))
+        )
         return "sort" in program or "top_k" in program
 
     assert not sorts()

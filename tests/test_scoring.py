@@ -208,8 +208,8 @@ def test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls(tmp_
         ("tree", "len('a')", "tried to run text"),
         ("timed", "import antigravity", "tried to run text"),
     ):
-        function = workers.load(f"{tmp_path}/own.py:{name}")
-        reply = scoring_worker.answer(function, guard, {"completions": [completion]})
+        function = workers.load_source(f"{tmp_path}/own.py:{name}")
+        reply = scoring_worker.answer_request(function, guard, {"completions": [completion]})
         assert reply.get("error", "")[:17] == why, (completion, reply)
     for name in ("own", "maker"):
         del sys.modules[name]
@@ -255,10 +255,10 @@ def test_an_evaluation_is_of_what_is_judged():
     """The first prompt is right, the second wrong, and nobody judges the others."""
     answers = answered()
     with HostScore([of("abstains"), of("exact")], TASK) as give:
-        both = rewarding.judged(give, {"greedy": jax.tree.map(lambda x: x[0], answers)})
+        both = rewarding.rescore(give, {"greedy": jax.tree.map(lambda x: x[0], answers)})
     assert both["greedy"].score.tolist() == [[1.0], [1.0], [1.0], [1.0]]
     with HostScore([of("strict")], TASK) as give:
-        found = rewarding.measure(give, {"greedy": answers, "sampled": answers})
+        found = rewarding.score_evaluation(give, {"greedy": answers, "sampled": answers})
     for name in ("greedy_accuracy", "avg@1", "pass@1"):
         assert np.asarray(found[name]).mean(axis=1).tolist() == [0.5, 0.5], name
 
@@ -267,8 +267,8 @@ def test_rows_with_failed_reward_leave_the_mean(tmp_path, capsys):
     """The first two of four rows fail, and the others are right; the line counts the two."""
     answers = answered()
     with HostScore([of("nan")], TASK) as give:
-        found = rewarding.measure(give, {"greedy": answers})
-        rewarding.measure(give, {"greedy": answers})
+        found = rewarding.score_evaluation(give, {"greedy": answers})
+        rewarding.score_evaluation(give, {"greedy": answers})
     assert np.asarray(found["greedy_accuracy"]).mean(axis=1).tolist() == [1.0, 1.0]
     assert found["evaluation_failures"].mean(axis=1).tolist() == [0.5, 0.5]
     said = capsys.readouterr().out
@@ -348,7 +348,7 @@ def test_async_functions_are_awaited():
 
     for function in (each, lambda completions: [one(text) for text in completions]):
         for _ in range(2):  # a lock belongs to one loop
-            reply = scoring_worker.answer(function, None, {"completions": ["a", "bc"]})
+            reply = scoring_worker.answer_request(function, None, {"completions": ["a", "bc"]})
             assert reply == {"scores": [1.0, 2.0]}
 
     async def notebook():  # whose thread runs a loop already
@@ -383,7 +383,7 @@ def test_functions_names_and_objects_may_be_listed():
     alone = with_names({"reward": ["regex:a,b"]})["reward"]
     whole = types.SimpleNamespace(task="file", reward=alone)
     assert rewarding.pattern(whole) == {"pattern": "a,b"}
-    held = sources.named("reward", [f"{HERE}:digits", Held()])
+    held = sources.name_object("reward", [f"{HERE}:digits", Held()])
     assert isinstance(pickle.loads(pickle.dumps(held)).value[1].value, Held)
     assert with_names({"reward": ["math", f"{HERE}:digits"]})["reward"] == f"math,{HERE}:digits"
     digests = sources.digests({"reward": named["reward"]})["reward"].split(",")

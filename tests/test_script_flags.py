@@ -168,7 +168,7 @@ def test_a_word_that_is_no_flag_is_named():
 def test_names_of_other_libraries_suggest_ours(argument, meant):
     message = f"^{argument}: is not a setting; did you mean {meant}\\?$"
     with pytest.raises(ConfigError, match=message):
-        settings.parse(control, [f"--{argument}=1"])
+        settings.parse_settings(control, [f"--{argument}=1"])
 
 
 def test_every_other_name_is_of_a_field():
@@ -253,7 +253,7 @@ def test_help_of_language_shows_defaults_and_presets(capsys):
 def test_settings_tuned_for_trajectories_are_not_for_groups():
     def tuned(**changes):
         given = [f"--{name}={value}" for name, value in changes.items()]
-        options = flags.parse(given, {"": control.ControlOptions})[""]
+        options = flags.parse_records(given, {"": control.ControlOptions})[""]
         return control.tuned(options)
 
     assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="trajectories") != {}
@@ -273,14 +273,14 @@ def test_settings_tuned_for_trajectories_are_not_for_groups():
     ],
 )
 def test_transformer_memory_stops_early_unless_told(given, stored, stops):
-    method = settings.read(control, given, stored=stored).config.method
+    method = settings.merge_settings(control, given, stored=stored).config.method
     assert getattr(method, "early_stop", None) == stops
 
 
 def test_a_sweep_has_the_defaults_of_its_memory():
     texts = {"network.memory": "transformer", "config.learning_rate": "1e-3,3e-4"}
-    given = {name: flags.Text(text) for name, text in texts.items()}
-    assert sweeping.read(control, given, sweeping.ControlSweep()).tuned["config.early_stop"]
+    given = {name: flags.FlagText(text) for name, text in texts.items()}
+    assert sweeping.parse(control, given, sweeping.ControlSweep()).tuned["config.early_stop"]
 
 
 def test_decayed_run_is_not_extended(tmp_path, written_down):
@@ -391,14 +391,14 @@ def other_values(field):
 )
 def test_no_flag_conflicts_with_a_script_default(script, run):
     """A default that loses its effect must not be an error."""
-    options = settings.parse(script, run).config.run
+    options = settings.parse_settings(script, run).config.run
     refused = {}
     for prefix, record in settings.sections_of(script, options).items():
         for field in flags.settable(record) if prefix else ():
             name = flags.join(prefix, field.name)
             for value in other_values(field):
                 try:
-                    settings.parse(script, [*run, f"--{name}={errors.shown(value)}"])
+                    settings.parse_settings(script, [*run, f"--{name}={errors.spell(value)}"])
                 except ConfigError as error:
                     refused[name] = str(error)
     assert not {

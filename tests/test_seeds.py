@@ -14,7 +14,13 @@ from jaxrl_po import backend, control, language
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.backend import Target
 from jaxrl_po.config import as_arrays
-from jaxrl_po.run.devices.seeds import STATE_AXES, group_size, in_groups, of_seed, over_seeds
+from jaxrl_po.run.devices.seeds import (
+    STATE_AXES,
+    group_size,
+    over_seeds,
+    select_seed,
+    update_in_groups,
+)
 
 SEEDS, ITERATIONS = 8, 3
 GROWN = 1e-2  # rounding of parameters after the warm start; two seeds differ by 4
@@ -113,7 +119,7 @@ def test_seeds_in_groups_keep_their_order_and_share_what_is_frozen():
 
     stacked = jax.vmap(update, (STATE_AXES, 0), (STATE_AXES, 0))
     batch = jax.random.normal(jax.random.key(1), (6, 3))
-    whole, parts = stacked(state, batch), in_groups(stacked, 2)(state, batch)
+    whole, parts = stacked(state, batch), update_in_groups(stacked, 2)(state, batch)
     chex.assert_trees_all_equal(whole, parts)
     assert parts[0].params.frozen.shape == (3,)
 
@@ -148,13 +154,15 @@ def test_each_seed_begins_samples_and_learns_alone():
     init, sample, update = map(jax.jit, learner)
     for i, key in enumerate(keys):
         begun = init(key)
-        chex.assert_trees_all_equal(begun.key, of_seed(state, i).key)
-        chex.assert_trees_all_close(begun.params, of_seed(state, i).params, rtol=1e-6)
-        of_one = sample(of_seed(state, i))
+        chex.assert_trees_all_equal(begun.key, select_seed(state, i).key)
+        chex.assert_trees_all_close(begun.params, select_seed(state, i).params, rtol=1e-6)
+        of_one = sample(select_seed(state, i))
         own = jax.tree.map(lambda x, i=i: x[i], batch)
-        chex.assert_trees_all_equal(of_one[0].key, of_seed(sampled, i).key)
+        chex.assert_trees_all_equal(of_one[0].key, select_seed(sampled, i).key)
         chex.assert_trees_all_equal(of_one[1].action, own.action)
-        changed, of_update = update(of_seed(sampled, i), own)
-        chex.assert_trees_all_close(changed.params, of_seed(after, i).params, rtol=1e-5, atol=1e-6)
+        changed, of_update = update(select_seed(sampled, i), own)
+        chex.assert_trees_all_close(
+            changed.params, select_seed(after, i).params, rtol=1e-5, atol=1e-6
+        )
         measured = jax.tree.map(lambda x, i=i: x[i], metrics)
         chex.assert_trees_all_close(of_update, measured, rtol=1e-4, atol=1e-5)

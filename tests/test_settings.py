@@ -27,7 +27,7 @@ class Sizes:
 
 def merged(**layers):
     layers = {origin: {f"x.{name}": y for name, y in x.items()} for origin, x in layers.items()}
-    records, origins = flags.merge({"x": Sizes}, layers)
+    records, origins = flags.merge_layers({"x": Sizes}, layers)
     return (records["x"].a, records["x"].b), (origins["x.a"], origins["x.b"])
 
 
@@ -48,7 +48,9 @@ def test_only_tuned_and_preset_values_lose_effect_silently(origin):
 
 def test_untuned_run_has_the_config_of_its_method():
     env = "--env=Pendulum-v1"
-    tuned, plain = (settings.parse(control, [env, *more]) for more in ([], ["--tuned=false"]))
+    tuned, plain = (
+        settings.parse_settings(control, [env, *more]) for more in ([], ["--tuned=false"])
+    )
     assert plain.config.method == ppo.Config() != tuned.config.method
     assert not {"tuned", "preset"} & set(plain.origins.values())
     assert plain.tuned == {}
@@ -108,7 +110,7 @@ def test_experiment_is_a_value():
         assert (other, hash(other)) == (made, hash(made))
     assert made != run.Experiment(env="Pendulum-v1", seeds=3, over=over)
     flags_of = [f"--{name}={value}" for name, value in made.settings.items()]
-    assert made.read().config == settings.parse(control, flags_of).config
+    assert made.read().config == settings.parse_settings(control, flags_of).config
 
 
 def test_signature_of_an_experiment_has_every_keyword():

@@ -97,14 +97,14 @@ def test_conversations_that_begin_alike_are_held_out_by_what_differs():
     said = [
         {"messages": [*CHAT[:2], {"role": "user", "content": f"{i}"}, CHAT[3]]} for i in range(40)
     ]
-    parts = prompts.split([prompts.Row(row, "row") for row in said], 0.2, 2, whole=True)
-    found = [{row.identity(True) for row in part} for part in tables.demonstrated(parts)]
+    parts = prompts.hash_split([prompts.Row(row, "row") for row in said], 0.2, 2, whole=True)
+    found = [{row.identity(True) for row in part} for part in tables.read_demonstrations(parts)]
     assert len(set.union(*found)) == 41  # each last answer, and the first answer once
     assert sum(map(len, found)) == 41
     with pytest.raises(
         ConfigError, match=r"^task.train: row: every held-out demonstration is a training"
     ):
-        tables.demonstrated([parts[0], parts[0][:1]])
+        tables.read_demonstrations([parts[0], parts[0][:1]])
 
 
 def read_task(tmp_path, rows, *flags):
@@ -112,7 +112,7 @@ def read_task(tmp_path, rows, *flags):
     given = arguments(tmp_path, tmp_path / "run", train, *flags, "--algorithm=sft")
     gone = ("--problem.", "--eval_samples", "--config.num_ep", "--init_from")
     given = [flag for flag in given if not flag.startswith(gone)]
-    config = settings.parse(script, given).config
+    config = settings.parse_settings(script, given).config
     return models.make_task(config, None), given
 
 
@@ -239,7 +239,7 @@ def test_a_warm_start_takes_a_step_of_supervised_training():
         state = learner.init(key)
         policy = state.params.policy
         step_key = jax.random.fold_in(jax.random.split(key)[0], 0)
-        batch = cross_entropy.draw(TASK, jax.random.split(step_key, 8))
+        batch = cross_entropy.draw_demonstrations(TASK, jax.random.split(step_key, 8))
         after, _ = learner.update(state, batch)
         return after.params.policy, warm_start(MODEL, policy, TASK, settings, key), policy
 

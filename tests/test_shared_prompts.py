@@ -12,7 +12,7 @@ from jaxrl_po import language, updates
 from jaxrl_po.algorithms import grpo, ppo, trpo
 from jaxrl_po.language import Transformer, dialogues, unembedding
 from jaxrl_po.language.lora import Lora
-from jaxrl_po.language.networks import Grouped
+from jaxrl_po.language.networks import GroupedInputs
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.types import FastPaths
 
@@ -78,7 +78,7 @@ def test_values_and_gradients_are_those_of_whole_rows(name, monkeypatch):
     problem = problem_of(DEEP.clone(**UNLIKE[name]))
     params, batch = drawn(problem)
     grouped = problem.fast_paths.grouped(batch.inputs)
-    assert isinstance(grouped, Grouped)
+    assert isinstance(grouped, GroupedInputs)
 
     def measured(policy, inputs):
         distribution, value = problem.apply(params._replace(policy=policy), inputs)

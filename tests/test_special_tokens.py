@@ -94,7 +94,7 @@ def test_flags_that_contradict_the_tokenizer_are_refused(folder, flags, single, 
 def test_a_prompt_that_begins_with_bos_gets_no_second(folder):
     adding(folder, "<bos> $A <end>")
     tokenizer = read(folder)
-    reader = prompts.Text(tokenizer, None)
+    reader = prompts.PromptEncoder(tokenizer, None)
     for said, ids in (("<bos> w4 w4", (3, 4, 4, 1)), ("<bos>", (3, 1))):
         with pytest.warns(UserWarning, match="begins with what the tokenizer adds, such as BOS"):
             assert reader.encode(prompts.Row({"prompt": said}, "")) == ids
@@ -120,7 +120,7 @@ def test_a_last_message_of_the_assistant_is_continued(folder, template, expected
     found = ChatTemplate(template, {}).render(SAID, continue_final_message=True)
     assert found == expected
     row = prompts.Row({"messages": SAID}, "rows.jsonl line 3")
-    reader = prompts.Text(read(folder), ChatTemplate(template, {}))
+    reader = prompts.PromptEncoder(read(folder), ChatTemplate(template, {}))
     assert reader.encode(row) == tuple(read(folder).encode(expected))
 
 
@@ -131,7 +131,7 @@ def test_a_last_message_that_is_not_shown_whole_is_refused(folder, content):
     with pytest.raises(
         ConfigError, match=r"^task.train: rows.jsonl line 3: chat_template: does not show"
     ):
-        prompts.Text(read(folder), template).encode(row)
+        prompts.PromptEncoder(read(folder), template).encode(row)
 
 
 @pytest.mark.parametrize("name", [text.GENERATION, text.CONFIG])
@@ -167,7 +167,7 @@ def test_only_a_use_of_a_token_outside_the_vocabulary_is_refused(folder):
         ConfigError,
         match=r"^task.train: rows.jsonl line 2: text: must leave out the token '<image>'",
     ):
-        prompts.Text(tokenizer, None).encode(row)
+        prompts.PromptEncoder(tokenizer, None).encode(row)
     (folder / text.GENERATION).unlink()
     change(folder / text.SETTINGS, eos_token="<image>")
     with pytest.raises(ConfigError, match="must name a token that ends a text"):
@@ -183,7 +183,7 @@ from jaxrl_po.run.experiment import models
 from jaxrl_po.run.data import prompts
 folder = Path(sys.argv[1])
 tokenizer, template = text.read_tokenizer(read_folder(folder), 97)
-reader = prompts.Text(tokenizer, template)
+reader = prompts.PromptEncoder(tokenizer, template)
 for row in prompts.read_jsonl(str(folder / "rows.jsonl")):
     print(ascii(row.columns["answer"]), reader.encode(row))
 print(ascii(template.source), models.root(str(folder)) == str(folder))

@@ -19,7 +19,7 @@ from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import demonstrations, lora
 from jaxrl_po.language.tasks import finite
 from jaxrl_po.run.experiment import sweeping
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.options import RunOptions
 from jaxrl_po.run.experiment.registry import METHODS
 
 RECORDS = {
@@ -27,16 +27,16 @@ RECORDS = {
     **{
         record.__module__ + "." + record.__name__: record
         for record in (
-            control.Settings,
+            control.ControlSettings,
             control.GroupSettings,
             control.VineSettings,
             control.NetworkSettings,
-            language.Settings,
+            language.LanguageSettings,
             language.ModelSettings,
             language.Preferences,
             language.WarmStart,
             language.Sampler,
-            Options,
+            RunOptions,
         )
     },
 }
@@ -70,7 +70,7 @@ def test_every_real_number_is_a_number():
     for rate in (YamlFloat(1e-3), fractions.Fraction(1, 1000), jnp.bfloat16(0.5)):
         check(a2c.Config(learning_rate=rate))
     assert a2c.Config(n_steps=three).n_steps == 3
-    assert language.Settings(temperature=fractions.Fraction(1, 2)).temperature == 0.5
+    assert language.LanguageSettings(temperature=fractions.Fraction(1, 2)).temperature == 0.5
     shape = jax.eval_shape(lambda: as_arrays(a2c.Config()))
     with pytest.raises(ConfigError, match=r"^learning_rate: must be a number, got Shape"):
         check(shape)
@@ -271,7 +271,7 @@ def test_scalars_over_an_experiment_are_numbers(kind):
 
 def test_a_sweep_takes_arrays_and_lists_of_scalars(tmp_path, monkeypatch):
     found = []
-    monkeypatch.setattr(sweeping, "carry_out", lambda script, given: found.append(given))
+    monkeypatch.setattr(sweeping, "run_sweep", lambda script, given: found.append(given))
     experiment = run.Experiment(env="CartPole-v1", out=tmp_path / "run")
     for rates in (
         [1e-3, 1e-4],

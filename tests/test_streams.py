@@ -39,7 +39,7 @@ def test_a_full_disk_under_stdout_is_said_once(capfd):
 def test_closed_pipe_is_quiet_unless_work_continues(capfd, closed):
     print_twice(closed)
     assert not capfd.readouterr().err
-    with signals.outlived():
+    with signals.ignore_broken_pipe():
         print_twice(closed)
     assert capfd.readouterr().err.count("Broken pipe") == 1
 
@@ -91,7 +91,7 @@ def test_help_ends_well_without_a_reader(monkeypatch, capfd, closed, command):
     monkeypatch.setattr(sys, "stdout", closed)
     monkeypatch.setattr(sys, "argv", ["", "--help"])
     with pytest.raises(SystemExit) as left:
-        flags.entry(command)
+        flags.run_script(command)
     assert left.value.code == 0
     assert not capfd.readouterr().err
 
@@ -100,8 +100,8 @@ def test_an_evaluation_is_written_before_it_is_shown(monkeypatch, tmp_path):
     found = 7, "2 episodes", {"greedy_return": metrics.np.arange(2.0)}
     script = types.SimpleNamespace(title=lambda _: "a run")
     monkeypatch.setattr(evaluate.earlier, "read_any", lambda *_: (script, {}))
-    monkeypatch.setattr(evaluate, "evaluate", lambda *_: found)
-    monkeypatch.setattr(evaluate, "table", lambda _: 1 / 0)
+    monkeypatch.setattr(evaluate, "evaluate_run", lambda *_: found)
+    monkeypatch.setattr(evaluate, "format_scores", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         evaluate.main([f"--run={tmp_path}"])
     assert '"iteration": 7' in (tmp_path / "evaluation.json").read_text()

@@ -133,6 +133,6 @@ def test_parameters_of_own_environments_are_set(tmp_path):
 def test_a_command_trains_and_evaluates_with_parameters(tmp_path, written_down):
     flags = ['--env_params={"max_steps_in_episode": 9}', "--seeds=1", f"--out={tmp_path / 'run'}"]
     written_down(launch.control, [*tiny.CONTROL, *flags])
-    config = earlier.read(control, "run", str(tmp_path / "run"))
+    config = earlier.read_config(control, "run", str(tmp_path / "run"))
     assert config.run.env_params == '{"max_steps_in_episode": 9}'
     assert control.open_world(config).env.max_steps == 9

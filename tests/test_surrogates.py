@@ -70,7 +70,7 @@ def make(method, surrogate, target=None, **changes):
         return group_policy.make(
             config,
             groups(),
-            group_advantage=group_policy.group_relative(config),
+            group_advantage=group_policy.relative_to_group(config),
             surrogate=surrogate,
             aggregate=losses.sequence_mean,
             target=target,
@@ -391,7 +391,7 @@ def test_a_large_vocabulary_has_a_distribution_too(monkeypatch):
     learner = group_policy.make(
         config,
         language.make_problem(task, model, num_prompts=2, group_size=2),
-        group_advantage=group_policy.group_relative(config),
+        group_advantage=group_policy.relative_to_group(config),
         surrogate=surrogates.row_wise(surrogate),
         aggregate=losses.sequence_mean,
     )

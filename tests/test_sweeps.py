@@ -37,7 +37,7 @@ SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
 
 
 def test_score_is_mean_of_last_three_evaluations():
-    scores = sweeping.final([[9.0, 1.0, 2.0, 6.0], [9.0, np.nan, 2.0, 6.0]])
+    scores = sweeping.final_scores([[9.0, 1.0, 2.0, 6.0], [9.0, np.nan, 2.0, 6.0]])
     assert scores.tolist() == [3.0, -np.inf]
 
 
@@ -91,7 +91,7 @@ def scored(group, options, *_):
 def programs_run(monkeypatch):
     """The groups that a sweep trains, without training."""
     trained = []
-    monkeypatch.setattr(sweeping, "run", lambda *of: trained.append(of[0]) or scored(*of))
+    monkeypatch.setattr(sweeping, "run_group", lambda *of: trained.append(of[0]) or scored(*of))
     return trained
 
 
@@ -103,7 +103,7 @@ def swept(tmp_path_factory):
     """A finished sweep, without training."""
     out = tmp_path_factory.mktemp("swept") / "sweep"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeping, "run", scored)
+        patch.setattr(sweeping, "run_group", scored)
         assert sweep.main([*SMALL, *RANGES, f"--out={out}"]) == 0
     return out
 
@@ -200,7 +200,7 @@ def test_what_is_best_can_be_given(tmp_path, programs_run, monkeypatch, capsys):
         line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")
     ).split()[1:]
     sections = settings.sections_of(control, control.ControlOptions())
-    method = flags_lib.parse(best, sections)["config"]
+    method = flags_lib.parse_records(best, sections)["config"]
     assert method.early_stop
     assert method.target_kl in (0.5, 0.25)
     assert method.estimator == "monte_carlo"
@@ -362,7 +362,7 @@ def test_runs_train_from_evaluation_to_evaluation(tmp_path):
         ),
         display=Display(),
     )
-    rows, _ = sweeping.train(job, 3, tmp_path / "run", "walks")
+    rows, _ = sweeping.train_group(job, 3, tmp_path / "run", "walks")
     curves = sweeping.curves(rows)
     assert [row["step"] for row in rows] == [30, 60, 70]
     strides = np.repeat(np.arange(4), 2)
@@ -371,7 +371,7 @@ def test_runs_train_from_evaluation_to_evaluation(tmp_path):
 
 
 def test_draws_follow_seed_and_lie_in_range():
-    asked = sweeping.Asked(
+    asked = sweeping.SweepSpec(
         {},
         {"config.gamma": ["0.9", "0.99"]},
         {"config.learning_rate": "log_uniform(1e-5,1e-1)", "network.width": "choice(4,8)"},
@@ -392,24 +392,24 @@ def test_draws_follow_seed_and_lie_in_range():
 
 
 def test_draws_keep_all_their_digits():
-    narrow = sweeping.Asked({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
+    narrow = sweeping.SweepSpec({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
     values = [float(each["config.gamma"]) for each in sweeping.combinations(narrow, 64, 0)]
     assert len(set(values)) == 64
     assert 0.9995 <= min(values) <= max(values) <= 0.99999
 
 
 def test_a_sweep_of_earlier_keeps_its_draws():
-    asked = sweeping.Asked({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
+    asked = sweeping.SweepSpec({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
     exact, rounded = (sweeping.combinations(asked, 3, 0, rounded=x) for x in (False, True))
     assert [f"{float(x['config.gamma']):.4g}" for x in exact] == [
         x["config.gamma"] for x in rounded
     ]
-    coin = sweeping.Asked({}, {}, {"network.width": "choice(4,8)"}, {})
+    coin = sweeping.SweepSpec({}, {}, {"network.width": "choice(4,8)"}, {})
     assert len(sweeping.combinations(coin, 6, 0, rounded=True)) == 6
 
 
 def test_equal_combinations_are_searched_once():
-    coin = sweeping.Asked(
+    coin = sweeping.SweepSpec(
         {}, {"config.gamma": ["0.9", "0.9"]}, {"network.width": "choice(4,8)"}, {}
     )
     found = sweeping.combinations(coin, 6, 0)

@@ -146,7 +146,7 @@ def test_rows_of_the_test_set_select_no_checkpoint(tmp_path):
             *(f"--reward={HERE}:digits", "--problem.max_new_tokens=2", *tiny.MODEL),
             *("--warm_start.steps=0", "--problem.num_prompts=2", "--problem.group_size=2"),
         ]
-        config = settings.parse(script, flags).config
+        config = settings.parse_settings(script, flags).config
         built = script.build(config, Placement(1, 1, 1))
         own, shown, later = asked(built)
         assert own + later == list(range(own[0], last))
@@ -176,7 +176,7 @@ def test_no_program_of_a_run_holds_the_file(tmp_path):
         *("--warm_start.steps=2", "--warm_start.batch_size=2"),
         *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2"),
     ]
-    config = settings.parse(script, flags).config
+    config = settings.parse_settings(script, flags).config
     one = Placement(2, 1, 1)
     job = script.build(config, one)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(job.given))

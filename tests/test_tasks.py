@@ -335,11 +335,11 @@ def test_registry_entry_gives_a_task_its_flags(monkeypatch):
 
     entry = registry.TaskEntry(Mine, lambda mine, _: tasks.addition(mine.depth))
     monkeypatch.setitem(registry.TASKS, "mine", entry)
-    read = settings.parse(command, ["--task=mine", "--task.depth=2"]).config
+    read = settings.parse_settings(command, ["--task=mine", "--task.depth=2"]).config
     assert models.make_task(read, None).prompt_length == 6
-    assert "--task.depth=3\n" in settings.usage(command, {"task": "mine"}, everything=False)
+    assert "--task.depth=3\n" in settings.format_usage(command, {"task": "mine"}, everything=False)
     with pytest.raises(ConfigError, match=r"^task\.depth: .* of task = sorting, but .* = mine$"):
-        settings.parse(command, ["--task=sorting", "--task.depth=2"])
+        settings.parse_settings(command, ["--task=sorting", "--task.depth=2"])
 
 
 def test_lowest_digit_first_answers_are_noted():

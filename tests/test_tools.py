@@ -92,7 +92,7 @@ def found(tmp_path_factory):
     folder = write_tools(tmp_path_factory.mktemp("tools")) / "model"
     tokenizer, template = text.read_tokenizer(read_folder(folder), 22)
     named = [schemas.schema_of(golden_tools.silent, name) for name in ("guess", "raises")]
-    return tools.read(template, tokenizer, named)
+    return tools.detect_format(template, tokenizer, named)
 
 
 def test_tags_are_found_and_calls_are_read_and_not_evaluated(found):
@@ -137,7 +137,7 @@ def test_a_template_that_cannot_write_tools_is_refused(found, changed, said):
     template = ChatTemplate(TOOLS_TEMPLATE.replace(*changed), {"eos_token": "<end>"})
     named = [schemas.schema_of(golden_tools.silent, "guess")]
     with pytest.raises(ConfigError, match=said):
-        tools.read(template, found.tokenizer, named)
+        tools.detect_format(template, found.tokenizer, named)
 
 
 def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
@@ -145,9 +145,9 @@ def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
         return found.tokenizer.encode("user: " + " right ".join(texts))
 
     words = "low high low high low"
-    ids, cut = tool_env.fit(written, ["go", words], 6, found)
+    ids, cut = tool_env.cut_to_fit(written, ["go", words], 6, found)
     assert (found.tokenizer.decode(ids), cut) == ("user: go right low high low", True)
-    assert tool_env.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
+    assert tool_env.cut_to_fit(written, ["go", words], 8, found) == (written(["go", words]), False)
 
 
 def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
@@ -156,14 +156,14 @@ def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
     rules.add_special_tokens(["<image>"])
     rules.save(str(folder / "tokenizer.json"))
     tokenizer, template = text.read_tokenizer(read_folder(folder), 22)
-    lacking = tools.read(template, tokenizer, ())
+    lacking = tools.detect_format(template, tokenizer, ())
     assert (lacking.foreign, found.foreign) == (("<image>",), ())
 
     def written(texts):
         return tokenizer.encode(" ".join(texts))
 
     said = ["low <image>", "high"]
-    assert tool_env.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
+    assert tool_env.cut_to_fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
     with pytest.raises(
         ConfigError, match=r"^text: must leave out the token '<image>': its id is 22"
     ):
@@ -220,5 +220,5 @@ def test_what_a_model_wrote_is_no_data():
 
     asked = Asked()
     request = {"completions": ["a"], "messages": [[{"content": "b"}]], "answer": ["c"]}
-    assert scoring_worker.answer(print, asked, request) == {"scores": [0.0]}
+    assert scoring_worker.answer_request(print, asked, request) == {"scores": [0.0]}
     assert (asked.given, asked.written) == (["c"], ["a", "b"])

@@ -156,7 +156,7 @@ def test_without_steps_iterations_are_shown(tmp_path, monkeypatch, capsys):
         drawn.extend(panels)
         raise RuntimeError("no TeX")
 
-    monkeypatch.setattr("jaxrl_po.run.figures.plotting.save", save)
+    monkeypatch.setattr("jaxrl_po.run.figures.plotting.save_panels", save)
     assert len(run.train(LEARNER, 1, out=tmp_path / "run").rows) == 2
     shown = capsys.readouterr()
     assert "training: 1/1 iterations" in shown.out
@@ -227,7 +227,7 @@ def test_loaded_control_policy_acts_as_evaluated(tmp_path, finished):
         if terminated or truncated:
             break
     # The same initial states, by the run's own evaluation of the same parameters.
-    config = earlier.read(control_command, "run", str(out))
+    config = earlier.read_config(control_command, "run", str(out))
     world = control_command.open_world(config)
     problem = control_command.build_problem(config, world)
     evaluated = control.make_evaluate(world.env, problem, num_episodes=64)

@@ -114,7 +114,7 @@ def test_every_seed_stops_where_it_would_stop_alone():
     advance = functools.partial(warm_start.advance, model, task, settings)
     parts = WarmStartProgram(
         settings,
-        jax.jit(jax.vmap(lambda key, each: warm_start.begin(settings, each, key))),
+        jax.jit(jax.vmap(lambda key, each: warm_start.begin_warm_start(settings, each, key))),
         jax.jit(lambda fit, done, given: jax.vmap(advance, (0, None))(fit, done)),
         nothing,
     )

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def serve(pipe):
     """Follows instructions, and returns how many it has followed."""
     for count in range(9):
-        told = workers.hear(pipe)
+        told = workers.receive(pipe)
         time.sleep(told.get("sleep", 0.0))
         if "die" in told:
             os._exit(told["die"])
         started = subprocess.Popen(["sleep", "60"]).pid if "start" in told else None
-        workers.say(pipe, [count, started])
+        workers.send(pipe, [count, started])
 
 
 def ended(pid):
@@ -50,11 +50,11 @@ def test_a_process_ends_with_what_it_started():
 def test_a_late_answer_is_not_that_to_the_next_message():
     process = workers.fork(serve, [])
     process.send({"sleep": 0.3}, 0.05, "was late")
-    with pytest.raises(workers.Ended, match=r"^was late$"):
+    with pytest.raises(workers.ProcessEnded, match=r"^was late$"):
         process.receive()
     time.sleep(0.4)
     process.send({})
-    with pytest.raises(workers.Ended):
+    with pytest.raises(workers.ProcessEnded):
         process.receive()
     assert ended(process.pid)
 
@@ -62,7 +62,7 @@ def test_a_late_answer_is_not_that_to_the_next_message():
 def test_a_process_that_dies_says_how():
     process = workers.fork(serve, [])
     process.send({"die": 3}, 30.0)
-    with pytest.raises(workers.Ended, match=r"^ended its process, with status 3$"):
+    with pytest.raises(workers.ProcessEnded, match=r"^ended its process, with status 3$"):
         process.receive()
 
 
@@ -103,4 +103,4 @@ def test_an_error_names_the_line_of_the_users_file():
     with pytest.raises(ZeroDivisionError) as caught:
         called["call"](lambda: reward_functions.raises([]))
     said = f"ZeroDivisionError: no reward today ({reward_functions.__file__}, line 28)"
-    assert workers.describe(caught.value) == said
+    assert workers.describe_error(caught.value) == said

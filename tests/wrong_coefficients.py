@@ -273,8 +273,8 @@ WRONG = [
     Wrong(
         "a cosine counts the steps of the optimizer",
         "optimizers",
-        "return in_float32(optax.chain(optax.clip_by_global_norm(clip), named(config, problem)))",
-        "return in_float32(optax.chain(optax.clip_by_global_norm(clip), named(config, problem), "
+        "return in_float32(optax.chain(optax.clip_by_global_norm(clip), by_name(config, problem)))",
+        "return in_float32(optax.chain(optax.clip_by_global_norm(clip), by_name(config, problem), "
         "optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, max(config.decay_iterations, 1)))"
         "))",
         ("test_optimizers.py::test_a_cosine_outlives_resets_of_the_optimizer[lion]",),

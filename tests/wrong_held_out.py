@@ -65,15 +65,15 @@ WRONG = [
     Wrong(
         "demonstrations of the held-out split are trained on",
         "language.cross_entropy",
-        "answer(task, jax.vmap(lambda key: task.sample(key, False))(keys))",
-        "answer(task, jax.vmap(lambda key: task.sample(key, True))(keys))",
+        "demonstrate(task, jax.vmap(lambda key: task.sample(key, False))(keys))",
+        "demonstrate(task, jax.vmap(lambda key: task.sample(key, True))(keys))",
         ("test_sft.py::test_training_and_evaluation_ask_for_their_own_split",),
     ),
     Wrong(
         "the held-out loss is that of training problems",
         "language.demonstrations",
-        "answer(source, held_out(source, jax.random.split(key, asked)))",
-        "draw(source, jax.random.split(key, asked))",
+        "demonstrate(source, held_out(source, jax.random.split(key, asked)))",
+        "draw_demonstrations(source, jax.random.split(key, asked))",
         ("test_sft.py::test_training_and_evaluation_ask_for_their_own_split",),
     ),
     Wrong(

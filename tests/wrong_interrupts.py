@@ -59,8 +59,8 @@ an interrupted sweep goes on with the next program
   + if False:
 an interrupted sweep loses its programs
   run.experiment.sweeping: test_interrupted_calls.py::test_interrupted_sweep_holds_programs_so_far
-  - raise Interrupted(swept=Swept(rows,
-  + raise Interrupted(swept=Swept([],
+  - swept = SweepResult(rows,
+  + swept = SweepResult([],
 an interrupted program of a sweep loses its evaluations
   run.experiment.sweeping:
     test_interrupted_calls.py::test_interrupted_program_of_a_sweep_has_its_evaluations

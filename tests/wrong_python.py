@@ -208,7 +208,7 @@ a method of the user's is looked up among ours
   +         return errors.lookup
 a memory of the user's is its text
   run.experiment.flags: test_own_entries.py::test_memory_of_a_file_is_its_object
-  - values[field] = user_code.held(names[field], values[field])
+  - values[field] = user_code.find_object(names[field], values[field])
   + pass
 an object that scores batches is called with texts
   run.experiment.rewarding: test_own_entries.py::test_scorer_is_the_reward_itself

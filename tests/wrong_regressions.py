@@ -49,9 +49,9 @@ microbatches divide rows that are not learned from
   + (prompts, members)
 a resumed sweep takes the tuned settings of today
   run.experiment.sweeping: test_sweeps.py::test_resumed_sweep_keeps_its_settings
-  - asked = asked._replace(flags=asked.flags | found)
+  - spec = spec._replace(flags=spec.flags | found)
   + tuned = control.tuned(control.ControlOptions())
-  +     asked = asked._replace(flags=asked.flags | found, tuned=tuned)
+  +     spec = spec._replace(flags=spec.flags | found, tuned=tuned)
 each CPU device has all the memory of the machine
   run.devices.memory:
     test_microbatches.py::test_available_memory_is_limit_minus_resident
@@ -84,7 +84,7 @@ names in pictures are read as TeX
   + "text.parse_math": True
 a picture that fails fails the run
   run.experiment.training: test_front_door.py::test_a_picture_that_fails_fails_no_run
-  - with plotting.beside(out / "curves.png"):
+  - with plotting.report_failure(out / "curves.png"):
   + if out:
 an iteration without signal in one seed is said to have taught nothing
   run.loop.progress: test_doubts.py::test_an_iteration_without_signal_in_any_seed_is_said_once
@@ -166,7 +166,7 @@ every chunk begins with a call of one iteration
 processes disagree on how many iterations a call has
   run.loop.programs:
     test_runner.py::test_processes_agree_on_call_length_and_stop
-  - min(processes.gather(max(1, int(SECONDS_OF_CALL * done / took))))
+  - min(processes.gather_values(max(1, int(SECONDS_OF_CALL * done / took))))
   + max(1, int(SECONDS_OF_CALL * done / took))
 the line of a chunk that was cut holds only what came after
   run.loop.runner:
@@ -204,7 +204,7 @@ an iteration is traced again for its program
 what describes a large state is compiled at little effort
   run.loop.programs:
     test_compilation.py::test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort
-  - light=is_light(like)
+  - light=is_cheap(like)
   + light=True
 an error waits for what compiles beside it
   run.devices.compilation:

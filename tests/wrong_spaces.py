@@ -165,8 +165,8 @@ WRONG = [
     Wrong(
         "every segment begins with an empty memory",
         "control.problem",
-        "Sequences(seen, begins, before.memory, critic_memory)",
-        "Sequences(seen, begins, 0.0 * before.memory, critic_memory)",
+        "StepRows(seen, begins, before.memory, critic_memory)",
+        "StepRows(seen, begins, 0.0 * before.memory, critic_memory)",
         ("test_memory.py::test_what_is_replayed_is_what_acted",),
     ),
     Wrong(

@@ -19,7 +19,7 @@ True counts as 1 among the choices of a number
   + if not isinstance(value, kind):
 a static float32 is widened to a double
   config:
-    test_static_values.py::test_numpy_values_are_python_values[jaxrl_po.control.problem.Settings]
+    test_static_values.py::test_numpy_values_are_python_values[jaxrl_po.control.problem.ControlSettings]
   - value = float(str(value))
   + value = value.item()
 a static field takes no whole number of NumPy

@@ -115,7 +115,7 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
         f"--problem.max_new_tokens={BUDGET}",
         *arguments,
     ]
-    config, place = settings.parse(command, argv).config, Placement(1, 1, 1)
+    config, place = settings.parse_settings(command, argv).config, Placement(1, 1, 1)
     job = command.build(config, place)
     job = dataclasses.replace(job, length=Length(2**30, 1))
     compiled: Any = programs.compile_programs(job)
@@ -229,4 +229,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.entry(main)
+    flags.run_script(main)

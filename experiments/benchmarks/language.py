@@ -382,9 +382,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     if {"--help", "-h"} & set(argv):
         summary = "Times sampling and training of GRPO."
-        print(flags.usage("benchmarks/language.py", summary, SECTIONS))
+        print(flags.format_help("benchmarks/language.py", summary, SECTIONS))
         return 0
-    options, adapters = flags.parse(argv, SECTIONS).values()
+    options, adapters = flags.parse_records(argv, SECTIONS).values()
     if options.profile and not (options.width or options.shape != "none"):
         raise ConfigError("profile", "needs width or shape: it shows one model")
     if options.width or options.shape != "none":
@@ -395,7 +395,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             row = (account if options.profile else measure)(options, adapters)
         except ConfigError as error:
-            raise flags.located(error, SECTIONS) from None
+            raise flags.flag_error(error, SECTIONS) from None
         timing.show(row, as_json=options.json)
         return 0
     print(
@@ -419,4 +419,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.entry(main)
+    flags.run_script(main)

@@ -208,4 +208,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.entry(main)
+    flags.run_script(main)

@@ -93,7 +93,7 @@ def leave(out: Path, name: str, panels: Sequence[Panel], heading: str, table: st
     """Writes the figure `<name>.png` and `table.txt`; prints the table under its heading."""
     path = out / f"{name}.png"
     (out / "table.txt").write_text(table, encoding="utf-8")
-    with plotting.beside(path):
-        plotting.save(panels, path)
+    with plotting.report_failure(path):
+        plotting.save_panels(panels, path)
     print(heading, table, sep="\n", end="")
     print(f"see {path}")

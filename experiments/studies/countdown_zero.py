@@ -208,7 +208,7 @@ def write_page() -> None:
         plotting.Panel(lines, right_ones, "held-out problems", x, "share right"),
         plotting.Panel(lines, length, "length of completions", x, "tokens"),
     ]
-    plotting.save(panels, PICTURE)
+    plotting.save_panels(panels, PICTURE)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -233,4 +233,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.entry(main)
+    flags.run_script(main)

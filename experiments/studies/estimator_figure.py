@@ -211,4 +211,4 @@ def save_figure(result: Result, accuracy: float, path: Path) -> None:
             title_fontsize=9,
         )
         grid[0, 2].legend(fontsize=9, loc="upper right")
-        plotting.write(figure, path)
+        plotting.write_figure(figure, path)

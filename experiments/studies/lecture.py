@@ -177,7 +177,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
       result: result of the run.
       out: parent folder of the run's folder.
     """
-    settings = earlier.read(language, "out", str(out / result.name))
+    settings = earlier.read_config(language, "out", str(out / result.name))
     options, problem, config = settings.run, settings.problem, settings.method
     job = language.build(settings, Placement(1, 1, 1))
     state = jax.eval_shape(job.learner.init, job.start)

@@ -143,7 +143,7 @@ def run(options: Options) -> Curves:
     betas = jnp.array(options.betas(), jnp.float32)
 
     def make(beta: jax.Array | float) -> Learner:
-        settings = reference.Settings(enabled=True, kl_coefficient=beta)
+        settings = reference.ReferenceSettings(enabled=True, kl_coefficient=beta)
         return reference.with_reference_kl(ppo.make(base, problem), problem, settings)
 
     def of_seed(key: jax.Array) -> dict[str, jax.Array]:
@@ -264,7 +264,7 @@ def save_figure(curves: Curves, betas: Sequence[float], path: Path) -> None:
         )
         proxy.set_ylabel("reward, std")
         proxy.grid(visible=False)
-        plotting.write(figure, path)
+        plotting.write_figure(figure, path)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -295,4 +295,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.entry(main)
+    flags.run_script(main)

@@ -157,7 +157,7 @@ def interval(scores: Sequence[float]) -> str:
     mean = f"{100 * np.mean(scores):.1f}"
     if len(scores) == 1:
         return mean
-    low, high = statistics.bootstrap_interval(scores, statistic=statistics.mean)
+    low, high = statistics.bootstrap_interval(scores, statistic=statistics.nan_mean)
     return f"{mean} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
@@ -197,7 +197,7 @@ def write_page() -> None:
         ]
         words = (f"{' and '.join(tasks)}: {title}", "completions, each seed", unit)
         panels.append(plotting.Panel([], curves, *words, seeds=False))
-    plotting.save(panels, PICTURE)
+    plotting.save_panels(panels, PICTURE)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -239,4 +239,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.entry(main)
+    flags.run_script(main)

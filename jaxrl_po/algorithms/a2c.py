@@ -35,7 +35,7 @@ def rmsprop(
 ) -> optax.GradientTransformation:
     """Builds RMSProp with a decay of 0.99 and ε outside the square root; see `optimizers.adam`."""
     direction = optax.scale_by_rms(decay=0.99, eps=epsilon, eps_in_sqrt=False)
-    return optimizers.clipped(direction, learning_rate, max_grad_norm=max_grad_norm)
+    return optimizers.chain_clipped(direction, learning_rate, max_grad_norm=max_grad_norm)
 
 
 def make(
@@ -67,7 +67,7 @@ def make(
     config.validate()
     problem, checked = problem.with_target(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
-    optimizer = optimizers.choose(config, problem, optimizer, rmsprop)
+    optimizer = optimizers.choose_optimizer(config, problem, optimizer, rmsprop)
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)

@@ -257,7 +257,7 @@ def make_estimate(
     return from_batch
 
 
-def in_groups(problem: Problem, in_order: bool) -> Problem:
+def share_prefixes(problem: Problem, in_order: bool) -> Problem:
     """Returns the problem for ordered parts of a batch, with a group's shared prefix read once.
 
     Args:
@@ -273,7 +273,7 @@ def in_groups(problem: Problem, in_order: bool) -> Problem:
     )
 
 
-def policy_of(problem: Problem) -> Policy:
+def make_policy(problem: Problem) -> Policy:
     """Returns `policy(params, samples) -> distribution`; the critic is not evaluated."""
     return lambda params, samples: problem.apply(params._replace(value=None), samples.inputs)[0]
 
@@ -395,7 +395,7 @@ def update_kl(
       num_parts: smallest number of parts to process one after another, to bound memory. Several
         parts are sorted by length.
     """
-    policy, rows = policy_of(problem), samples.mask.shape[0]
+    policy, rows = make_policy(problem), samples.mask.shape[0]
     num_parts = next(n for n in range(num_parts, rows + 1) if rows % n == 0)
 
     def total(part: Samples) -> Mean:

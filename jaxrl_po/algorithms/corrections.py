@@ -95,7 +95,7 @@ def weight(config: Corrections, samples: Samples) -> jax.Array:
     return token_weights.truncated_weight(samples.log_prob, sampled, config.correction_high)
 
 
-def correct(
+def apply_correction(
     config: Corrections, elements: jax.Array, log_prob: jax.Array, samples: Samples
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Weights and masks the elements `[B, T]` of a surrogate; returns the weights as metrics.

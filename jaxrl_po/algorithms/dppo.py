@@ -50,7 +50,7 @@ def make(
         config,
         problem.with_target(target),
         optimizer,
-        group_advantage=group_policy.group_relative(config),
+        group_advantage=group_policy.relative_to_group(config),
         surrogate=surrogate,
         aggregate=losses.token_mean,
         loss_kl=divergences.k3,

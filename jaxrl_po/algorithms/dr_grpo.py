@@ -35,7 +35,7 @@ def make(
         group_advantage=group_policy.outcome_advantage(
             lambda r: advantages.group_relative(r, scale="none")
         ),
-        surrogate=group_policy.clipped(config),
+        surrogate=group_policy.choose_surrogate(config),
         aggregate=aggregate,
         loss_kl=divergences.k3,
     )

@@ -53,7 +53,7 @@ Aggregate = Callable[[jax.Array, jax.Array], Mean]
 """`(elements [B, T], mask [B, T]) -> Mean`."""
 
 
-def group_relative(config: GroupScale) -> GroupAdvantage:
+def relative_to_group(config: GroupScale) -> GroupAdvantage:
     """Returns the advantage `(R − mean) / scale` within the group, for every token.
 
     See `advantages.group_relative` and `advantages.maximum_likelihood`.
@@ -101,7 +101,7 @@ def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> GroupAdvant
     return advantage
 
 
-def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
+def drop_extra_members(samples: Samples, group_size: int, extra_samples: int) -> Samples:
     """Returns the samples without the last `extra_samples` members of each group.
 
     Raises:
@@ -132,7 +132,7 @@ def require_group(reward: jax.Array) -> None:
         raise ConfigError("group_size", "must be at least 2: the group is the baseline")
 
 
-def clipped(config: Clip, given: Surrogate | None = None) -> Surrogate:
+def choose_surrogate(config: Clip, given: Surrogate | None = None) -> Surrogate:
     """Returns the user's surrogate, or the clipped one with the config's bounds.
 
     Raises:
@@ -201,8 +201,8 @@ def make(
     actor_critic.require_on_policy(problem)
     # Each ordered part of a batch consists of whole groups.
     in_order = config.num_minibatches == 1 and not extra_samples
-    problem = actor_critic.in_groups(problem, in_order)
-    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
+    problem = actor_critic.share_prefixes(problem, in_order)
+    optimizer = optimizers.choose_optimizer(config, problem, optimizer, optimizers.adam)
     corrections.require_mismatch(config, problem, config.num_epochs * config.num_minibatches)
     reference = reference_of(config)
     if reference is not None:
@@ -220,7 +220,7 @@ def make(
         )
 
     def estimate_trained(state: TrainState, batch: Batch) -> Samples:
-        return trained(estimate(state, batch), batch.score.shape[1], extra_samples)
+        return drop_extra_members(estimate(state, batch), batch.score.shape[1], extra_samples)
 
     return learner.make(
         problem,
@@ -331,13 +331,13 @@ def make_loss(
     loss_kl: Divergence | None,
 ) -> Callable[..., tuple[tuple[Mean, ...], Metrics]]:
     """Builds `loss(params, samples, steps)` for rows cut from a budget of `steps` tokens."""
-    policy, reference = actor_critic.policy_of(problem), reference_of(config)
+    policy, reference = actor_critic.make_policy(problem), reference_of(config)
 
     def loss(params: ActorCritic, samples: Samples, steps: int) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
         log_prob, entropy = log_prob_and_entropy(distribution, samples.action)
         elements, logged = surrogate(log_prob, samples, distribution)
-        elements, corrected = corrections.correct(config, elements, log_prob, samples)
+        elements, corrected = corrections.apply_correction(config, elements, log_prob, samples)
         terms = {
             "policy_loss": (elements, 1.0),
             "entropy": (entropy, -config.entropy_coefficient),

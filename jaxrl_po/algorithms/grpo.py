@@ -132,7 +132,7 @@ def make(
         return jnp.broadcast_to(reward.sum(axis=-1, keepdims=True), mask.shape)
 
     relative = {
-        OUTCOME: group_policy.group_relative(config),
+        OUTCOME: group_policy.relative_to_group(config),
         PROCESS: along(group_advantages.process_relative),
         TURN: along(group_advantages.turn_relative),
     }[config.supervision]
@@ -150,7 +150,7 @@ def make(
         problem.with_target(target),
         optimizer,
         group_advantage=advantage,
-        surrogate=group_policy.clipped(config, surrogate),
+        surrogate=group_policy.choose_surrogate(config, surrogate),
         aggregate=losses.sequence_mean,
         extra_samples=config.extra_samples,
         loss_kl=divergences.k3,

@@ -30,7 +30,7 @@ def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """Builds GSPO for any problem in groups; for the arguments see `grpo.make`."""
-    clipped = group_policy.clipped(config)
+    clipped = group_policy.choose_surrogate(config)
 
     @surrogates.row_wise  # sums over the unmasked slots of a row
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -41,7 +41,7 @@ def make(
         config,
         problem.with_target(target),
         optimizer,
-        group_advantage=group_policy.group_relative(config),
+        group_advantage=group_policy.relative_to_group(config),
         surrogate=surrogate,
         aggregate=losses.sequence_mean,
         loss_kl=divergences.k3,

@@ -119,8 +119,8 @@ def make(
         raise ConfigError(
             "fused_attention", "must be left out with natural steps: it has no forward derivative"
         )
-    problem = actor_critic.in_groups(plain, in_order=True)
-    policy = actor_critic.policy_of(problem)
+    problem = actor_critic.share_prefixes(plain, in_order=True)
+    policy = actor_critic.make_policy(problem)
     if surrogate is None:
         surrogate = policy_surrogate if problem.on_policy else proposal_surrogate
     surrogate = checked_mean(surrogate)
@@ -131,7 +131,7 @@ def make(
         update = natural_updates.trust_region_update(
             surrogate,
             actor_critic.wrt_policy(policy, params),
-            of_some=actor_critic.wrt_policy(actor_critic.policy_of(plain), params),
+            of_some=actor_critic.wrt_policy(actor_critic.make_policy(plain), params),
             max_kl=config.max_kl,
             damping=config.damping,
             iterations=config.cg_iterations,

@@ -85,10 +85,10 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
-    problem = actor_critic.in_groups(problem.with_target(target), config.num_minibatches == 1)
+    problem = actor_critic.share_prefixes(problem.with_target(target), config.num_minibatches == 1)
     actor_critic.require_on_policy(problem)
     # The default is Adam, with the config's step size and clip of the gradient's norm.
-    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
+    optimizer = optimizers.choose_optimizer(config, problem, optimizer, optimizers.adam)
     if surrogate is None:
         surrogate = surrogates.clipped(config.epsilon_low, config.epsilon_high)
     else:

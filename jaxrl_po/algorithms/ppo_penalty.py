@@ -91,8 +91,8 @@ def make(
     config.validate()
     problem, checked = problem.with_target(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
-    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
-    policy = actor_critic.policy_of(problem)
+    optimizer = optimizers.choose_optimizer(config, problem, optimizer, optimizers.adam)
+    policy = actor_critic.make_policy(problem)
 
     loss = make_loss(config, problem, checked)
 

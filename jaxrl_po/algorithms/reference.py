@@ -18,7 +18,7 @@ COEFFICIENT = "reference_kl_coefficient"  # replicated entry of the collector's 
 
 
 @config_lib.record
-class Settings:
+class ReferenceSettings:
     """KL penalty to the initial policy, in the reward of each step."""
 
     enabled: bool = static(False, "subtract β · (log π − log π_ref) from the reward of each step")
@@ -44,7 +44,7 @@ class Settings:
 def with_reference_kl(
     inner: Learner,
     problem: Problem,
-    settings: Settings,
+    settings: ReferenceSettings,
     *,
     num_parts: int = 1,
     axis_name: str | None = None,
@@ -57,7 +57,7 @@ def with_reference_kl(
     Args:
       inner: learner on `problem`, without a reference policy.
       problem: source of samples.
-      settings: penalty, see `Settings`; `enabled` is ignored.
+      settings: penalty, see `ReferenceSettings`; `enabled` is ignored.
       num_parts: number of parts of a batch, see `learner.make`.
       axis_name: device axis that the rows are sharded over, or None.
 
@@ -67,7 +67,7 @@ def with_reference_kl(
       Ouyang et al. 2022 (arXiv:2203.02155), eq. 2.
 
     Example:
-      `with_reference_kl(ppo.make(config, problem), problem, Settings(kl_coefficient=0.1))`
+      `with_reference_kl(ppo.make(config, problem), problem, ReferenceSettings(kl_coefficient=0.1))`
 
     Raises:
       ConfigError: the policy did not sample the actions itself, or `inner` has a reference already.

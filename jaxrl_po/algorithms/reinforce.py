@@ -76,8 +76,8 @@ def make(
     config.validate()
     problem, checked = problem.with_target(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
-    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
-    policy = actor_critic.policy_of(problem)
+    optimizer = optimizers.choose_optimizer(config, problem, optimizer, optimizers.adam)
+    policy = actor_critic.make_policy(problem)
     chosen = actor_critic.choose_advantage(config, problem, advantage)
     if advantage is not None:
         own = "the advantage is the method's own; leave it out"

@@ -51,7 +51,7 @@ def make(
         problem.with_target(target),
         optimizer,
         group_advantage=advantage,
-        surrogate=group_policy.clipped(config),
+        surrogate=group_policy.choose_surrogate(config),
         aggregate=losses.token_mean,
         reward_kl=None if config.group_baseline else distance,
         loss_kl=divergences.k2 if config.group_baseline else None,

@@ -39,8 +39,8 @@ def make(
     """
     config.validate()
     problem = problem.with_target(target)
-    optimizer = optimizers.choose(config, problem, optimizer, optimizers.adam)
-    policy = actor_critic.policy_of(problem)
+    optimizer = optimizers.choose_optimizer(config, problem, optimizer, optimizers.adam)
+    policy = actor_critic.make_policy(problem)
     loss = cross_entropy.make_loss(
         lambda params, samples: policy(params, samples).log_prob(samples.action)
     )

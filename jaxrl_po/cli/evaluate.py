@@ -22,7 +22,7 @@ from jaxrl_po.config import SEED, ConfigError, Interval, static
 from jaxrl_po.control import adapt, make_record
 from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices.compilation import compiled
-from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment import control, earlier, flags
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import DOMAINS
@@ -38,7 +38,7 @@ Scores = dict[str, np.ndarray[Any, Any]]
 
 
 @config_lib.record
-class Options:
+class EvaluateOptions:
     """The evaluation."""
 
     run: str = static("", "folder of a run of jaxrl-po control or jaxrl-po language")
@@ -60,8 +60,8 @@ class Options:
     )
 
 
-def evaluate(
-    options: Options, domain: Domain[Any], config: RunConfig[Any]
+def evaluate_run(
+    options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]
 ) -> tuple[int, str, Scores]:
     """Evaluates every seed of the run; `--size` replaces the size of its config.
 
@@ -72,7 +72,7 @@ def evaluate(
         sizes: Any = {SIZES[domain.NAME]: options.size}
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, **sizes))
     job, iteration, state = earlier.state(domain, config, "run", options.run, options.checkpoint)
-    seeds, rollouts, judge = config.run.seeds, job.host.rollouts, job.evaluation.judge
+    seeds, rollouts, score = config.run.seeds, job.host.rollouts, job.evaluation.score_evaluation
     scorer = opened(job.host.scorer)
     if rollouts is not None:
         with contextlib.closing(rollouts), scorer:
@@ -80,9 +80,9 @@ def evaluate(
     else:
         measure = functools.partial(job.measure, key=jax.random.key(options.seed))
         values = dict(compiled(measure, state)(state))
-        if judge is not None:
+        if score is not None:
             with scorer:
-                values = judge(jax.device_get(values))
+                values = score(jax.device_get(values))
     scores = {
         name: np.asarray(value).reshape(seeds, -1).mean(axis=1) for name, value in values.items()
     }
@@ -91,7 +91,7 @@ def evaluate(
     return iteration, size, scores
 
 
-def record(options: Options, domain: Domain[Any], config: RunConfig[Any]) -> None:
+def record_episodes(options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]) -> None:
     """Writes greedy episodes of the first seed to `--record`.
 
     Raises:
@@ -112,7 +112,7 @@ def record(options: Options, domain: Domain[Any], config: RunConfig[Any]) -> Non
     made = make_record(
         env, problem, num_episodes=options.size or config.run.eval_episodes, max_steps=bound
     )
-    one = of_seed(state)
+    one = select_seed(state)
     steps, mask = jax.jit(made)(one.params, one.collector, jax.random.key(options.seed))
     kept = np.asarray(mask)
     with folder.writing(path):
@@ -120,7 +120,7 @@ def record(options: Options, domain: Domain[Any], config: RunConfig[Any]) -> Non
     print(f"see {path}: {int(kept.sum()):,} steps of {len(kept)} episodes")
 
 
-def table(scores: Scores) -> str:
+def format_scores(scores: Scores) -> str:
     """Formats a line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
     lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
     for name, values in scores.items():
@@ -132,14 +132,14 @@ def table(scores: Scores) -> str:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     summary = "Evaluates the policies of a run again."
-    options = flags.ask(argv, "jaxrl-po evaluate", summary, Options)
+    options = flags.ask(argv, "jaxrl-po evaluate", summary, EvaluateOptions)
     if options is None:
         return 0
     domain, config = earlier.read_any(DOMAINS.values(), "run", options.run)
     if options.record:
-        record(options, domain, config)
+        record_episodes(options, domain, config)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
-    iteration, size, scores = evaluate(options, domain, config)
+    iteration, size, scores = evaluate_run(options, domain, config)
     asked, title = flags.flatten({"": options}), domain.title(config)
     lists = {name: values.tolist() for name, values in scores.items()}
     with folder.writing(path):
@@ -147,6 +147,6 @@ def main(argv: Sequence[str]) -> int:
         folder.write_json(path, content | lists)
     which = f"{options.checkpoint} checkpoint (iteration {iteration})"
     print(f"{title}, {which}, {size}, {options.run}")
-    print(table(scores), end="")
+    print(format_scores(scores), end="")
     print(f"see {path}")
     return 0

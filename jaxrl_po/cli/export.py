@@ -16,14 +16,14 @@ from jaxrl_po import config as config_lib
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, static
 from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import weights
-from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment import earlier, flags, language, models
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import PyTree
 
 
 @config_lib.record
-class Options:
+class ExportOptions:
     """The export."""
 
     run: str = static("", "folder of a run of jaxrl-po language that began with a pretrained model")
@@ -74,10 +74,10 @@ def rounded_away(params: PyTree, base: PyTree, dtype: str) -> tuple[int, int]:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     summary = "Writes the model of a run for transformers."
-    options = flags.ask(argv, "jaxrl-po export", summary, Options)
+    options = flags.ask(argv, "jaxrl-po export", summary, ExportOptions)
     if options is None:
         return 0
-    config = earlier.read(language, "run", options.run)
+    config = earlier.read_config(language, "run", options.run)
     folder.require_name(options.out)
     out = Path(options.out)
     if not options.out:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         )
     _, iteration, state = earlier.state(language, config, "run", options.run, options.checkpoint)
     policy = base.model.clone(lora=config.lora.lora)
-    params = models.trained(policy, of_seed(state, options.seed_index).params)
+    params = models.merge_policy(policy, select_seed(state, options.seed_index).params)
     text, context, dtype = base.text, base.text.context, options.dtype or None
     if dtype is None:
         params = as_base(params, before)

@@ -10,7 +10,7 @@ import jax
 
 from jaxrl_po.run.experiment import flags, settings, training
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.options import RunOptions
 from jaxrl_po.run.experiment.settings import Domain
 
 
@@ -28,14 +28,14 @@ def main(domain: Domain[Any], argv: Sequence[str]) -> int:
     asks, words = flags.help_of(argv)
     given = flags.tokenize(words, {"": domain.OPTIONS})
     if asks:
-        print(settings.usage(domain, given, everything=flags.EVERYTHING in argv))
+        print(settings.format_usage(domain, given, everything=flags.EVERYTHING in argv))
         return 0
     options = settings.options_of(domain.OPTIONS, given)
     if options.compile_for:
         return _compile(Experiment.of(domain, given), options)
     job = training.prepare_experiment(domain, given, options)
     try:
-        training.carry_out(job, leave_early=True)
+        training.run_job(job, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -45,7 +45,7 @@ def main(domain: Domain[Any], argv: Sequence[str]) -> int:
     return 0
 
 
-def _compile(experiment: Experiment, options: Options) -> int:
+def _compile(experiment: Experiment, options: RunOptions) -> int:
     """Prints the memory of each program; returns 1 if one does not fit, else 0."""
     from jaxrl_po.run import aot
 

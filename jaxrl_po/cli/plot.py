@@ -35,7 +35,7 @@ FINAL, AREA = "final", "area"
 
 
 @config.record
-class Options:
+class PlotOptions:
     """The comparison; the folders of the runs come before the flags."""
 
     metric: str = static(
@@ -75,7 +75,7 @@ class Run(NamedTuple):
     place: str
 
 
-def read(paths: Sequence[str], names: str = "") -> list[Run]:
+def read_runs(paths: Sequence[str], names: str = "") -> list[Run]:
     """Reads the runs in these folders.
 
     Args:
@@ -130,7 +130,7 @@ def places(configs: Sequence[Values]) -> list[str]:
     for name, mine in zip(named, configs, strict=True):
         others = [config for other, config in zip(named, configs, strict=True) if other == name]
         settings = [
-            f"{key.removeprefix('task.')}={errors.shown(value)}"
+            f"{key.removeprefix('task.')}={errors.spell(value)}"
             for key, value in mine.items()
             if key.startswith("task.") and any(value != other.get(key) for other in others)
         ]
@@ -185,7 +185,7 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     return name
 
 
-def final(run: Run, metric: str) -> npt.NDArray[np.float64]:
+def final_values(run: Run, metric: str) -> npt.NDArray[np.float64]:
     """Returns the last logged value of each seed, `[S]`; −∞ if it is not a finite number."""
     return statistics.worst_if_missing(_curve(run, metric)[1][:, -1])
 
@@ -199,12 +199,12 @@ def scores_of(runs: Sequence[Run], metric: str, by: str) -> list[npt.NDArray[np.
     """Returns the score of each seed, `[S]` per run; −∞ if it is not a finite number.
 
     Args:
-      runs: Runs as `read` returns them.
+      runs: Runs as `read_runs` returns them.
       metric: Name of the metric.
-      by: Score of a seed, as in `Options`. A curve is linear between its points.
+      by: Score of a seed, as in `PlotOptions`. A curve is linear between its points.
     """
     if by == FINAL:
-        return [final(run, metric) for run in runs]
+        return [final_values(run, metric) for run in runs]
     curves = [_curve(run, metric) for run in runs]
     first, last = max(step[0] for step, _ in curves), min(step[-1] for step, _ in curves)
     if first >= last:
@@ -219,7 +219,7 @@ def scores_of(runs: Sequence[Run], metric: str, by: str) -> list[npt.NDArray[np.
     return [statistics.worst_if_missing(mean) for mean in means]
 
 
-def table(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float64]]) -> str:
+def format_comparison(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float64]]) -> str:
     """Returns a line per run: its score and how it compares with the first run, then sentences."""
     width = max(len(run.label) for run in runs)
     line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}} {{:>8}}".format
@@ -243,12 +243,12 @@ def table(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float64]]) -> str
     return "\n".join(lines) + "\n"
 
 
-def differences(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Returns `name: value, value, …` of each setting that all runs have and that differs.
 
     Example:
       >>> runs = [Run("", [], {"algorithm": x, "seeds": 8}, "") for x in ("ppo", "trpo")]
-      >>> differences(runs)
+      >>> differing_settings(runs)
       ['algorithm: ppo, trpo']
     """
     shared = [
@@ -256,11 +256,11 @@ def differences(runs: Sequence[Run]) -> list[str]:
         for name in runs[0].config
         if name not in ("out", "resolved") and all(name in run.config for run in runs)
     ]
-    values = {name: [errors.shown(run.config[name]) for run in runs] for name in shared}
+    values = {name: [errors.spell(run.config[name]) for run in runs] for name in shared}
     return [f"{name}: {', '.join(x)}" for name, x in values.items() if len(set(x)) > 1]
 
 
-def tuned(run: Run) -> bool:
+def is_tuned(run: Run) -> bool:
     """Returns whether the run took a setting that was tuned for its environment or task."""
     return "tuned" in run.config.get("resolved", {}).get("origin", {}).values()
 
@@ -293,7 +293,7 @@ def draw_profiles(
 def save_figure(
     runs: Sequence[Run], metric: str, path: Path, *, by: str = FINAL, title: str = ""
 ) -> None:
-    """Writes the figure, curves beside profiles; see `plotting.write` and `Options`."""
+    """Writes the figure, curves beside profiles; see `plotting.write_figure` and `PlotOptions`."""
     series = [Series(metric, run.label, run.rows) for run in runs]
     units = dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
     unit, name = " or ".join(units), metrics.label(metric)
@@ -302,15 +302,17 @@ def save_figure(
         figure = Figure(figsize=(11.6, 4.2), layout="constrained", dpi=150)
         axes = figure.subplots(1, 2)
         x_label, y_label = f"{unit}, each seed", metrics.axis(metric)
-        plotting.draw(
+        plotting.draw_panel(
             axes[0],
             Panel([], series, title or name + where, x_label, y_label, seeds=len(runs) == 1),
         )
         draw_profiles(axes[1], scores_of(runs, metric, by), metric, by)
-        plotting.write(figure, path)
+        plotting.write_figure(figure, path)
 
 
-def asked(argv: Sequence[str], name: str, summary: str, record: type[Any]) -> tuple[list[str], Any]:
+def split_arguments(
+    argv: Sequence[str], name: str, summary: str, record: type[Any]
+) -> tuple[list[str], Any]:
     """Splits arguments into folders of runs, which come first, and options; see `flags.ask`."""
     folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
     return folders, flags.ask(argv[len(folders) :], name, summary, record)
@@ -319,20 +321,20 @@ def asked(argv: Sequence[str], name: str, summary: str, record: type[Any]) -> tu
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     summary = "Compares runs: jaxrl-po plot runs/a runs/b --out=runs/plot"
-    folders, options = asked(argv, "jaxrl-po plot", summary, Options)
+    folders, options = split_arguments(argv, "jaxrl-po plot", summary, PlotOptions)
     if options is None:
         return 0
-    runs = read(folders, options.labels)
+    runs = read_runs(folders, options.labels)
     metric = choose_metric(options.metric, runs)
     if differ(runs):
         note = "these runs are not on the same environment or task, so that their scores cannot be"
         names = ", ".join(run.label for run in runs)
         print(f"note: {note} compared: {names}", file=sys.stderr)
-    if 0 < (count := sum(map(tuned, runs))) < len(runs):
-        names = ", ".join(run.label for run in runs if tuned(run))
+    if 0 < (count := sum(map(is_tuned, runs))) < len(runs):
+        names = ", ".join(run.label for run in runs if is_tuned(run))
         print(f"note: only {count} of {len(runs)} have tuned settings: {names}", file=sys.stderr)
     scores = scores_of(runs, metric, options.by)
-    text, picture = table(runs, scores), Path(options.out)
+    text, picture = format_comparison(runs, scores), Path(options.out)
 
     def draw(path: Path) -> None:
         save_figure(runs, metric, path, by=options.by, title=options.title)
@@ -349,7 +351,7 @@ def main(argv: Sequence[str]) -> int:
         picture /= "plot.png"
     how = "final" if options.by == FINAL else "mean over the steps that all runs have"
     print(f"{metric}, {how} of each seed", text, sep="\n", end="")
-    if different := differences(runs):
+    if different := differing_settings(runs):
         print("the runs differ in", *different, sep="\n  ")
     print(f"see {picture}")
     return 0

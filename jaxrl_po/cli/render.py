@@ -21,13 +21,13 @@ from jaxrl_po.config import NON_NEGATIVE, SEED, ConfigError, Interval, static
 from jaxrl_po.control import Observation, adapt, recorded, unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.data import transcripts
-from jaxrl_po.run.devices.compilation import compiled, is_light
-from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.devices.compilation import compiled, is_cheap
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment import control, earlier, flags, language
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.figures import rendering
 from jaxrl_po.run.figures.rendering import Draw, Episode, Floats, Frame
-from jaxrl_po.run.host.vector_envs import Array, Source, Stepped, playable, quiet
+from jaxrl_po.run.host.vector_envs import Array, PoolStep, Source, playable, quiet
 from jaxrl_po.run.store import folder, metrics
 from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
 
@@ -56,7 +56,7 @@ OTHER = Scene(rendering.components, 10)
 
 
 @config_lib.record
-class Options:
+class RenderOptions:
     """The episode and its rendering."""
 
     run: str = static("", "folder of a run of jaxrl-po control or language")
@@ -106,19 +106,19 @@ class Player(NamedTuple):
     title: str
 
 
-def restore(options: Options, config: ControlConfig) -> Player:
+def restore(options: RenderOptions, config: ControlConfig) -> Player:
     """Rebuilds the problem of the run and reads the checkpoint."""
     run = config.run
     earlier.require_seed("seed_index", options.seed_index, run.seeds, "run", options.run)
     which = options.run, options.checkpoint
     _, iteration, state = earlier.state(control, config, "run", *which)
     title = f"{control.title(config)}, seed {options.seed_index}"
-    state = of_seed(state, options.seed_index)
+    state = select_seed(state, options.seed_index)
     world = control.open_world(config)
     return Player(world, control.build_problem(config, world), state, iteration, title)
 
 
-def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
+def play_episode(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
     """Plays one episode; `key` is consumed.
 
     The episode is the first one that `control.make_evaluate` plays with the same key.
@@ -134,16 +134,16 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
     def go_on(
         params: ActorCritic, collector: CollectorState, envs: unroll.EnvState, first: jax.Array
-    ) -> tuple[unroll.EnvState, unroll.Trajectory]:
+    ) -> tuple[unroll.EnvState, unroll.EnvTrajectory]:
         policy = functools.partial(actor.act, params, collector)
         return unroll.unroll(
             environment, policy, envs, step_key, num_steps=num_steps, first=first, greedy=greedy
         )
 
-    given, light = (player.state.params, player.state.collector), is_light(player.state)
+    given, light = (player.state.params, player.state.collector), is_cheap(player.state)
     envs, over = compiled(begin, light=light)(), False
     played = compiled(go_on, *given, envs, np.int32(0), light=light)
-    parts: list[unroll.Trajectory] = []
+    parts: list[unroll.EnvTrajectory] = []
     while not over and len(parts) * num_steps < max_steps:
         envs, part = played(*given, envs, np.int32(len(parts) * num_steps))
         parts.append(jax.tree.map(lambda x: np.asarray(x[0]), part))
@@ -194,10 +194,10 @@ class Camera:
         """Starts an episode as `vector_envs.Pool` does; returns observations `[1, …]`."""
         return np.asarray(self._env.reset(seed=self._seed)[0])[None]
 
-    def step(self, action: Array) -> Stepped:
+    def step(self, action: Array) -> PoolStep:
         """Takes one step as `vector_envs.Pool` does, with actions `[1, …]`."""
         observation, *others = self._env.step(playable(self._env.action_space)(action)[0])[:4]
-        return Stepped(np.asarray(observation)[None], *(np.asarray(x)[None] for x in others))
+        return PoolStep(np.asarray(observation)[None], *(np.asarray(x)[None] for x in others))
 
     def picture(self) -> Frame:
         """Renders the environment in its present state, `[H, W, 3]`."""
@@ -208,7 +208,9 @@ class Camera:
         self._env.close()
 
 
-def film(player: Player, source: Source, options: Options, max_steps: int) -> tuple[Episode, Scene]:
+def film(
+    player: Player, source: Source, options: RenderOptions, max_steps: int
+) -> tuple[Episode, Scene]:
     """Plays one episode on the host, drawn from the environment's own images if it renders any.
 
     Raises:
@@ -269,7 +271,7 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
     return camera, ""
 
 
-def transcribe(options: Options) -> int:
+def transcribe(options: RenderOptions) -> int:
     """Prints the latest samples of a language run, or writes them to a file."""
     for name in vars(options):
         if name not in ("run", "out") and config_lib.changed(options, name):
@@ -290,12 +292,12 @@ def transcribe(options: Options) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options = flags.ask(argv, "jaxrl-po render", "Shows what a run learned.", Options)
+    options = flags.ask(argv, "jaxrl-po render", "Shows what a run learned.", RenderOptions)
     if options is None:
         return 0
     if earlier.maker([control, language], "run", options.run)[0] is language:
         return transcribe(options)
-    config = earlier.read(control, "run", options.run)
+    config = earlier.read_config(control, "run", options.run)
     out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
     player = restore(options, config)
     source = player.world.source
@@ -305,7 +307,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("max_steps", "must be at least 1: the environment has no limit")
     if source is None:
         key = jax.random.key(options.seed)
-        episode = play(player, key, max_steps=int(limit), greedy=options.greedy)
+        episode = play_episode(player, key, max_steps=int(limit), greedy=options.greedy)
         plain = Scene(rendering.grid, 10) if episode.observation.ndim == 4 else OTHER
         scene = SCENES.get(config.run.env, plain)
     else:

@@ -38,7 +38,7 @@ td.differs { background: #fdf3e7; }
 
 
 @config.record
-class Options:
+class ReportOptions:
     """The report; the folders of the runs come before the flags."""
 
     metric: str = static(
@@ -49,7 +49,7 @@ class Options:
     out: str = static("runs/report.html", "the file; an earlier report in it is replaced")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns an HTML table; a cell is HTML, with or without its own `<td>`."""
     cells = [[f"<th>{cell}</th>" for cell in head]]
     cells += [[x if x.startswith("<td") else f"<td>{x}</td>" for x in row] for row in rows]
@@ -57,14 +57,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide"><table>{"".join(lines)}</table></div>'
 
 
-def picture(path: Path, text: str, kind: str = "") -> str:
+def html_image(path: Path, text: str, kind: str = "") -> str:
     """Returns an HTML image with the content of a PNG file."""
     data = base64.b64encode(path.read_bytes()).decode()
     source = f"data:image/png;base64,{data}"
     return f'<p><img class="{kind}" alt="{html.escape(text)}" src="{source}"></p>'
 
 
-def settings(runs: Sequence[plot.Run]) -> str:
+def settings_table(runs: Sequence[plot.Run]) -> str:
     """Returns a table of all settings; settings that differ come first and are marked."""
     names = dict.fromkeys(name for run in runs for name in run.config if name != "resolved")
     shown = {name: [json.dumps(run.config.get(name)) for run in runs] for name in names}
@@ -73,10 +73,10 @@ def settings(runs: Sequence[plot.Run]) -> str:
         opening = '<td class="differs">' if len(set(values)) > 1 else "<td>"
         cells = (f"{opening}{html.escape(value)}</td>" for value in values)
         rows.append([f"<code>{html.escape(name)}</code>", *cells])
-    return table(["flag", *(html.escape(run.label) for run in runs)], rows)
+    return html_table(["flag", *(html.escape(run.label) for run in runs)], rows)
 
 
-def examples(path: Path) -> str:
+def examples_table(path: Path) -> str:
     """Returns a table of samples at the first and the last evaluation; empty without samples."""
     try:
         rows = metrics.read(path)
@@ -89,16 +89,16 @@ def examples(path: Path) -> str:
     for row in (each for each in rows if each["iteration"] in ends):
         said = row["prompt"], transcripts.transcript(row)
         texts = (f"<pre>{html.escape(text)}</pre>" for text in said)
-        score = transcripts.number(row["score"])
+        score = transcripts.show(row["score"])
         cells.append([f"{row['step']:,}", row["decoding"], *texts, score])
-    return table(["step", "decoding", "prompt", "completion", "score"], cells)
+    return html_table(["step", "decoding", "prompt", "completion", "score"], cells)
 
 
-def circumstances(run: plot.Run) -> str:
+def circumstances_table(run: plot.Run) -> str:
     """Returns a table of influences besides the settings: hardware, versions and code."""
     resolved: dict[str, Any] = run.config.get("resolved", {})
     said = {name: json.dumps(value, ensure_ascii=False) for name, value in resolved.items()}
-    return table(["", ""], [[html.escape(x) for x in row] for row in said.items()])
+    return html_table(["", ""], [[html.escape(x) for x in row] for row in said.items()])
 
 
 def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
@@ -107,19 +107,18 @@ def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         comparison = Path(scratch) / "plot.png"
         plot.save_figure(runs, metric, comparison)
-        table_of_scores = (
-            f"<pre>{html.escape(plot.table(runs, plot.scores_of(runs, metric, plot.FINAL)))}</pre>"
-        )
+        compared = plot.format_comparison(runs, plot.scores_of(runs, metric, plot.FINAL))
+        table_of_scores = f"<pre>{html.escape(compared)}</pre>"
         parts = [f"<h1>{html.escape(title)}</h1>", "<h2>Scores</h2>", table_of_scores]
-        parts += ["<h2>Curves</h2>", picture(comparison, f"{metric} of {title}")]
+        parts += ["<h2>Curves</h2>", html_image(comparison, f"{metric} of {title}")]
     for path, run in zip(paths, runs, strict=True):
         label = html.escape(run.label)
         for png in sorted(Path(path).glob("*.png")):
-            parts.append(picture(png, f"{png.stem} of {run.label}", "run"))
-        written = examples(Path(path) / "samples.jsonl")
+            parts.append(html_image(png, f"{png.stem} of {run.label}", "run"))
+        written = examples_table(Path(path) / "samples.jsonl")
         parts += [f"<h2>What {label} wrote, first and last</h2>", written] if written else []
-        parts += [f"<h2>What {label} ran on</h2>", circumstances(run)]
-    parts += ["<h2>Settings</h2>", settings(runs)]
+        parts += [f"<h2>What {label} ran on</h2>", circumstances_table(run)]
+    parts += ["<h2>Settings</h2>", settings_table(runs)]
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     body = "\n".join(parts)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
@@ -128,13 +127,13 @@ def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     summary = "One page for runs: jaxrl-po report runs/a runs/b --out=a.html"
-    folders, options = plot.asked(argv, "jaxrl-po report", summary, Options)
+    folders, options = plot.split_arguments(argv, "jaxrl-po report", summary, ReportOptions)
     if options is None:
         return 0
     path = folder.require_file(options.out, ".html")
-    runs = plot.read(folders)
+    runs = plot.read_runs(folders)
     metric = plot.choose_metric(options.metric, runs)
-    with folder.naming(path):
+    with folder.naming_path(path):
         text = page(folders, runs, metric)
     with folder.writing(path):
         metrics.write_atomically(path, text)

@@ -26,13 +26,13 @@ def main(argv: Sequence[str]) -> int:
     if asks:
         single = {name: text for name, text in given.items() if "." not in name}
         everything, command = flags.EVERYTHING in argv, ("sweep", sweeping.SUMMARY, record)
-        print(settings.usage(control, single, everything=everything, command=command))
+        print(settings.format_usage(control, single, everything=everything, command=command))
         return 0
     try:
-        swept = sweeping.carry_out(control, given, leave_early=True)
+        swept = sweeping.run_sweep(control, given, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(sweeping.table(swept.rows), end="")
+    print(sweeping.format_table(swept.rows), end="")
     print("best:", *flags.written(swept.best))
     return 0

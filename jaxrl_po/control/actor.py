@@ -32,7 +32,7 @@ class Networks(NamedTuple):
         memory after T steps of B rows and two values `[B, T]`; zeros without a critic. With None
         for `final_observation` the observations of `steps` are `[B, T + 1, …]`, and each is the
         true next observation of the one before it.
-      inputs: `inputs(steps)`, the inputs that `apply` reads, see `Sequences`.
+      inputs: `inputs(steps)`, the inputs that `apply` reads, see `StepRows`.
       apply: `apply(params, inputs) -> (distribution, value)`, as `Problem.apply`.
       hidden_matrices: `params -> ActorCritic` of bool, see `Problem`.
     """
@@ -40,13 +40,13 @@ class Networks(NamedTuple):
     init: Callable[[jax.Array, PyTree], ActorCritic]
     start: Callable[[int], tuple[PyTree, PyTree]]
     act: Callable[[ActorCritic, PyTree, PyTree], tuple[PyTree, Distribution]]
-    values: Callable[[ActorCritic, "Sequences", PyTree | None], tuple[PyTree, jax.Array, jax.Array]]
-    inputs: Callable[["Sequences"], PyTree]
+    values: Callable[[ActorCritic, "StepRows", PyTree | None], tuple[PyTree, jax.Array, jax.Array]]
+    inputs: Callable[["StepRows"], PyTree]
     apply: Callable[[ActorCritic, PyTree], tuple[Distribution, jax.Array]]
     hidden_matrices: Callable[[ActorCritic], ActorCritic] | None = None
 
 
-class Sequences(NamedTuple):
+class StepRows(NamedTuple):
     """T steps of B rows. Networks with memory read all fields, others the observations only.
 
     Attributes:
@@ -89,7 +89,7 @@ def actor_of(problem: Problem) -> Actor:
     return Actor(lambda rows: (), act)
 
 
-def problem_of(
+def as_problem(
     nets: Networks,
     init: Callable[..., Any],
     collect: Callable[..., Any],
@@ -168,7 +168,7 @@ def _network(
     """Wraps the module, called `name` in messages; `pick` selects from its output."""
     remembers = isinstance(module, Recurrent)
     if remembers:
-        networks.memory_of(module)
+        networks.build_memory(module)
     variables.require_module(name, module)
 
     def init(key: jax.Array, observation: PyTree) -> tuple[PyTree, PyTree]:
@@ -208,18 +208,18 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     if isinstance(shared, Recurrent):
         raise ConfigError("actor_critic", "must be without memory: give a policy and a critic")
     if shared is None:
-        actor, judge = _network("policy", modules["policy"]), modules["critic"]
-        critic = None if judge is None else _network("critic", judge)
+        actor, critic_module = _network("policy", modules["policy"]), modules["critic"]
+        critic = None if critic_module is None else _network("critic", critic_module)
     else:
         actor, critic = (_network("actor_critic", shared, itemgetter(part)) for part in (0, 1))
 
     def init(key: jax.Array, observation: PyTree) -> ActorCritic:
-        seen, judged = _parts(observation)
+        seen, for_critic = _parts(observation)
         policy_key, critic_key = (key, key) if shared is not None else jax.random.split(key)
         policy, of_policy = actor.init(policy_key, seen)
         value, of_value = None, None
         if shared is None and critic is not None:
-            value, of_value = critic.init(critic_key, judged)
+            value, of_value = critic.init(critic_key, for_critic)
         return ActorCritic(policy, value, constants=variables.by_role(of_policy, of_value))
 
     def start(rows: int) -> tuple[PyTree, PyTree]:
@@ -227,20 +227,22 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
 
     remembers = bool(jax.tree.leaves(start(1)))
 
-    def policy(params: ActorCritic, steps: Sequences) -> tuple[PyTree, Distribution]:
+    def policy(params: ActorCritic, steps: StepRows) -> tuple[PyTree, Distribution]:
         seen, _ = _parts(steps.observation)
         memory, output, _ = actor.run(params.variables("policy"), steps.memory, seen, steps.begins)
         return memory, _legal(output, steps.observation)
 
-    def value(params: ActorCritic, steps: Sequences, final: PyTree = None) -> tuple[PyTree, Any]:
+    def value(params: ActorCritic, steps: StepRows, final: PyTree = None) -> tuple[PyTree, Any]:
         """Returns the critic's memory after the steps, and values there and at `final`."""
         of_critic = params.variables("value" if shared is None else "policy")
         shape = steps.begins.shape
         if of_critic is None or critic is None:
             return steps.critic_memory, [jnp.zeros(shape)] * 2
         given = [x for x in (steps.observation, final) if x is not None]
-        judged, *after = (_parts(x)[shared is None] for x in given)
-        memory, *values = critic.run(of_critic, steps.critic_memory, judged, steps.begins, *after)
+        for_critic, *after = (_parts(x)[shared is None] for x in given)
+        memory, *values = critic.run(
+            of_critic, steps.critic_memory, for_critic, steps.begins, *after
+        )
         return memory, [x if x is None else require_value(x, shape) for x in values]
 
     def act(
@@ -250,12 +252,12 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
             return memory, policy(params, alone(observation))[1]
         row = jax.tree.map(lambda x: x[:, None], observation)
         rows = jax.tree.leaves(memory)[0].shape[0]
-        steps = Sequences(row, jnp.zeros((rows, 1), bool), memory, ())
+        steps = StepRows(row, jnp.zeros((rows, 1), bool), memory, ())
         memory, distribution = policy(params, steps)
         return memory, jax.tree.map(lambda x: x[:, 0], distribution)
 
     def values(
-        params: ActorCritic, steps: Sequences, final_observation: PyTree | None
+        params: ActorCritic, steps: StepRows, final_observation: PyTree | None
     ) -> tuple[PyTree, jax.Array, jax.Array]:
         if final_observation is None and not jax.tree.leaves(steps.critic_memory):
             _, (of_steps, _) = value(params, alone(steps.observation))
@@ -267,22 +269,24 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
         memory, (of_steps, of_final) = value(params, steps, final_observation)
         return memory, of_steps, of_final
 
-    def alone(observation: PyTree) -> Sequences:
+    def alone(observation: PyTree) -> StepRows:
         """Wraps observations `[E*, …]` for networks without memory."""
-        return Sequences(observation, jnp.zeros(_batch_shape(observation, spaces), bool), (), ())
+        return StepRows(observation, jnp.zeros(_batch_shape(observation, spaces), bool), (), ())
 
     def apply(params: ActorCritic, inputs: PyTree) -> tuple[Distribution, jax.Array]:
         steps: Any = inputs if remembers else alone(inputs)
         return policy(params, steps)[1], value(params, steps)[1][0]
 
-    def inputs(steps: Sequences) -> PyTree:
+    def inputs(steps: StepRows) -> PyTree:
         return steps if remembers else steps.observation
 
-    hidden = hidden_matrices(*(modules.get(role) for role in ("actor_critic", "policy", "critic")))
+    hidden = find_hidden_matrices(
+        *(modules.get(role) for role in ("actor_critic", "policy", "critic"))
+    )
     return Networks(init, start, act, values, inputs, apply, hidden)
 
 
-def hidden_matrices(
+def find_hidden_matrices(
     shared: Any, policy: Any, critic: Any
 ) -> Callable[[ActorCritic], ActorCritic] | None:
     """Returns `Problem.hidden_matrices` of one shared module, or of policy and critic (or None)."""
@@ -313,7 +317,7 @@ def require_fit(nets: Networks, spaces: Spaces) -> None:
         memory, critic_memory = nets.start(2)
         _, distribution = nets.act(params, memory, two)
         row = jax.tree.map(lambda x: x[:, None], two)
-        inputs = nets.inputs(Sequences(row, jnp.zeros((2, 1), bool), memory, critic_memory))
+        inputs = nets.inputs(StepRows(row, jnp.zeros((2, 1), bool), memory, critic_memory))
         return distribution.sample(key), distribution, nets.apply(params, inputs)[1]
 
     drawn, distribution, _ = jax.eval_shape(draw, jax.random.key(0))

@@ -12,12 +12,12 @@ from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.problem import ENVIRONMENTS
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, demonstrations
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, demonstration_batch
 
 RECORDED = ("observation", "action", "terminated", "truncated")
 
 
-def demonstrated(
+def with_demonstrations(
     problem: Problem, observation: jax.Array, action: jax.Array, *, num_steps: int
 ) -> Problem:
     """Returns the problem whose `collect` draws from N recorded steps, with replacement.
@@ -49,7 +49,7 @@ def demonstrated(
         draw: Any = jax.vmap(lambda key: jax.random.randint(key, (num_steps,), 0, len(action)))
         drawn = draw(keys)
         mask = jnp.ones(drawn.shape, bool)
-        return collector, demonstrations(observation[drawn], action[drawn], mask)
+        return collector, demonstration_batch(observation[drawn], action[drawn], mask)
 
     return problem._replace(collect=collect)
 

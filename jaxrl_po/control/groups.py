@@ -11,7 +11,7 @@ from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, check, common, record
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import Networks, Sequences, build_networks, problem_of, require_fit
+from jaxrl_po.control.actor import Networks, StepRows, as_problem, build_networks, require_fit
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
 from jaxrl_po.control.problem import frac_broken
@@ -113,17 +113,17 @@ def make_groups(
             num_steps=num_steps,
             target=target,
         )
-        batch = batch_of(nets, environment.spaces, params, trajectory, memories, group_size)
+        batch = group_batch(nets, environment.spaces, params, trajectory, memories, group_size)
         return collector, batch
 
-    return problem_of(nets, init, collect, target)
+    return as_problem(nets, init, collect, target)
 
 
-def batch_of(
+def group_batch(
     nets: Networks,
     spaces: Spaces,
     params: ActorCritic,
-    trajectory: unroll.Trajectory,
+    trajectory: unroll.EnvTrajectory,
     memories: tuple[PyTree, PyTree],
     group_size: int,
 ) -> Batch:
@@ -155,7 +155,7 @@ def batch_of(
     if group_size > 1:
         metrics["dead_groups"] = masked.total(~informative(score))
     # Slots after a row's end are masked, so no episode begins within a row.
-    steps = Sequences(trajectory.observation, jnp.zeros(mask.shape, bool), *memories)
+    steps = StepRows(trajectory.observation, jnp.zeros(mask.shape, bool), *memories)
     _, value, next_value = nets.values(params, steps, transition.final_observation)
     shown = jax.tree.map(lambda x: masked.zero(x, mask), trajectory.observation)
     return Batch(

@@ -23,7 +23,7 @@ CONSTANT, AHEAD, LATE = range(3)
 SHORT = 512  # most equations of a step for which several steps are compiled as one, see `scan`
 
 
-class Value(NamedTuple):
+class ProgramValue(NamedTuple):
     """A value of the step's program, in one of the two walks through it.
 
     Attributes:
@@ -78,11 +78,11 @@ def scan(
     num_carry, num_x = len(jax.tree.leaves(carry)), len(jax.tree.leaves(x))
     results = jax.tree.structure(shapes)
 
-    def walk(at: int, leaves: Sequence[Any], ahead: dict[int, Any]) -> list[Value]:
+    def walk(at: int, leaves: Sequence[Any], ahead: dict[int, Any]) -> list[ProgramValue]:
         # Both walks see the same equations in the same order, so they give values the same numbers.
         numbers = itertools.count()
-        from_x = [Value(AHEAD, next(numbers), leaf) for leaf in leaves[num_carry:]]
-        from_carry = [Value(LATE, -1, leaf) for leaf in leaves[:num_carry]]
+        from_x = [ProgramValue(AHEAD, next(numbers), leaf) for leaf in leaves[num_carry:]]
+        from_carry = [ProgramValue(LATE, -1, leaf) for leaf in leaves[:num_carry]]
         inputs = from_carry + from_x
         values = interpret(program.jaxpr, program.consts, inputs, at, ahead, numbers)
         return [hand_over(value, at, ahead) for value in values]
@@ -107,11 +107,11 @@ def scan(
 def interpret(
     jaxpr: Jaxpr,
     consts: Sequence[Any],
-    inputs: Sequence[Value],
+    inputs: Sequence[ProgramValue],
     at: int,
     ahead: dict[int, Any],
     numbers: Iterator[int],
-) -> list[Value]:
+) -> list[ProgramValue]:
     """Walks a program and evaluates the equations of one level (and the constants).
 
     Args:
@@ -126,12 +126,12 @@ def interpret(
       Values of the program's outputs.
     """
     values = dict(
-        zip(jaxpr.constvars, (Value(CONSTANT, -1, const) for const in consts), strict=True)
+        zip(jaxpr.constvars, (ProgramValue(CONSTANT, -1, const) for const in consts), strict=True)
     )
     values |= dict(zip(jaxpr.invars, inputs, strict=True))
 
-    def read(atom: Any) -> Value:
-        return Value(CONSTANT, -1, atom.val) if isinstance(atom, Literal) else values[atom]
+    def read(atom: Any) -> ProgramValue:
+        return ProgramValue(CONSTANT, -1, atom.val) if isinstance(atom, Literal) else values[atom]
 
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
@@ -153,13 +153,14 @@ def interpret(
                 evaluate(jaxpr, equation, operands) if evaluated else [None] * len(equation.outvars)
             )
             outputs = [
-                Value(level, next(numbers) if level == AHEAD else -1, array) for array in arrays
+                ProgramValue(level, next(numbers) if level == AHEAD else -1, array)
+                for array in arrays
             ]
         values |= dict(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def hand_over(value: Value, at: int, ahead: dict[int, Any]) -> Value:
+def hand_over(value: ProgramValue, at: int, ahead: dict[int, Any]) -> ProgramValue:
     """Passes an AHEAD value from the first walk, which stores it, to the second, which reads it."""
     if value.level != AHEAD:
         return value
@@ -168,7 +169,7 @@ def hand_over(value: Value, at: int, ahead: dict[int, Any]) -> Value:
     return value._replace(array=ahead[value.number])
 
 
-def evaluate(jaxpr: Jaxpr, equation: JaxprEqn, operands: Sequence[Value]) -> list[Any]:
+def evaluate(jaxpr: Jaxpr, equation: JaxprEqn, operands: Sequence[ProgramValue]) -> list[Any]:
     """Computes the outputs of one equation of a program."""
     arrays = {
         atom: operand.array

@@ -39,7 +39,7 @@ class Memory(NamedTuple):
 
 
 def gru(size: int, initialization: Initialization, target: Target | None = None) -> Memory:
-    """Builds a gated recurrent unit, `h_t = GRU(h_{t−1}, x_t)`, see `recurrence.gru`.
+    """Builds a gated recurrent unit, `h_t = GRU(h_{t−1}, x_t)`, see `recurrence.run_gru`.
 
     Args:
       size: H, number of units.
@@ -56,7 +56,7 @@ def gru(size: int, initialization: Initialization, target: Target | None = None)
             cell(memory, features[0])
         unroll = (target or backend.here()).unroll(8)
         read = memory, features, begins
-        memories = recurrence.gru(cell.variables["params"], *read, unroll)
+        memories = recurrence.run_gru(cell.variables["params"], *read, unroll)
         return memories[-1], memories, None if final is None else cell(memories, final)[1]
 
     def hidden_matrices(layers: PyTree, features_are_hidden: bool) -> PyTree:
@@ -94,7 +94,7 @@ def transformer(
 
     The past consists of each layer's inputs, without a gradient to the steps before the first (Dai
     et al. 2019, arXiv:1901.02860), so that L layers see L·W steps back. Layers and gates follow
-    Parisotto et al. 2019 (arXiv:1910.06764), see `Layer`.
+    Parisotto et al. 2019 (arXiv:1910.06764), see `MemoryLayer`.
 
     Args:
       size: H, number of units, a multiple of `heads`.
@@ -125,7 +125,7 @@ def transformer(
         for layer in range(layers):
             context = jnp.concatenate([jnp.swapaxes(memory.past[:, :, layer], 0, 1), x[:steps]])
             kept.append(jnp.where(valid[..., None], context[-window:], 0.0))
-            x = Layer(size, heads, window, initialization)(x, context, visible, ago)
+            x = MemoryLayer(size, heads, window, initialization)(x, context, visible, ago)
         after = Window(jnp.stack(kept, axis=2).swapaxes(0, 1), valid.sum(0).astype(x.dtype))
         return after, x[:steps], None if final is None else x[steps:]
 
@@ -144,7 +144,7 @@ def transformer(
     return Memory(start, run, hidden_matrices)
 
 
-class Kind(NamedTuple):
+class MemoryKind(NamedTuple):
     """Entry of `MEMORIES`.
 
     Attributes:
@@ -163,12 +163,12 @@ class Kind(NamedTuple):
 
 
 # The entry None is a network without memory.
-MEMORIES: dict[str, Kind | None] = {
+MEMORIES: dict[str, MemoryKind | None] = {
     "none": None,
-    "gru": Kind(gru, "a gated recurrent unit"),
+    "gru": MemoryKind(gru, "a gated recurrent unit"),
     # One unbounded update can reduce the return on a solved task by half (at a KL of 5 to
     # 9 nats).
-    "transformer": Kind(
+    "transformer": MemoryKind(
         transformer,
         "a gated transformer (GTrXL)",
         sizes=("window", "layers", "heads"),
@@ -178,14 +178,14 @@ MEMORIES: dict[str, Kind | None] = {
 }
 
 
-def kind_of(name: str) -> Kind | None:
-    """Returns the entry of a name; a `PythonObject` holds a `Kind` or its `make`."""
+def kind_of(name: str) -> MemoryKind | None:
+    """Returns the entry of a name; a `PythonObject` holds a `MemoryKind` or its `make`."""
     if not isinstance(name, PythonObject):
         return MEMORIES[name]
-    return name.value if isinstance(name.value, Kind) else Kind(name.value, name)
+    return name.value if isinstance(name.value, MemoryKind) else MemoryKind(name.value, name)
 
 
-class Layer(nn.Module):
+class MemoryLayer(nn.Module):
     """`y = g(x, relu(attend(norm(x), norm(context))))`, then `g(y, relu(mlp(norm(y))))`.
 
     Layers are normalised before and gated after (Parisotto et al. 2019, sections 3.1 and 3.2). The

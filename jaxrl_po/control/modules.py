@@ -22,11 +22,11 @@ from jaxrl_po.config import (
     static,
 )
 from jaxrl_po.control import networks
-from jaxrl_po.control.memory import MEMORIES, Kind, Memory, kind_of
+from jaxrl_po.control.memory import MEMORIES, Memory, MemoryKind, kind_of
 from jaxrl_po.control.spaces import Observation, Spaces, is_frame
 from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
 from jaxrl_po.types import PyTree
-from jaxrl_po.variables import describe
+from jaxrl_po.variables import class_of
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
@@ -115,7 +115,7 @@ class NetworkSettings:
             raise ConfigError("shared_torso", "must be off with memory: each network has its own")
         if self.shared_torso and self.critic_width:
             raise ConfigError("critic_width", "must be 0 with shared_torso: there is one body")
-        every: dict[str, Kind | None] = {**MEMORIES, self.memory: kind}
+        every: dict[str, MemoryKind | None] = {**MEMORIES, self.memory: kind}
         kinds = {name: each for name, each in every.items() if each}
         require_effect(
             self, "recurrent_networks", kind is not None, f"memory is {' or '.join(kinds)}"
@@ -150,10 +150,10 @@ def default_modules(
     """
     settings.validate()
     whole = spaces.observation
-    seen, judged = (
+    seen, for_critic = (
         (whole.policy, whole.seen_by_critic()) if isinstance(whole, Observation) else (whole, whole)
     )
-    small = [x for x in jax.tree.leaves((seen, judged)) if _is_image(x) and not is_frame(x)]
+    small = [x for x in jax.tree.leaves((seen, for_critic)) if _is_image(x) and not is_frame(x)]
     if not small and settings.channels != NetworkSettings.channels:
         raise ConfigError(
             "channels",
@@ -168,7 +168,7 @@ def default_modules(
                 )
     if settings.tanh_squash and not spaces.bounded:
         raise ConfigError("tanh_squash", "must be off where actions are unbounded")
-    if settings.shared_torso and judged is not seen:
+    if settings.shared_torso and for_critic is not seen:
         raise ConfigError(
             "shared_torso", "must be off where the critic sees more (privileged_state)"
         )
@@ -179,7 +179,7 @@ def default_modules(
     if settings.shared_torso:
         return {"actor_critic": networks.SharedActorCritic(torso, head, initialization)}
     width = settings.critic_width or settings.width
-    of_critic = _torso(judged, settings, width, target)
+    of_critic = _torso(for_critic, settings, width, target)
     value_head = networks.ValueHead(initialization)
     given = {
         POLICY: networks.Policy(torso, head),
@@ -195,7 +195,7 @@ def default_modules(
     }
 
 
-def _memory(kind: Kind, settings: NetworkSettings) -> Callable[..., Memory]:
+def _memory(kind: MemoryKind, settings: NetworkSettings) -> Callable[..., Memory]:
     sizes = {name: getattr(settings, f"memory_{name}") for name in kind.sizes}
     return functools.partial(kind.make, **sizes) if sizes else kind.make
 
@@ -266,7 +266,7 @@ def _require_settings(network: Any) -> NetworkSettings:
     if network is not None and not isinstance(network, NetworkSettings):
         raise ConfigError(
             "network",
-            f"must be a control.NetworkSettings, got {describe(network)}: give a module as policy, "
+            f"must be a control.NetworkSettings, got {class_of(network)}: give a module as policy, "
             "critic or actor_critic",
         )
     return network or NetworkSettings()

@@ -15,7 +15,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control.memory import Initialization, Memory, gru
 from jaxrl_po.distributions import Categorical, DiagonalGaussian, MultiCategorical, TanhGaussian
 from jaxrl_po.types import Distribution, PyTree
-from jaxrl_po.variables import describe, is_flax
+from jaxrl_po.variables import class_of, is_flax
 
 Activation = Callable[[jax.Array], jax.Array]
 Initializer = Callable[..., jax.Array]
@@ -355,7 +355,7 @@ class Recurrent(nn.Module):
 
     def start(self, rows: int) -> PyTree:
         """Returns the memory of `rows` rows before an episode, all zero."""
-        return memory_of(self).start(rows)
+        return build_memory(self).start(rows)
 
     @nn.compact
     def __call__(
@@ -380,12 +380,12 @@ class Recurrent(nn.Module):
 
         read = features(observation), time_first(begins)
         after = None if final is None else features(final)
-        memory, *outputs = memory_of(self).run(memory, *read, after)
+        memory, *outputs = build_memory(self).run(memory, *read, after)
         first, last = (None if x is None else self.head(time_first(x)) for x in outputs)
         return memory, first, last
 
 
-def memory_of(network: Recurrent) -> Memory:
+def build_memory(network: Recurrent) -> Memory:
     """Returns the memory of a network; raises ConfigError if its `memory` does not make one."""
     make, made = network.memory, None
     if callable(make) and not is_flax(make):
@@ -394,7 +394,7 @@ def memory_of(network: Recurrent) -> Memory:
         raise ConfigError(
             "memory",
             "must be a function (size, initialization, target) -> memory.Memory, got "
-            f"{describe(make)}: call a cell of Flax in the `run` of a Memory, and one of nnx there "
+            f"{class_of(make)}: call a cell of Flax in the `run` of a Memory, and one of nnx there "
             "as flax.nnx.bridge.ToLinen",
         )
     return cast(Memory, made)
@@ -457,7 +457,7 @@ def hidden_matrices(network: Any) -> Callable[[PyTree], PyTree] | None:
         return None
     of_memory = None
     if isinstance(network, Recurrent):
-        of_memory = memory_of(network).hidden_matrices
+        of_memory = build_memory(network).hidden_matrices
         if of_memory is None:
             return None
 

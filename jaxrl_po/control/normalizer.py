@@ -39,7 +39,7 @@ def empty(shape: tuple[int, ...]) -> Normalizer:
     return Normalizer(jnp.int32(0), jnp.zeros(shape), jnp.zeros(shape))
 
 
-def merge(
+def merge_batch(
     old: Normalizer, x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None
 ) -> Normalizer:
     """Merges a batch into the statistics; the result equals one pass over all data.
@@ -57,7 +57,7 @@ def merge(
       The merged statistics, equal on all devices (Chan, Golub & LeVeque 1983, eq. 2.1).
 
     Example:
-      >>> merged = merge(merge(empty(()), jnp.array([1.0, 2.0])), jnp.array([6.0]))
+      >>> merged = merge_batch(merge_batch(empty(()), jnp.array([1.0, 2.0])), jnp.array([6.0]))
       >>> float(merged.mean), round(float(merged.std()), 4)
       (3.0, 2.1602)
     """

@@ -12,10 +12,10 @@ from jaxrl_po.config import COUNT, UNIT, check, common, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import (
     Networks,
-    Sequences,
+    StepRows,
     act_normalized,
+    as_problem,
     build_networks,
-    problem_of,
     require_fit,
 )
 from jaxrl_po.control.environment import adapt
@@ -27,7 +27,7 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem,
 
 
 @record
-class Settings:
+class ControlSettings:
     """Sizes and switches of a control problem, as a record for command lines and logs."""
 
     num_envs: int = common.static(
@@ -113,7 +113,7 @@ def make_problem(
       >>> batch.inputs.shape, batch.reward.shape
       ((2, 3, 4), (2, 3))
     """
-    settings = Settings(
+    settings = ControlSettings(
         num_envs=num_envs,
         num_steps=num_steps,
         normalize_observations=normalize_observations,
@@ -149,19 +149,19 @@ def make_problem(
         envs, trajectory = unroll.unroll(
             environment, act, before, key, num_steps=num_steps, target=target
         )
-        collector, batch = batch_of(nets, statistics, spaces, params, collector, trajectory)
+        collector, batch = rollout_batch(nets, statistics, spaces, params, collector, trajectory)
         return collector.add(sharded={ENVIRONMENTS: envs}), batch
 
-    return problem_of(nets, init, collect, target)
+    return as_problem(nets, init, collect, target)
 
 
-def batch_of(
+def rollout_batch(
     nets: Networks,
     statistics: Statistics,
     spaces: Spaces,
     params: ActorCritic,
     collector: CollectorState,
-    trajectory: unroll.Trajectory,
+    trajectory: unroll.EnvTrajectory,
 ) -> tuple[CollectorState, Batch]:
     """Computes the batch of a trajectory: values of the critic and updated running statistics.
 
@@ -175,7 +175,7 @@ def batch_of(
     begins = jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
     before: Any = collector.sharded[ENVIRONMENTS]
     critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
-    steps = Sequences(seen, begins, before.memory, critic_memory)
+    steps = StepRows(seen, begins, before.memory, critic_memory)
     after, value, next_value = nets.values(params, steps, final)
     reward, frac_nonfinite = mark_nonfinite(
         transition.final_observation, transition.reward, transition.terminated

@@ -14,17 +14,17 @@ from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import (
-    Sequences,
+    StepRows,
     actor_of,
+    as_problem,
     build_networks,
     play,
-    problem_of,
     require_fit,
 )
 from jaxrl_po.control.modules import NetworkSettings, choose_modules
 from jaxrl_po.control.problem import (
     CRITIC_MEMORY,
-    Settings,
+    ControlSettings,
     frac_broken,
     mark_nonfinite,
     with_critic_memory,
@@ -33,10 +33,10 @@ from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
 
-RECORDING = "recording"  # entry of the collector's sharded state: `Recording`
+RECORDING = "recording"  # entry of the collector's sharded state: `StepRecording`
 
 
-class Recording(NamedTuple):
+class StepRecording(NamedTuple):
     """T steps of each of B environments, and the observation after them.
 
     After an episode's end the environment takes one step that ignores its action and returns the
@@ -66,14 +66,14 @@ class Recording(NamedTuple):
     memory: PyTree = ()
 
 
-def with_recording(state: TrainState, recording: Recording) -> TrainState:
+def with_recording(state: TrainState, recording: StepRecording) -> TrainState:
     """Stores the recording in the state, from which the next `collect` makes its batch."""
     return state._replace(collector=state.collector.add(sharded={RECORDING: recording}))
 
 
 def recorded_from_settings(
     spaces: Spaces,
-    settings: Settings,
+    settings: ControlSettings,
     network: NetworkSettings | None = None,
     *,
     axis_name: str | None = None,
@@ -133,7 +133,7 @@ def recorded_from_settings(
         inputs = masked.zero(seen[:, :-1], mask)
         # An episode begins after a masked slot; before the first one, the memories are zero.
         begins = jnp.pad(~mask[:, :-1], ((0, 0), (1, 0)))
-        steps = Sequences(seen, begins, recording.memory, critic_memory)
+        steps = StepRows(seen, begins, recording.memory, critic_memory)
         after, value, next_value = nets.values(params, steps, None)
         replayed = nets.inputs(steps._replace(observation=inputs))
         reward, frac_nonfinite = mark_nonfinite(
@@ -162,7 +162,7 @@ def recorded_from_settings(
         after = unroll.forget(after, ~mask[:, -1])
         return with_critic_memory(collector, after), batch
 
-    return problem_of(nets, init, collect, target)
+    return as_problem(nets, init, collect, target)
 
 
 def act(
@@ -198,5 +198,5 @@ def act(
     _, key = jax.random.split(state.key)
     keys = unroll.row_keys(key, jnp.arange(observation.shape[0], dtype=jnp.int32))
     keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t)
-    action = unroll.choose(distribution, keys, greedy=greedy)
+    action = unroll.choose_actions(distribution, keys, greedy=greedy)
     return memory, action, jax.vmap(spaces.to_action)(play(distribution, action))

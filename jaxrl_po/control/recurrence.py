@@ -12,7 +12,7 @@ Gates = tuple[jax.Array, jax.Array, jax.Array]
 """Three arrays: one for each of reset gate r, update gate z and candidate n."""
 
 
-def gru(
+def run_gru(
     params: Mapping[str, Any],
     memory: jax.Array,
     features: jax.Array,

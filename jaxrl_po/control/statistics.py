@@ -95,14 +95,14 @@ class Statistics(NamedTuple):
             sharded[ROLLING_RETURN], rolling = _rolling_return(
                 sharded[ROLLING_RETURN], reward, ended, self.discount, self.target.unroll(16)
             )
-            merged = normalizer.merge(
+            merged = normalizer.merge_batch(
                 replicated[RETURN_STATISTICS], rolling, mask, axis_name=self.axis_name
             )
             replicated[RETURN_STATISTICS] = merged
             reward = reward / (advantages.scale_of(merged.mean, merged.std()) + 1e-8)
         if self.normalize_observations:
             replicated[OBSERVATION_STATISTICS] = _each(
-                lambda one, x: normalizer.merge(one, x, mask, axis_name=self.axis_name),
+                lambda one, x: normalizer.merge_batch(one, x, mask, axis_name=self.axis_name),
                 lambda none, x: none,
                 replicated[OBSERVATION_STATISTICS],
                 _networks_inputs(observation),

@@ -41,7 +41,7 @@ class EnvState(NamedTuple):
     memory: PyTree = ()
 
 
-class Trajectory(NamedTuple):
+class EnvTrajectory(NamedTuple):
     """T steps of each environment, leaves `[B, T, …]`.
 
     Attributes:
@@ -89,7 +89,7 @@ def start(
     return EnvState(index, state, observation, zeros, zeros, memory)
 
 
-def choose(distribution: Distribution, keys: jax.Array, *, greedy: bool) -> jax.Array:
+def choose_actions(distribution: Distribution, keys: jax.Array, *, greedy: bool) -> jax.Array:
     """Chooses actions `[B, …]`: modes, or samples with one key (consumed) per row."""
     if greedy:
         return distribution.mode()
@@ -112,7 +112,7 @@ def unroll(
     first: jax.Array | int = 0,
     keep_states: bool = False,
     greedy: bool = False,
-) -> tuple[EnvState, Trajectory]:
+) -> tuple[EnvState, EnvTrajectory]:
     """Runs `num_steps` steps of every environment under `policy`, with resets at episode ends.
 
     Args:
@@ -132,10 +132,10 @@ def unroll(
     """
     keys = row_keys(key, envs.number)
 
-    def step(envs: EnvState, t: jax.Array) -> tuple[EnvState, Trajectory]:
+    def step(envs: EnvState, t: jax.Array) -> tuple[EnvState, EnvTrajectory]:
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
         memory, distribution = policy(envs.memory, envs.observation)
-        action = choose(distribution, step_keys[:, 0], greedy=greedy)
+        action = choose_actions(distribution, step_keys[:, 0], greedy=greedy)
         played = play(distribution, action)
         state, transition = step_all(
             environment, step_keys[:, 1], envs.state, envs.observation, played
@@ -151,7 +151,7 @@ def unroll(
             episode_length=jnp.where(running, episode_length, 0.0),
             memory=forget(memory, ~running),
         )
-        return next_envs, Trajectory(
+        return next_envs, EnvTrajectory(
             envs.observation,
             distribution,
             action,
@@ -176,17 +176,17 @@ def unroll(
 
 def _with_refresh(
     environment: Environment,
-    run: Callable[[EnvState, jax.Array], tuple[EnvState, Trajectory]],
+    run: Callable[[EnvState, jax.Array], tuple[EnvState, EnvTrajectory]],
     envs: EnvState,
     keys: jax.Array,
     num_steps: int,
-) -> tuple[EnvState, Trajectory]:
+) -> tuple[EnvState, EnvTrajectory]:
     """Runs windows of `reset_interval` steps; draws new starting states before each window."""
     interval = min(environment.reset_interval, num_steps)
     refresh = environment.refresh
     assert refresh is not None
 
-    def window(envs: EnvState, times: jax.Array) -> tuple[EnvState, Trajectory]:
+    def window(envs: EnvState, times: jax.Array) -> tuple[EnvState, EnvTrajectory]:
         # A different stream from step t's, which folds in t itself.
         draw = jax.vmap(lambda key: jax.random.fold_in(key, times[0] + num_steps))(keys)
         return run(envs._replace(state=jax.vmap(refresh)(draw, envs.state)), times)
@@ -256,7 +256,7 @@ def episodes(
     def step(playing: Playing) -> Playing:
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, playing.t)))(keys)
         memory, distribution = policy(playing.memory, playing.observation)
-        action = choose(distribution, step_keys[:, 0], greedy=greedy)
+        action = choose_actions(distribution, step_keys[:, 0], greedy=greedy)
         played = play(distribution, action)
         state, transition = step_all(
             environment, step_keys[:, 1], playing.state, playing.observation, played

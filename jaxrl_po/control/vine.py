@@ -11,7 +11,7 @@ from jaxrl_po import backend, masked
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, common, record, static
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import build_networks, has_memory, play, problem_of, require_fit
+from jaxrl_po.control.actor import as_problem, build_networks, has_memory, play, require_fit
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
 from jaxrl_po.control.problem import ENVIRONMENTS, frac_broken
@@ -150,7 +150,7 @@ def make_vine(
         sharded = {**collector.sharded, ENVIRONMENTS: envs}
         return collector._replace(sharded=sharded), batch
 
-    return problem_of(nets, init, collect, target, on_policy=num_branches > 0)
+    return as_problem(nets, init, collect, target, on_policy=num_branches > 0)
 
 
 def count_branches(num_actions: int, num_branches: int) -> int:
@@ -221,7 +221,7 @@ def grow(
     else:
         # Only the first action is drawn independently in the branches of a state.
         keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, state_index), branch)
-        action = unroll.choose(distribution, keys, greedy=False)
+        action = unroll.choose_actions(distribution, keys, greedy=False)
     log_prob = distribution.log_prob(action)
     played = play(distribution, action)
     q = branch_returns(environment, act, sizes, state_index, states, played, branch_key, target)

@@ -7,7 +7,7 @@ from jaxrl_po.language.mismatch import Sampler
 from jaxrl_po.language.problem import give_reward, make_problem
 from jaxrl_po.language.reward_model import Preferences, RewardModel, learned_reward
 from jaxrl_po.language.sampling import Decoding
-from jaxrl_po.language.settings import ModelSettings, Settings
+from jaxrl_po.language.settings import LanguageSettings, ModelSettings
 from jaxrl_po.language.tasks import Prompt, Task
 from jaxrl_po.language.tasks.types import Sequences
 from jaxrl_po.language.tokenizer import Tokenizer, make_tokenizer
@@ -17,13 +17,13 @@ from jaxrl_po.language.warm_start import WarmStart
 __all__ = [
     "Decoding",
     "Dialogue",
+    "LanguageSettings",
     "ModelSettings",
     "Preferences",
     "Prompt",
     "RewardModel",
     "Sampler",
     "Sequences",
-    "Settings",
     "Task",
     "Tokenizer",
     "Transformer",

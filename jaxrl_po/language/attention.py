@@ -29,7 +29,7 @@ LARGEST = 128
 """Largest head size that cuDNN supports on every GPU; head sizes are multiples of 8."""
 
 
-class Sight(NamedTuple):
+class AttentionMask(NamedTuple):
     """Columns, among the S of a row, that the row's last R positions attend to.
 
     Attributes:
@@ -47,7 +47,7 @@ class Sight(NamedTuple):
     kernel: Kernel | None = None
 
 
-def attend(qkv: Qkv, sight: Sight, scale: float) -> jax.Array:
+def attend(qkv: Qkv, sight: AttentionMask, scale: float) -> jax.Array:
     """Computes `softmax(scale · q kᵀ) v` over the columns of `sight`, `[B, R, H, C]`.
 
     Padding positions get finite numbers, which depend on the implementation.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.language import kernels
-from jaxrl_po.language.attention import Sight, attend
+from jaxrl_po.language.attention import AttentionMask, attend
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import rotate
 
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], sight: Sight, *cached: Any
+        self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], sight: AttentionMask, *cached: Any
     ) -> tuple[jax.Array, Any]:
         """Returns the last R new positions, `[B·R, D]`, and the extended cache.
 
@@ -58,7 +58,7 @@ class Block(nn.Module):
         return self.constrain(x_MxD + h_MxD), cache
 
 
-class Apart(nn.Module):
+class UnstackedBlocks(nn.Module):
     """Separately named modules of all blocks; the names determine their initial parameters.
 
     Attributes:
@@ -72,7 +72,9 @@ class Apart(nn.Module):
     layers: int
 
     @nn.compact
-    def __call__(self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], sight: Sight) -> None:
+    def __call__(
+        self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], sight: AttentionMask
+    ) -> None:
         """Calls each module once, which draws its parameters."""
         for number in range(self.layers):
             self.attention(name=f"attention_{number}")(x_MxD, turns_Nxh, sight)
@@ -107,7 +109,7 @@ class Attention(nn.Module):
         self,
         x_MxD: jax.Array,
         turns_Nxh: Sequence[jax.Array],
-        sight: Sight,
+        sight: AttentionMask,
         cache: tuple[jax.Array, jax.Array] | None = None,
         start: jax.Array | int = 0,
         number: jax.Array | None = None,
@@ -127,7 +129,9 @@ class Attention(nn.Module):
         v_MxKxC = self._project(self.kv_heads, "value")(x_MxD)
         v_MxKxC = v_MxKxC.reshape(-1, self.kv_heads, self.size)
 
-        def attended(part: slice, columns: slice, sight: Sight, join: "Join") -> tuple[Any, Any]:
+        def attended(
+            part: slice, columns: slice, sight: AttentionMask, join: "Join"
+        ) -> tuple[Any, Any]:
             turned = [turn[columns] for turn in turns_Nxh]
             return self._attend(q_MxHxC[part], k_MxKxC[part], v_MxKxC[part], turned, sight, join)
 
@@ -161,7 +165,7 @@ class Attention(nn.Module):
         k_MxKxC: jax.Array,
         v_MxKxC: jax.Array,
         turns_Nxh: Sequence[jax.Array],
-        sight: Sight,
+        sight: AttentionMask,
         join: "Join",
     ) -> tuple[jax.Array, Any]:
         """Attends from each row's last R of N positions to the keys and values from `join`."""
@@ -226,7 +230,7 @@ class Linear(nn.Module):
         """Maps `[M, inputs]` to `[M, outputs]`."""
         x_MxI, inputs = x_MxI.astype(self.dtype), x_MxI.shape[-1]
         if self.has_variable(kernels.BY_OUTPUTS, "kernel"):
-            y_MxO = kernels.product(x_MxI, self.get_variable(kernels.BY_OUTPUTS, "kernel"))
+            y_MxO = kernels.left_product(x_MxI, self.get_variable(kernels.BY_OUTPUTS, "kernel"))
         else:
             kernel = self.param("kernel", nn.initializers.lecun_normal(), (inputs, self.outputs))
             y_MxO = x_MxI @ kernel.astype(self.dtype)
@@ -292,7 +296,7 @@ def last_of(x_MxD: jax.Array, batch: int, count: int) -> jax.Array:
     return x_BxNxD[:, x_BxNxD.shape[1] - count :].reshape(batch * count, x_MxD.shape[-1])
 
 
-def wide(dtype: jnp.dtype) -> jnp.dtype:
+def at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
     """Returns the dtype of softmax, final normalisation and outputs: float32 at least."""
     return jnp.promote_types(dtype, jnp.float32)
 

@@ -11,7 +11,7 @@ from jaxrl_po.config import NON_NEGATIVE, ConfigError, check, check_size
 from jaxrl_po.language import lora, unembedding
 from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.sampling import Decoding
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 
@@ -34,7 +34,7 @@ def check_budget(task: TaskLike, max_new_tokens: int) -> int:
 
 def check_decoding(task: TaskLike, model: Transformer, decoding: Decoding) -> Decoding:
     """Returns the decoding with its budget; raises ConfigError unless it fits task and model."""
-    settings = Sampling(**decoding._asdict())
+    settings = SamplingSettings(**decoding._asdict())
     check(settings)
     check_vocabulary(task, model)
     check_top_k(settings.top_k, model)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from jaxrl_po.language import sampling, transcript
 from jaxrl_po.language.dialogue import Dialogue, Reply, like
-from jaxrl_po.language.sampling import Decoding, Rows
+from jaxrl_po.language.sampling import DecodeRows, Decoding
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks.types import Prompt
-from jaxrl_po.language.transcript import Conversations, Written
+from jaxrl_po.language.transcript import Conversations, WrittenColumns
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 
@@ -87,12 +87,12 @@ def converse(
     )
     state = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), state)
 
-    def live(rows: Rows) -> jax.Array:
+    def live(rows: DecodeRows) -> jax.Array:
         return ~_over(dialogue, rows.own[0])
 
     turn = _begin(dialogue, state, row_keys.shape[0], budget)
     nothing = jnp.zeros((row_keys.shape[0], columns), bool)
-    said = Written(
+    said = WrittenColumns(
         tokens=jnp.full(nothing.shape, dialogue.tokenizer.pad, jnp.int32),
         log_prob=nothing.astype(logits.dtype),
         sampled=nothing,
@@ -100,7 +100,7 @@ def converse(
         reward=nothing.astype(jnp.float32),
         kept=sampling.no_tokens(logits, decoding, columns) if with_kept else None,
     )
-    rows = Rows(turn.read, pad, row_keys, cache, (turn, said))
+    rows = DecodeRows(turn.read, pad, row_keys, cache, (turn, said))
     feed = sampling.in_columns(model, prompt_length)
     emit = functools.partial(_emit, dialogue, decoding, greedy, noise)
     turn, said = sampling.decode(model, params, feed, emit, live, logits, rows, steps=columns)
@@ -134,8 +134,8 @@ def _emit(
     noise: float,
     t: jax.Array,
     logits: jax.Array,
-    rows: Rows,
-) -> Rows:
+    rows: DecodeRows,
+) -> DecodeRows:
     """Emits token t of every row: of its reply, sampled, or PAD once its dialogue is over."""
     (turn, said), budget = rows.own, decoding.max_new_tokens
     token, log_prob, kept = sampling.draw(
@@ -168,10 +168,10 @@ def _emit(
         complete,
         jax.vmap(jax.random.fold_in, (0, None))(rows.keys, columns + t),
     )
-    column = Written(token, jnp.where(writes, log_prob, 0.0), writes, complete, reward)
-    held = sampling.hold(said.kept, kept, writes, t)
+    column = WrittenColumns(token, jnp.where(writes, log_prob, 0.0), writes, complete, reward)
+    held = sampling.write_kept_tokens(said.kept, kept, writes, t)
     said = jax.tree.map(
-        lambda x, new: sampling.write(x, new, t), said._replace(kept=None), column
+        lambda x, new: sampling.write_column(x, new, t), said._replace(kept=None), column
     )._replace(kept=held)
     return rows._replace(token=token, own=(turn, said))
 
@@ -194,7 +194,7 @@ def _answer(
     return turn, jnp.where(complete, reward, 0.0).astype(jnp.float32)
 
 
-def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
+def play_demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
     """Plays dialogues of the train split with demonstrated messages.
 
     Args:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jaxrl_po.language import sampling, transcript
 from jaxrl_po.language.sampling import PLAIN, Decoding
 from jaxrl_po.language.stopping import Ends
-from jaxrl_po.language.transcript import Conversations, Written
+from jaxrl_po.language.transcript import Conversations, WrittenColumns
 from jaxrl_po.language.transformer import Transformer
 
 
-class Rows(NamedTuple):
+class DialogueRows(NamedTuple):
     """Rows of B dialogues between two steps; L columns of the prompt, N columns after it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
 
 
 # Mask `[B]` of the rows that write, state of `Ends`, and all rows with logits of the first token.
-Writing = tuple[jax.Array, Any, Rows]
+Writing = tuple[jax.Array, Any, DialogueRows]
 
 
 def begin(
@@ -64,7 +64,7 @@ def begin(
     columns: int,
     pad_token: int,
     decoding: Decoding = PLAIN,
-) -> Rows:
+) -> DialogueRows:
     """Reads the prompts and returns the rows before the first message.
 
     Args:
@@ -72,17 +72,17 @@ def begin(
       params: parameters of the policy.
       prompt: tokens `[B, L]`, int32, left-padded; members of a group may have different prompts.
       pad: padding tokens on the left, `[B]`, int32.
-      keys: typed keys `[B]` that draw the tokens, see `Rows`.
+      keys: typed keys `[B]` that draw the tokens, see `DialogueRows`.
       columns: number N of columns after the prompt.
       pad_token: id that fills these columns.
-      decoding: the same `Decoding` that is passed to `write`.
+      decoding: the same `Decoding` that is passed to `write_messages`.
     """
     rows, prompt_length = prompt.shape
     logits, cache, pad = sampling.prefill(
         model, params, prompt, pad, prompt_length + columns - 1, group_size=1
     )
     no = jnp.zeros((rows, columns), bool)
-    return Rows(
+    return DialogueRows(
         tokens=jnp.pad(prompt, ((0, 0), (0, columns)), constant_values=pad_token),
         pad=pad,
         length=jnp.zeros(rows, jnp.int32),
@@ -96,16 +96,16 @@ def begin(
     )
 
 
-def write(
+def write_messages(
     model: Transformer,
     params: Any,
-    rows: Rows,
+    rows: DialogueRows,
     writes: jax.Array,
     *,
     decoding: Decoding,
     ends: Ends,
     greedy: bool = False,
-) -> tuple[Rows, jax.Array, jax.Array]:
+) -> tuple[DialogueRows, jax.Array, jax.Array]:
     """Samples a message for each row that writes, until all have ended or spent their budget.
 
     Args:
@@ -159,7 +159,9 @@ def write(
     return rows, message, rows.length - begun
 
 
-def read(model: Transformer, params: Any, rows: Rows, reply: jax.Array, length: jax.Array) -> Rows:
+def read_replies(
+    model: Transformer, params: Any, rows: DialogueRows, reply: jax.Array, length: jax.Array
+) -> DialogueRows:
     """Returns the rows after each has read its reply.
 
     Args:
@@ -182,7 +184,7 @@ def read(model: Transformer, params: Any, rows: Rows, reply: jax.Array, length: 
 
 
 def finish(
-    rows: Rows, reward: jax.Array, ended: jax.Array, turns: jax.Array, *, most: int
+    rows: DialogueRows, reward: jax.Array, ended: jax.Array, turns: jax.Array, *, most: int
 ) -> Conversations:
     """Returns the conversations, with a reward at the last sampled token of each row.
 
@@ -194,7 +196,7 @@ def finish(
       most: largest number S of tokens that a row may have sampled.
     """
     last = rows.sampled & (jnp.cumsum(rows.sampled[:, ::-1], axis=1)[:, ::-1] == 1)
-    written = Written(
+    written = WrittenColumns(
         tokens=rows.tokens[:, rows.prompt_length :],
         log_prob=rows.log_prob,
         sampled=rows.sampled,
@@ -205,7 +207,7 @@ def finish(
     return transcript.gather(written, most, state=None, ended=ended, turns=turns)
 
 
-def _feed(model: Transformer, params: Any, rows: Rows, count: int) -> tuple[jax.Array, Any]:
+def _feed(model: Transformer, params: Any, rows: DialogueRows, count: int) -> tuple[jax.Array, Any]:
     """Feeds the last `count` tokens; returns the logits after the last one `[B, V]` and the cache.
 
     Feeding a token again gives the same result, so that all rows can be fed the same number.

@@ -15,11 +15,11 @@ from jaxrl_po.language.tasks.types import Prompt, Sequences, Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import next_tokens
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Batch, Metrics, PyTree, Samples, demonstrations
+from jaxrl_po.types import Batch, Metrics, PyTree, Samples, demonstration_batch
 from jaxrl_po.updates import Loss
 
 
-def draw(task: TaskLike, keys: jax.Array) -> Batch:
+def draw_demonstrations(task: TaskLike, keys: jax.Array) -> Batch:
     """Draws demonstrations of the train split.
 
     Args:
@@ -30,12 +30,12 @@ def draw(task: TaskLike, keys: jax.Array) -> Batch:
       The batch; actions are answers `[B, A]` with EOS, or messages and replies.
     """
     if isinstance(task, Dialogue):
-        return _join(*conversation.demonstrations(task, keys))
-    return answer(task, jax.vmap(lambda key: task.sample(key, False))(keys))
+        return _join(*conversation.play_demonstrations(task, keys))
+    return demonstrate(task, jax.vmap(lambda key: task.sample(key, False))(keys))
 
 
-def answer(task: Task, prompts: Prompt) -> Batch:
-    """Demonstrates the answers to prompts, leaves `[B, …]`; see `draw`."""
+def demonstrate(task: Task, prompts: Prompt) -> Batch:
+    """Demonstrates the answers to prompts, leaves `[B, …]`; see `draw_demonstrations`."""
     answers = jax.vmap(task.demonstrate)(prompts.problem)
     # EOS is a target of the loss, the padding after it is not.
     length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
@@ -44,7 +44,7 @@ def answer(task: Task, prompts: Prompt) -> Batch:
 
 def _join(prompts: Prompt, tokens: jax.Array, mask: jax.Array) -> Batch:
     inputs = Sequences(jnp.concatenate([prompts.tokens, tokens], axis=1), prompts.pad)
-    return demonstrations(inputs, tokens, mask)
+    return demonstration_batch(inputs, tokens, mask)
 
 
 def to_samples(batch: Batch) -> Samples:

@@ -12,8 +12,8 @@ from jaxrl_po.language import cross_entropy, lora, sampling
 from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.mismatch import SAMPLER, Sampler
 from jaxrl_po.language.networks import make_networks, prompt_keys, shorten_after
-from jaxrl_po.language.problem import problem_of
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.problem import as_token_problem
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, Samples
@@ -22,7 +22,7 @@ AT_A_TIME = 16  # rows of an evaluation that are computed together, to bound mem
 
 
 @record
-class Settings:
+class SupervisedSettings:
     """Sizes of supervised training on demonstrations."""
 
     num_prompts: int = common.static(
@@ -79,7 +79,7 @@ def make_problem(
     """
     if isinstance(task, Dialogue):
         raise ConfigError("task", "must not be a dialogue for supervised training")
-    settings = Sampling(num_prompts=num_prompts, group_size=1, old_log_prob=SAMPLER)
+    settings = SamplingSettings(num_prompts=num_prompts, group_size=1, old_log_prob=SAMPLER)
     networks = make_networks(
         *(task, model, None, settings, task.answer_length, Sampler()),
         initial=initial,
@@ -90,11 +90,11 @@ def make_problem(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
         keys = prompt_keys(collector, key)[:, 0]
-        batch = cross_entropy.draw(reading(task, params.frozen), keys)
+        batch = cross_entropy.draw_demonstrations(reading(task, params.frozen), keys)
         length = masked.total(batch.mask.sum(axis=1))
         return collector, batch._replace(metrics={"answer_length": length})
 
-    return problem_of(networks, collect, shorten_after(task.prompt_length))
+    return as_token_problem(networks, collect, shorten_after(task.prompt_length))
 
 
 def make_evaluate(
@@ -119,7 +119,7 @@ def make_evaluate(
     ) -> Mapping[str, jax.Array]:
         del collector
         source = reading(task, params.frozen)
-        batch = cross_entropy.answer(source, held_out(source, jax.random.split(key, asked)))
+        batch = cross_entropy.demonstrate(source, held_out(source, jax.random.split(key, asked)))
         policy, read = lora.over(model, params.frozen), params.variables("policy")
         loss = cross_entropy.make_loss(functools.partial(cross_entropy.token_log_prob, policy))
 

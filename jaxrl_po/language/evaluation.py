@@ -89,7 +89,7 @@ def make_answer(
             )
             return completions.tokens, completions.length, completions.ended
 
-        tokens, length, ended = in_parts(complete, prompts, keys[:, 1])
+        tokens, length, ended = apply_in_parts(complete, prompts, keys[:, 1])
         score = jax.vmap(jax.vmap(source.score, in_axes=(None, 0)))(prompts.problem, tokens)
         expected = jax.vmap(source.demonstrate)(prompts.problem)
         return Answers(*prompts, tokens, length, ended, score, expected)
@@ -97,7 +97,7 @@ def make_answer(
     return answer
 
 
-def in_parts(function: Callable[..., PyTree], *rows: PyTree) -> PyTree:
+def apply_in_parts(function: Callable[..., PyTree], *rows: PyTree) -> PyTree:
     """Applies a function to the prompts of an evaluation, at most `DRAWN` at a time.
 
     Args:
@@ -157,7 +157,7 @@ def samples_metrics(score: jax.Array) -> dict[str, jax.Array]:
     n = score.shape[-1]
     correct = jnp.sum(score >= 1.0, axis=-1)
     powers = [2**i for i in range(n.bit_length())]
-    passed = {f"pass@{k}": pass_at_k(correct, n, k) for k in dict.fromkeys([*powers, n])}
+    passed = {f"pass@{k}": estimate_pass_at_k(correct, n, k) for k in dict.fromkeys([*powers, n])}
     return {f"avg@{n}": jnp.mean(score, axis=-1), **passed}
 
 
@@ -170,7 +170,7 @@ def measure(answers: Mapping[str, Answers]) -> dict[str, jax.Array]:
     return values
 
 
-def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
+def estimate_pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
     """Estimates, without bias, the probability that at least one of k samples is correct.
 
     1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1), as the product ∏ (1 − k /
@@ -189,7 +189,7 @@ def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
       ConfigError: k is outside its range.
 
     Example:
-      >>> print(round(float(pass_at_k(jnp.array(2), 8, 4)), 4))  # 1 − C(6, 4) / C(8, 4)
+      >>> print(round(float(estimate_pass_at_k(jnp.array(2), 8, 4)), 4))  # 1 − C(6, 4) / C(8, 4)
       0.7857
     """
     check_size("k", k, Interval(1, n))

@@ -26,7 +26,7 @@ def few(rows: int, target: Target | None) -> bool:
     return rows <= FEW and (target or backend.here()).on_cpu
 
 
-def apart(blocks: PyTree, layers: int) -> PyTree:
+def unstack(blocks: PyTree, layers: int) -> PyTree:
     """Returns the parameters of each of L stacked blocks, unstacked before the decode loop."""
     cut = tuple(jax.tree.map(lambda x, n=n: x[n], blocks) for n in range(layers))
     # Without the barrier, every step would slice the stacks again.
@@ -50,7 +50,7 @@ def by_outputs(blocks: PyTree, dtype: jax.typing.DTypeLike) -> PyTree:
     return held
 
 
-def product(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
+def left_product(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
     """Computes `x Wᵀ`, `[M, O]`, with the kernel as the left operand.
 
     With 8 – 32 rows XLA's CPU product takes as little as half the time in this order, because it

@@ -51,7 +51,7 @@ class Lora(NamedTuple):
             )
 
 
-class Adapted(NamedTuple):
+class AdaptedModel(NamedTuple):
     """A model with bound, untrained variables: the base of its adapters, or constants.
 
     Attributes:
@@ -88,10 +88,10 @@ def over(model: Any, frozen: PyTree, constants: PyTree = None) -> Any:
     """Binds a frozen base and constants to the model, which then takes only trained variables."""
     base = {BASE: frozen[BASE]} if frozen and BASE in frozen else {}
     base = {**base, **(constants or {})}
-    return Adapted(model, base) if base else model
+    return AdaptedModel(model, base) if base else model
 
 
-def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
+def merge_adapters(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
     """Merges adapters into the base, W + (α / r)·A·B, for the same model without adapters.
 
     Args:

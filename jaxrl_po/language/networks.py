@@ -21,10 +21,10 @@ from jaxrl_po.language.checks import (
 )
 from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.mismatch import AUTO, SAMPLER, Sampler
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.tasks.types import DATA, Sequences, Task
-from jaxrl_po.language.transformer import Transformer, compiled_for, hidden_matrices
-from jaxrl_po.language.unembedding import Listed, Unembedded, next_tokens
+from jaxrl_po.language.transformer import Transformer, compiled_for, mark_hidden_matrices
+from jaxrl_po.language.unembedding import ListedCategorical, Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.lengths import Shorten
 from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples, undonated
@@ -33,7 +33,7 @@ from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples, undonat
 PROMPT_NUMBER = "prompt_number"
 
 
-class Grouped(NamedTuple):
+class GroupedInputs(NamedTuple):
     """Inputs of `apply` for B = P·G rows, group by group, with each prompt stored once.
 
     Attributes:
@@ -58,11 +58,11 @@ class Grouped(NamedTuple):
         return Sequences(tokens, pad, None, self.position, self.kept)
 
 
-Inputs = Sequences | Grouped
-TokenPolicy = Categorical | Listed | Unembedded
+Inputs = Sequences | GroupedInputs
+TokenPolicy = Categorical | ListedCategorical | Unembedded
 
 
-class Networks(NamedTuple):
+class LanguageNetworks(NamedTuple):
     """Policy and critic on sequences.
 
     Attributes:
@@ -95,14 +95,14 @@ def make_networks(
     source: TaskLike,
     model: Transformer,
     critic: Transformer | None,
-    settings: Sampling,
+    settings: SamplingSettings,
     columns: int,
     sampler: Sampler,
     *,
     initial: PyTree | None = None,
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
     target: Target | None = None,
-) -> Networks:
+) -> LanguageNetworks:
     """Checks the models against the task or dialogue, and builds the functions of a problem.
 
     Args:
@@ -132,14 +132,14 @@ def make_networks(
 
     def after_prompt(inputs: Inputs) -> int:
         """Returns the number of tokens after the prompt: N, or fewer if rows were shortened."""
-        if isinstance(inputs, Grouped):
+        if isinstance(inputs, GroupedInputs):
             return inputs.tokens.shape[1]
         return min(columns, inputs.tokens.shape[1] - source.prompt_length)
 
     def apply(params: ActorCritic, inputs: Inputs) -> tuple[TokenPolicy, jax.Array]:
         # If prompts are read once per group, the model has an output after each prompt and token.
         reading: dict[str, Any] = {"last": after_prompt(inputs)}
-        if isinstance(inputs, Grouped):
+        if isinstance(inputs, GroupedInputs):
             reading = {"prompt": inputs.prompt}
         distribution = next_tokens(
             lora.over(model, params.frozen),
@@ -159,14 +159,14 @@ def make_networks(
         start = inputs.tokens.shape[1] - after_prompt(inputs)
         prompt, tokens = jnp.split(inputs.tokens, [start], axis=1)
         pad = inputs.pad[::group_size]
-        return Grouped(prompt[::group_size], pad, tokens, inputs.position, inputs.kept)
+        return GroupedInputs(prompt[::group_size], pad, tokens, inputs.position, inputs.kept)
 
     def value(params: ActorCritic, inputs: Inputs) -> jax.Array:
         if critic is None or params.value is None:
             every = (inputs.tokens.shape[0], after_prompt(inputs))
             return jnp.zeros(every if inputs.position is None else inputs.position.shape)
         last = after_prompt(inputs)
-        inputs = inputs.whole() if isinstance(inputs, Grouped) else inputs
+        inputs = inputs.whole() if isinstance(inputs, GroupedInputs) else inputs
         read = params.variables("value")
         values = critic.apply(read, inputs.tokens[:, :-1], inputs.pad, last=last)[0]
         values = values[..., 0]
@@ -182,13 +182,13 @@ def make_networks(
     grouping = grouped if deep and group_size > 1 else None
     ours = all(type(each) is Transformer for each in (model, critic) if each is not None)
     hidden = hidden_in_both if ours else None
-    return Networks(model, target, init, apply, value, exact, linear, hidden, grouping)
+    return LanguageNetworks(model, target, init, apply, value, exact, linear, hidden, grouping)
 
 
 def hidden_in_both(params: ActorCritic) -> ActorCritic:
     """Marks hidden matrices of policy and critic transformers, for `Problem.hidden_matrices`."""
-    value = None if params.value is None else hidden_matrices(params.value)
-    return ActorCritic(hidden_matrices(params.policy), value)
+    value = None if params.value is None else mark_hidden_matrices(params.value)
+    return ActorCritic(mark_hidden_matrices(params.policy), value)
 
 
 def make_init(

@@ -15,13 +15,13 @@ from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import check_budget
 from jaxrl_po.language.mismatch import AUTO, Sampler
 from jaxrl_po.language.networks import (
-    Networks,
+    LanguageNetworks,
     Sequences,
     make_networks,
     prompt_keys,
     shorten_after,
 )
-from jaxrl_po.language.settings import Settings
+from jaxrl_po.language.settings import LanguageSettings
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.tasks.types import check_shapes, reading
@@ -82,8 +82,8 @@ def make_problem(
       max_new_tokens: token budget T of a completion, EOS included; 0 takes the length of the task's
         longest answer.
       temperature: divisor of the logits, above 0, in sampling and in `apply`.
-      top_k: number of most likely tokens to sample from, see `sampling.truncate`; 0 is off. The
-        policy that `apply` returns is restricted to the tokens that the filters kept, which the
+      top_k: number of most likely tokens to sample from, see `sampling.truncate_logits`; 0 is off.
+        The policy that `apply` returns is restricted to the tokens that the filters kept, which the
         batch's inputs contain.
       top_p: probability that the most likely tokens to sample from must reach together; 1 is off.
       min_p: least share of the largest probability for a token to be sampled; 0 is off.
@@ -93,8 +93,8 @@ def make_problem(
         both are set between `Learner.sample` and `Learner.update`, see `give_reward`.
       prompt_set: size of a fixed set of training prompts, see `tasks.finite`; 0 draws fresh
         prompts. A warm start still sees the whole train split.
-      old_log_prob: source of the old policy's log-probabilities, see `Settings`; groups that
-        dynamic sampling carries over always keep the sampler's.
+      old_log_prob: source of the old policy's log-probabilities, see `LanguageSettings`; groups
+        that dynamic sampling carries over always keep the sampler's.
       sampler: differences between the sampling policy and the learner's, see `mismatch.Sampler`.
       critic: transformer with one output, or None for no critic (values are then zeros).
       initial: initial parameters of the policy, the same for every key; None draws them. If the
@@ -124,7 +124,7 @@ def make_problem(
     """
     budget, verify = check_budget(task, max_new_tokens), static_value("verify", verify, bool)
     check_shapes(task, scored=verify)
-    settings = Settings(
+    settings = LanguageSettings(
         num_prompts=num_prompts,
         group_size=group_size,
         max_new_tokens=budget,
@@ -147,18 +147,20 @@ def make_problem(
     )
     collect = _make_collect(task, networks, settings, sampler, verify=verify)
     shorten = shorten_after(task.prompt_length) if budget >= CUT else None
-    return problem_of(networks, collect, shorten)._replace(
+    return as_token_problem(networks, collect, shorten)._replace(
         strata=_drawn_from(task, settings.prompt_set).strata, staleness=sampler.staleness
     )
 
 
-def problem_of(networks: Networks, collect: Collect, shorten: Shorten | None = None) -> Problem:
+def as_token_problem(
+    networks: LanguageNetworks, collect: Collect, shorten: Shorten | None = None
+) -> Problem:
     """Builds a problem that collects fresh samples, from its networks and `Problem.collect`."""
     return Problem(
         networks.init,
         collect,
         networks.apply,
-        rows,
+        keep_rows,
         log_prob_matches_sampler=networks.log_prob_matches_sampler,
         linearizable=networks.linearizable,
         hidden_matrices=networks.hidden_matrices,
@@ -172,7 +174,12 @@ def _drawn_from(task: Task, prompt_set: int) -> Task:
 
 
 def _make_collect(
-    task: Task, networks: Networks, settings: Settings, sampler: Sampler, *, verify: bool
+    task: Task,
+    networks: LanguageNetworks,
+    settings: LanguageSettings,
+    sampler: Sampler,
+    *,
+    verify: bool,
 ) -> Collect:
     """Builds `Problem.collect`, which samples prompts and completions and scores them."""
 
@@ -235,7 +242,7 @@ def _judged(
     members: Prompt,
     completions: sampling.Completions,
     is_last: jax.Array,
-    settings: Settings,
+    settings: LanguageSettings,
     verify: bool,
 ) -> tuple[jax.Array, jax.Array | None, Metrics, Columns]:
     """Returns scores `[B]` and rewards `[B, T]` of the verifier, metrics and columns.
@@ -302,6 +309,6 @@ def _of_groups(x: Any, shape: tuple[int, ...]) -> Any:
     return np.where(absent, low + np.nansum(x - low, axis=-1, keepdims=True) / count, x)
 
 
-def rows(samples: Samples) -> Samples:
+def keep_rows(samples: Samples) -> Samples:
     """Returns samples as they are: attention mixes a sequence's tokens, so a row is a sequence."""
     return samples

@@ -20,7 +20,7 @@ ROUNDING = 1e-6  # rounding error of a sum of probabilities, and relative error 
 NARROWING_STEPS, NARROWING_ROWS = 32, 64
 
 
-def truncate(
+def truncate_logits(
     logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> jax.Array:
     """Applies min-p, top-k and top-p: keeps the fewest likely tokens, ≤ `top_k`, reaching `top_p`.
@@ -41,7 +41,7 @@ def truncate(
       Logits, `[…, V]`, `-inf` for excluded tokens and unchanged for others; softmax renormalises.
 
     Example:
-      >>> print(truncate(jnp.array([-2.0, 1.0, -1.0, 0.0]), top_p=0.7))
+      >>> print(truncate_logits(jnp.array([-2.0, 1.0, -1.0, 0.0]), top_p=0.7))
       [-inf   1. -inf   0.]
     """
     vocabulary = logits.shape[-1]
@@ -89,9 +89,9 @@ class Decoding(NamedTuple):
     Attributes:
       max_new_tokens: token budget T, EOS included; 0 takes the task's longest answer.
       temperature: divisor of the logits, above 0.
-      top_k: number of most likely tokens to sample from, see `truncate`; 0 is off.
-      top_p: probability that the tokens to sample from must reach, see `truncate`; 1 is off.
-      min_p: share of the largest probability that a token needs, see `truncate`; 0 is off.
+      top_k: number of most likely tokens to sample from, see `truncate_logits`; 0 is off.
+      top_p: probability that the tokens to sample from must reach, see `truncate_logits`; 1 is off.
+      min_p: share of the largest probability that a token needs, see `truncate_logits`; 0 is off.
     """
 
     max_new_tokens: int = 0
@@ -110,7 +110,7 @@ PLAIN = Decoding()
 
 
 def kept_tokens(logits: jax.Array, decoding: Decoding) -> jax.Array | None:
-    """Returns the tokens that `truncate` keeps to sample from; None if it keeps all.
+    """Returns the tokens that `truncate_logits` keeps to sample from; None if it keeps all.
 
     Args:
       logits: logits already divided by the temperature, `[…, V]`.
@@ -124,9 +124,9 @@ def kept_tokens(logits: jax.Array, decoding: Decoding) -> jax.Array | None:
         return None
     vocabulary, (_, _, top_k, top_p, min_p) = logits.shape[-1], decoding
     if vocabulary <= unembedding.HELD:
-        return truncate(logits, top_k=top_k, top_p=top_p, min_p=min_p) > -jnp.inf
+        return truncate_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p) > -jnp.inf
     likely, token = largest(logits, top_k or min(unembedding.LISTED, vocabulary))
-    return jnp.where(truncate(likely, top_p=top_p, min_p=min_p) > -jnp.inf, token, -1)
+    return jnp.where(truncate_logits(likely, top_p=top_p, min_p=min_p) > -jnp.inf, token, -1)
 
 
 def no_tokens(logits: jax.Array, decoding: Decoding, columns: int) -> jax.Array | None:
@@ -257,7 +257,7 @@ def draw(
     return token, policy.log_prob(token), kept
 
 
-class Rows(NamedTuple):
+class DecodeRows(NamedTuple):
     """B rows between two steps of a decode loop.
 
     Attributes:
@@ -275,10 +275,10 @@ class Rows(NamedTuple):
     own: PyTree
 
 
-def in_columns(model: Transformer, first: int) -> Callable[..., tuple[jax.Array, Rows]]:
+def in_columns(model: Transformer, first: int) -> Callable[..., tuple[jax.Array, DecodeRows]]:
     """Builds a `feed` for `decode` that puts token t of every row in column `first + t`."""
 
-    def feed(params: Any, t: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
+    def feed(params: Any, t: jax.Array, rows: DecodeRows) -> tuple[jax.Array, DecodeRows]:
         column = first + t - 1
         logits, cache = model.apply(params, rows.token[:, None], rows.pad, rows.cache, column)
         return logits[:, 0], rows._replace(cache=cache)
@@ -286,18 +286,18 @@ def in_columns(model: Transformer, first: int) -> Callable[..., tuple[jax.Array,
     return feed
 
 
-def write(buffer: jax.Array, column: jax.Array, t: jax.Array) -> jax.Array:
+def write_column(buffer: jax.Array, column: jax.Array, t: jax.Array) -> jax.Array:
     """Writes column t of a buffer `[B, T, …]`."""
     return jax.lax.dynamic_update_slice_in_dim(buffer, column[:, None], t, axis=1)
 
 
-def hold(
+def write_kept_tokens(
     buffer: jax.Array | None, kept: jax.Array | None, drawn: jax.Array, t: jax.Array
 ) -> jax.Array | None:
     """Writes the kept tokens `[B, …]` into column t of a buffer; 0 in rows that drew no token."""
     if buffer is None or kept is None:
         return buffer
-    return write(buffer, jnp.where(drawn[:, None], kept, jnp.zeros_like(kept)), t)
+    return write_column(buffer, jnp.where(drawn[:, None], kept, jnp.zeros_like(kept)), t)
 
 
 def widths_of(rows: int, steps: int) -> list[int]:
@@ -332,7 +332,7 @@ def decode(
         do not change.
       live: `live(rows) -> [B]`, bool, True for rows that have not ended.
       logits: logits of token 0, `[B, V]`.
-      rows: tuple with leaves `[B, …]`, such as `Rows`.
+      rows: tuple with leaves `[B, …]`, such as `DecodeRows`.
       steps: largest number of tokens of a row.
 
     Returns:
@@ -385,7 +385,7 @@ def generate(
     The prefill of a prompt is computed once per group, and its cache repeated for the members.
 
     With a filter, a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), where S are the tokens that
-    `truncate` keeps, and `log_prob` is log μ(a). If S is recorded, the learner's policy is
+    `truncate_logits` keeps, and `log_prob` is log μ(a). If S is recorded, the learner's policy is
     restricted to the same S whatever its parameters (`restricted`): the ratio is 1 at the first
     update and stays finite, and the gradient has no bias −E_μ[A] ∇ log π(S), unlike with log π(a).
 
@@ -415,7 +415,7 @@ def generate(
     columns = prompt_length + budget - 1
     logits, cache, pad = prefill(model, params, prompt, pad, columns, group_size=group_size)
 
-    def emit(t: jax.Array, logits: jax.Array, rows: Rows) -> Rows:
+    def emit(t: jax.Array, logits: jax.Array, rows: DecodeRows) -> DecodeRows:
         """Draws token t of every row that has not ended."""
         said, matched = rows.own
         token, log_prob, kept = draw(logits, rows.keys, t, decoding, greedy=greedy, noise=noise)
@@ -423,22 +423,22 @@ def generate(
         token = jnp.where(said.ended, pad_token, token)
         matched, ends_here = ends.after(matched, token)
         said = Completions(
-            write(said.tokens, token, t),
-            write(said.log_prob, log_prob, t),
+            write_column(said.tokens, token, t),
+            write_column(said.log_prob, log_prob, t),
             said.length + ~said.ended,
             said.ended | ends_here,
-            hold(said.kept, kept, ~said.ended, t),
+            write_kept_tokens(said.kept, kept, ~said.ended, t),
         )
         return rows._replace(token=token, own=(said, matched))
 
-    def live(rows: Rows) -> jax.Array:
+    def live(rows: DecodeRows) -> jax.Array:
         return ~rows.own[0].ended
 
     tokens = jnp.full((rows, budget), pad_token, jnp.int32)
     log_prob, length = jnp.zeros((rows, budget), logits.dtype), jnp.zeros(rows, jnp.int32)
     kept = no_tokens(logits, decoding, budget) if with_kept else None
     said = Completions(tokens, log_prob, length, jnp.zeros(rows, bool), kept)
-    begun = Rows(length, pad, row_keys, cache, (said, ends.begin(rows)))
+    begun = DecodeRows(length, pad, row_keys, cache, (said, ends.begin(rows)))
     feed = in_columns(model, prompt_length)
     said, _ = decode(model, params, feed, emit, live, logits, begun, steps=budget)
     return said

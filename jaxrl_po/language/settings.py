@@ -21,7 +21,7 @@ NUCLEUS, PART = Interval(0.0, 1.0, open_low=True), Interval(0.0, 1.0, open_high=
 
 
 @record
-class Sampling:
+class SamplingSettings:
     """Sizes of a language problem and settings of its sampling, for tasks and dialogues."""
 
     num_prompts: int = common.static(64, "prompts per iteration, over all devices", within=COUNT)
@@ -67,7 +67,7 @@ class Sampling:
 
 
 @record
-class Settings(Sampling):
+class LanguageSettings(SamplingSettings):
     """Sizes and switches of a task's problem, as a record for command lines and logs."""
 
     process_reward: bool = static(

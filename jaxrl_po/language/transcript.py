@@ -39,7 +39,7 @@ class Conversations(NamedTuple):
     kept: jax.Array | None = None
 
 
-class Written(NamedTuple):
+class WrittenColumns(NamedTuple):
     """Dialogues column by column, leaves `[B, N]`.
 
     Attributes:
@@ -60,7 +60,7 @@ class Written(NamedTuple):
 
 
 def gather(
-    written: Written, most: int, *, state: PyTree, ended: jax.Array, turns: jax.Array
+    written: WrittenColumns, most: int, *, state: PyTree, ended: jax.Array, turns: jax.Array
 ) -> Conversations:
     """Moves sampled tokens to the front, in order, so that later code sees no gaps between them.
 
@@ -72,7 +72,7 @@ def gather(
       turns: number of messages, `[B]`, int32.
     """
     position = jnp.argsort(~written.sampled, axis=1, stable=True)[:, :most].astype(jnp.int32)
-    sampled: Written = jax.tree.map(
+    sampled: WrittenColumns = jax.tree.map(
         lambda x: jnp.take_along_axis(x, jnp.expand_dims(position, range(2, x.ndim)), axis=1),
         written,
     )

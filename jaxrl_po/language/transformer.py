@@ -22,9 +22,9 @@ import jax.numpy as jnp
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
-from jaxrl_po.language import kernels
-from jaxrl_po.language.attention import Kernel, Sight, kernel_for
-from jaxrl_po.language.blocks import Apart, Attention, Block, Mlp, last_of, scaled, wide
+from jaxrl_po.language import blocks, kernels
+from jaxrl_po.language.attention import AttentionMask, Kernel, kernel_for
+from jaxrl_po.language.blocks import Attention, Block, Mlp, UnstackedBlocks, last_of, scaled
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import PLAIN, Rope, turns
 from jaxrl_po.types import PyTree
@@ -216,7 +216,7 @@ class Transformer(nn.Module):
                 ]
             # In unrolled models, each block is compiled with its own window.
             windows = tuple(sorted({*self.windows} or {0})) if self.scanned else (window,)
-            sight = Sight(seen_BxNxS[:, new - read :], pad, window, windows, kernel)
+            sight = AttentionMask(seen_BxNxS[:, new - read :], pad, window, windows, kernel)
             out: tuple[jax.Array, Any] = block.apply(
                 variables, x_MxD, turned_Nxh, sight, cache, start, number, shared
             )
@@ -229,7 +229,7 @@ class Transformer(nn.Module):
             if prompt is None
             else _after_prompts(x_MxD, batch, *prompt.shape)
         )
-        x_MxD = self._norm(dtype=wide(self.dtype), name="final_norm")(x_MxD)
+        x_MxD = self._norm(dtype=blocks.at_least_float32(self.dtype), name="final_norm")(x_MxD)
         if self.ties_output:
             x_MxD = x_MxD * (self.tied_scale or 1 / math.sqrt(self.width))
         out_MxV = self._outputs(x_MxD, embedding_VxD, cache is not None) if unembed else x_MxD
@@ -240,7 +240,7 @@ class Transformer(nn.Module):
             start, outputs = scaled(0.1, self.width), self.outputs or self.vocabulary
             return nn.Dense(outputs, use_bias=False, kernel_init=start, name="output")(x_MxD)
         if self.scanned and cached and kernels.few(x_MxD.shape[0], self.target):
-            return kernels.product(x_MxD, embedding_VxD)
+            return kernels.left_product(x_MxD, embedding_VxD)
         return x_MxD @ embedding_VxD.T
 
     def _block(self) -> Block:
@@ -275,7 +275,8 @@ class Transformer(nn.Module):
 
         def draw(key: jax.Array, collection: str) -> PyTree:
             x_1xD, turned_1xh = jnp.zeros((1, self.width)), [jnp.zeros((1, self.size // 2))] * 2
-            inputs = x_1xD, turned_1xh, Sight(jnp.ones((1, 1, 1), bool), jnp.zeros(1, jnp.int32))
+            mask = AttentionMask(jnp.ones((1, 1, 1), bool), jnp.zeros(1, jnp.int32))
+            inputs = x_1xD, turned_1xh, mask
             stacked: dict[str, PyTree] = jax.vmap(
                 lambda key: block.init(key, *inputs).get(collection, {})
             )(jax.random.split(key, self.layers))
@@ -283,7 +284,7 @@ class Transformer(nn.Module):
                 return stacked
             # Draw block by block, so that a seed gives the same parameters as separate modules.
             assert self.scope is not None
-            apart = Apart(block.attention, block.mlp, self.layers, parent=None)
+            apart = UnstackedBlocks(block.attention, block.mlp, self.layers, parent=None)
             drawn = apart.init(self.scope.rngs["params"].rng, *inputs).get(collection, {})
             return {
                 role: jax.tree.map(
@@ -391,7 +392,7 @@ class Transformer(nn.Module):
         """Adds the blocks' parameters in a form that decodes faster, see `kernels`."""
         blocks = params["params"]["blocks"]
         if not self.scanned and (self.target or backend.here()).on_cpu:
-            return {**params, kernels.APART: {"blocks": kernels.apart(blocks, self.layers)}}
+            return {**params, kernels.APART: {"blocks": kernels.unstack(blocks, self.layers)}}
         if not (self.scanned and kernels.few(rows, self.target)):
             return params
         return {**params, kernels.BY_OUTPUTS: {"blocks": kernels.by_outputs(blocks, self.dtype)}}
@@ -404,7 +405,7 @@ class Transformer(nn.Module):
         return pair if self.scanned else (pair,) * self.layers
 
 
-def hidden_matrices(params: PyTree) -> PyTree:
+def mark_hidden_matrices(params: PyTree) -> PyTree:
     """Marks the matrices of all blocks, and both factors of their adapters, `[L, inputs, outputs]`.
 
     Embedding and output are not marked, nor the blocks' biases and scales, which are vectors,

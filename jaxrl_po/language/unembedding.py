@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.language.lora import Adapted
+from jaxrl_po.language.lora import AdaptedModel
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 
@@ -23,7 +23,7 @@ LISTED = 512
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Listed:
+class ListedCategorical:
     """Categorical over a list of K actions per element; all other actions have probability 0.
 
     Attributes:
@@ -31,7 +31,7 @@ class Listed:
       action: the listed actions, -1 in unused slots, `[E*, K]`, int32.
 
     Example:
-      >>> pair = Listed(jnp.zeros(3), jnp.array([7, 4, -1]))
+      >>> pair = ListedCategorical(jnp.zeros(3), jnp.array([7, 4, -1]))
       >>> print(round(float(pair.log_prob(jnp.int32(4))), 4), pair.log_prob(jnp.int32(0)))
       -0.6931 -inf
     """
@@ -61,7 +61,7 @@ class Listed:
         """Computes the entropy `−Σ_a p log p`, `E*`, in nats; 0 with one action."""
         return self.slots().entropy()
 
-    def kl(self, other: "Listed") -> jax.Array:
+    def kl(self, other: "ListedCategorical") -> jax.Array:
         """Computes the exact KL(self ‖ other), `E*`, in nats; both must have the same list."""
         return self.slots().kl(other.slots())
 
@@ -117,8 +117,8 @@ class Unembedded:
         """Computes the log-probability of `action` `E*`, in nats."""
         chex.assert_shape(action, self.hidden.shape[:-1])
 
-        def of_rows(rows: Categorical | Listed, action: jax.Array) -> jax.Array:
-            if isinstance(rows, Listed):
+        def of_rows(rows: Categorical | ListedCategorical, action: jax.Array) -> jax.Array:
+            if isinstance(rows, ListedCategorical):
                 return rows.log_prob(action)
             chosen = jnp.take_along_axis(rows.logits, action[:, None], axis=1)[:, 0]
             return chosen - jax.nn.logsumexp(rows.logits, axis=1)
@@ -133,8 +133,10 @@ class Unembedded:
         """Returns log-probability and entropy; computes their logits only once."""
         chex.assert_shape(action, self.hidden.shape[:-1])
 
-        def of_rows(rows: Categorical | Listed, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-            if isinstance(rows, Listed):
+        def of_rows(
+            rows: Categorical | ListedCategorical, action: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            if isinstance(rows, ListedCategorical):
                 return rows.log_prob(action), rows.entropy()
             logits = rows.logits
             # `log_softmax` would be the only reader of the logits: XLA for a CPU then fuses it into
@@ -193,7 +195,7 @@ class Unembedded:
         return jax.tree.map(lambda x: x.reshape(shape), found)
 
 
-def restricted(logits: jax.Array, kept: jax.Array | None) -> Categorical | Listed:
+def restricted(logits: jax.Array, kept: jax.Array | None) -> Categorical | ListedCategorical:
     """Restricts the policy to the tokens that the sampler kept: `π(a) 1[a ∈ S] / π(S)`.
 
     Args:
@@ -207,7 +209,7 @@ def restricted(logits: jax.Array, kept: jax.Array | None) -> Categorical | Liste
     if kept.dtype == bool:
         among = kept | ~kept.any(axis=-1, keepdims=True)
         return Categorical(jnp.where(among, logits, -jnp.inf))
-    return Listed(jnp.take_along_axis(logits, jnp.maximum(kept, 0), axis=-1), kept)
+    return ListedCategorical(jnp.take_along_axis(logits, jnp.maximum(kept, 0), axis=-1), kept)
 
 
 def next_tokens(
@@ -221,7 +223,7 @@ def next_tokens(
     position: jax.Array | None = None,
     kept: jax.Array | None = None,
     **reading: Any,
-) -> Categorical | Listed | Unembedded:
+) -> Categorical | ListedCategorical | Unembedded:
     """Computes the distribution of the token after each of the last tokens, or after some of them.
 
     The batch shape is `[B, last]`, or `[B, S]` with `position`.
@@ -245,7 +247,7 @@ def next_tokens(
         return jnp.take_along_axis(outputs, position[..., None], axis=1)
 
     whole, core = params, model
-    if isinstance(model, Adapted):
+    if isinstance(model, AdaptedModel):
         whole, core = model.base, model.model
     if not isinstance(core, Transformer) or core.vocabulary <= HELD:
         logits, _ = model.apply(params, tokens, pad, last=last, **reading)

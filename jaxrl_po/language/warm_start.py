@@ -74,7 +74,7 @@ def greedy_accuracy(model: Transformer, params: Any, task: TaskLike, key: jax.Ar
     return jax.vmap(task.score)(prompts.problem, completions.tokens).mean()
 
 
-class Fit(NamedTuple):
+class WarmStartState(NamedTuple):
     """State of a warm start after some of its steps.
 
     Attributes:
@@ -90,9 +90,9 @@ class Fit(NamedTuple):
     accuracy: jax.Array
 
 
-def begin(settings: WarmStart, params: Any, key: jax.Array) -> Fit:
+def begin_warm_start(settings: WarmStart, params: Any, key: jax.Array) -> WarmStartState:
     """Returns the warm start before its first step; consumes `key`."""
-    return Fit(params, make_optimizer(settings).init(params), key, jnp.float32(-1.0))
+    return WarmStartState(params, make_optimizer(settings).init(params), key, jnp.float32(-1.0))
 
 
 def make_optimizer(settings: WarmStart) -> optax.GradientTransformation:
@@ -106,7 +106,9 @@ def unfinished(settings: WarmStart, done: Any, accuracy: Any) -> Any:
     return (done < settings.steps) & (accuracy < settings.accuracy)
 
 
-def advance(model: Transformer, task: TaskLike, settings: WarmStart, fit: Fit, done: Any) -> Fit:
+def advance(
+    model: Transformer, task: TaskLike, settings: WarmStart, fit: WarmStartState, done: Any
+) -> WarmStartState:
     """Takes `BETWEEN` more steps, or as many as are left, and measures the accuracy.
 
     The accuracy is not measured if `settings.accuracy` is 1. A fit that is accurate enough does not
@@ -126,7 +128,7 @@ def advance(model: Transformer, task: TaskLike, settings: WarmStart, fit: Fit, d
 
     def step(i: jax.Array, carry: Any) -> Any:
         key = jax.random.fold_in(train_key, i)
-        batch = cross_entropy.draw(task, jax.random.split(key, settings.batch_size))
+        batch = cross_entropy.draw_demonstrations(task, jax.random.split(key, settings.batch_size))
 
         def update(gradient: Any, state: Any, params: Any) -> Any:
             # All seeds share Adam's step count, so that powers of its decays round as in one loop.
@@ -136,13 +138,13 @@ def advance(model: Transformer, task: TaskLike, settings: WarmStart, fit: Fit, d
         params, opt_state, _ = take(*carry, cross_entropy.to_samples(batch), key)
         return params, opt_state
 
-    def train(fit: Fit) -> Fit:
+    def train(fit: WarmStartState) -> WarmStartState:
         params, opt_state = jax.lax.fori_loop(done, end, step, (fit.params, fit.opt_state))
         accuracy = fit.accuracy
         if settings.accuracy < 1.0:
             measured = greedy_accuracy(model, params, task, jax.random.fold_in(measure_key, end))
             accuracy = measured.astype(fit.accuracy.dtype)
-        return Fit(params, opt_state, fit.key, accuracy)
+        return WarmStartState(params, opt_state, fit.key, accuracy)
 
     if settings.accuracy == 1.0:
         return train(fit)
@@ -163,13 +165,13 @@ def warm_start(
         return params
 
     # The loop counts by one, since XLA's CPU compiler drops `while done < 1: done += BETWEEN`.
-    def body(loop: tuple[jax.Array, Fit]) -> tuple[jax.Array, Fit]:
+    def body(loop: tuple[jax.Array, WarmStartState]) -> tuple[jax.Array, WarmStartState]:
         rounds, fit = loop
         return rounds + 1, advance(model, task, settings, fit, rounds * BETWEEN)
 
     _, fit = jax.lax.while_loop(
         lambda loop: unfinished(settings, loop[0] * BETWEEN, loop[1].accuracy),
         body,
-        (jnp.int32(0), begin(settings, params, key)),
+        (jnp.int32(0), begin_warm_start(settings, params, key)),
     )
     return fit.params

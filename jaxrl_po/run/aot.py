@@ -14,7 +14,7 @@ from rich import filesize
 from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel, topology
-from jaxrl_po.run.devices.memory import Memory, memory_of, program_memory, refusal
+from jaxrl_po.run.devices.memory import DeviceMemory, measure_memory, program_memory, refusal
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.sharding import shardings
 from jaxrl_po.run.devices.topology import Machine
@@ -96,7 +96,7 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgra
     """
     if machine.startswith("tpu:"):
         errors.require("compile_for", "libtpu", "tpu-compile")
-    described = topology.describe(machine)
+    described = topology.parse_machine(machine)
     # Do not cache: this computer cannot run these programs.
     settings = experiment.read()
     options = dataclasses.replace(settings.config.run, compilation_cache="")
@@ -116,7 +116,7 @@ def _fitting(job: TrainJob, machine: Machine) -> Iterator[CompiledProgram]:
     """Yields the programs with the fewest microbatches whose update fits in memory."""
     found = list[CompiledProgram]()
 
-    def compile_job(job: TrainJob, number: int = 1) -> Memory:
+    def compile_job(job: TrainJob, number: int = 1) -> DeviceMemory:
         suffix = f" in {number} microbatches" if number > 1 else ""
         functions = list(_functions(job))
         found[:] = [
@@ -126,9 +126,9 @@ def _fitting(job: TrainJob, machine: Machine) -> Iterator[CompiledProgram]:
         # Counts memory as a training run does, so that both choose the same num_microbatches.
         like = functions[0][2][0]
         *sampling, memory = [
-            memory_of(each.executable, like)
+            measure_memory(each.executable, like)
             if each.executable is not None
-            else Memory(0, each.memory.get("total"), refused=each.reason)
+            else DeviceMemory(0, each.memory.get("total"), refused=each.reason)
             for each in found
         ]
         return memory.beside(*sampling) if sampling else memory
@@ -141,9 +141,7 @@ def _fitting(job: TrainJob, machine: Machine) -> Iterator[CompiledProgram]:
         yield from found
 
 
-def _functions(
-    job: TrainJob,
-) -> Iterator[tuple[str, Callable[..., PyTree], tuple[PyTree, ...]]]:
+def _functions(job: TrainJob) -> Iterator[tuple[str, Callable[..., PyTree], tuple[PyTree, ...]]]:
     """Yields the name, function and arguments of each program of an iteration."""
     like = _state_like(job)
     if job.host.scorer is None:

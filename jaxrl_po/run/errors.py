@@ -65,11 +65,11 @@ def json_object(flag: str, text: str) -> Json:
         raise ConfigError(flag, f"must be a JSON object, got {text!r}") from None
 
 
-def shown(value: object) -> str:
+def spell(value: object) -> str:
     """Returns a value as it would be typed on a command line.
 
     Example:
-      >>> shown(True), shown((64, 64)), shown(0.1)
+      >>> spell(True), spell((64, 64)), spell(0.1)
       ('true', '64,64', '0.1')
     """
     if isinstance(value, bool):

@@ -214,4 +214,4 @@ def finished(result: Mapping[str, Any] | None, rounds: int) -> bool:
 
 
 if __name__ == "__main__":
-    flags.entry(main)
+    flags.run_script(main)

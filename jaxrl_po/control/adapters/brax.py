@@ -8,7 +8,7 @@ from brax import envs
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.adapters.episodes import with_episodes
-from jaxrl_po.control.adapters.states import dynamics_of
+from jaxrl_po.control.adapters.states import unwrap_dynamics
 from jaxrl_po.control.environment import Environment
 
 
@@ -53,5 +53,5 @@ def make(
             "env", f"brax:{name}: brax's own step fails beside JAX {jax.__version__}: {error}"
         ) from error
     return with_episodes(
-        f"brax:{name}", dynamics_of(env), max_steps=max_steps, reset_interval=reset_interval
+        f"brax:{name}", unwrap_dynamics(env), max_steps=max_steps, reset_interval=reset_interval
     )

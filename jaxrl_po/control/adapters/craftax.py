@@ -69,11 +69,11 @@ def make(
         seen = jax.eval_shape(observe, spaces.observation)
         spaces = spaces._replace(observation=seen, observe=observe)
     return with_episodes(
-        label, dynamics_of(env, params, spaces), max_steps=limit, reset_interval=reset_interval
+        label, make_dynamics(env, params, spaces), max_steps=limit, reset_interval=reset_interval
     )
 
 
-def dynamics_of(env: Any, params: Any, spaces: Spaces) -> Dynamics:
+def make_dynamics(env: Any, params: Any, spaces: Spaces) -> Dynamics:
     """Returns the dynamics of the suite's object; its time limit in `params` is out of reach."""
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:

@@ -77,7 +77,7 @@ def where(asked: jax.Array, new: Callable[..., PyTree], arguments: PyTree, old: 
     return one(asked, arguments, old)
 
 
-class Running(NamedTuple):
+class EpisodeState(NamedTuple):
     """The state of one environment.
 
     Attributes:
@@ -117,13 +117,15 @@ def with_episodes(
     def begin(key: jax.Array) -> tuple[PyTree, PyTree]:
         return strong(dynamics.reset(key))
 
-    def reset(key: jax.Array) -> tuple[PyTree, Running]:
+    def reset(key: jax.Array) -> tuple[PyTree, EpisodeState]:
         now, later = jax.random.split(key)
         observation, state = begin(now)
         start = begin(later) if held else ()
-        return observation, Running(state, jnp.int32(0), start, jnp.bool_(False))
+        return observation, EpisodeState(state, jnp.int32(0), start, jnp.bool_(False))
 
-    def step(key: jax.Array, running: Running, action: jax.Array) -> tuple[Running, Transition]:
+    def step(
+        key: jax.Array, running: EpisodeState, action: jax.Array
+    ) -> tuple[EpisodeState, Transition]:
         step_key, reset_key = jax.random.split(key)
         final, state, reward, terminated = strong(
             dynamics.step(step_key, running.state, dynamics.actions.to_action(action))
@@ -141,7 +143,7 @@ def with_episodes(
                 lambda new, old: jnp.where(ended, new, old), begin(reset_key), (final, state)
             )
         used = running.used | ended if held else running.used
-        following = Running(state, jnp.where(ended, 0, length), running.start, used)
+        following = EpisodeState(state, jnp.where(ended, 0, length), running.start, used)
         reward = jnp.asarray(reward, float).reshape(())
         return following, Transition(observation, reward, terminated, truncated, final)
 
@@ -149,7 +151,7 @@ def with_episodes(
         """Returns the start that was drawn ahead; a new one if it was used."""
         return where(used, begin, (key,), start)
 
-    def refresh(key: jax.Array, running: Running) -> Running:
+    def refresh(key: jax.Array, running: EpisodeState) -> EpisodeState:
         start = held_start(key, running.start, running.used)
         return running._replace(start=start, used=jnp.bool_(False))
 

@@ -8,7 +8,7 @@ from mujoco_playground import registry
 
 from jaxrl_po.config import COUNT, ConfigError
 from jaxrl_po.control.adapters.episodes import with_episodes
-from jaxrl_po.control.adapters.states import dynamics_of
+from jaxrl_po.control.adapters.states import unwrap_dynamics
 from jaxrl_po.control.environment import Environment
 
 
@@ -62,7 +62,7 @@ def make(
         raise ConfigError("env", f"{of_suite}: {_one_line(error)}") from error
     return with_episodes(
         of_suite,
-        dynamics_of(env, action_repeat=repeat),
+        unwrap_dynamics(env, action_repeat=repeat),
         max_steps=-(-config.episode_length // repeat) if max_steps is None else max_steps,
         reset_interval=reset_interval,
     )

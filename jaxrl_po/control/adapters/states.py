@@ -14,7 +14,7 @@ from jaxrl_po.control.spaces import PRIVILEGED, Observation, box_actions
 from jaxrl_po.types import PyTree
 
 
-def dynamics_of(env: Any, *, action_repeat: int = 1) -> Dynamics:
+def unwrap_dynamics(env: Any, *, action_repeat: int = 1) -> Dynamics:
     """Returns the dynamics of an environment without any of its suite's wrappers.
 
     Actions are in [-1, 1]; a suite scales them itself if an actuator has other limits.
@@ -27,7 +27,7 @@ def dynamics_of(env: Any, *, action_repeat: int = 1) -> Dynamics:
 
     def reset(key: jax.Array) -> tuple[PyTree, Any]:
         state = env.reset(key)
-        return observe(state.obs), state
+        return read_observation(state.obs), state
 
     def step(
         key: jax.Array, state: Any, action: jax.Array
@@ -42,18 +42,18 @@ def dynamics_of(env: Any, *, action_repeat: int = 1) -> Dynamics:
         for _ in range(action_repeat):
             state = env.step(state, action)
             reward = reward + state.reward
-        return observe(state.obs), state, reward, state.done > 0
+        return read_observation(state.obs), state, reward, state.done > 0
 
     return Dynamics(reset, step, box_actions(type(env).__name__, -1.0, 1.0, (env.action_size,)))
 
 
-def observe(raw: Any) -> PyTree:
+def read_observation(raw: Any) -> PyTree:
     """Returns the observation of a state; a `privileged_state` is all that the critic reads.
 
     In these suites `privileged_state` includes everything that the policy sees.
 
     Example:
-      >>> observe({"state": jnp.zeros(2), "privileged_state": jnp.zeros(3)}).critic.shape
+      >>> read_observation({"state": jnp.zeros(2), "privileged_state": jnp.zeros(3)}).critic.shape
       (3,)
     """
     floats = jax.tree.map(

@@ -26,7 +26,7 @@ class CalculatorSettings:
     max_turns: int = common.static(3, "messages, the answer included", within=Interval(1, 64))
 
 
-class State(NamedTuple):
+class CalculatorState(NamedTuple):
     """State of a dialogue about one sum.
 
     Attributes:
@@ -96,34 +96,34 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
     def digits_of(value: jax.Array, count: int) -> jax.Array:
         return zero + decimals(value, count)
 
-    def right_answer(state: State) -> jax.Array:
+    def right_answer(state: CalculatorState) -> jax.Array:
         value = digits_of(state.terms.sum(), places)
         return jnp.concatenate([jnp.asarray([equals]), value, jnp.asarray([tokenizer.eos])])
 
-    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
+    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, CalculatorState]:
         terms = draw(key, held_out).astype(jnp.int32)
         signs = jnp.asarray(tokenizer.encode("+?"), jnp.int32)[:, None]
         tokens = jnp.concatenate([digits_of(terms, num_digits), signs], axis=1).reshape(-1)
         no = jnp.bool_(False)
-        return Prompt(tokens, jnp.int32(0)), State(terms, jnp.int32(0), no, no)
+        return Prompt(tokens, jnp.int32(0)), CalculatorState(terms, jnp.int32(0), no, no)
 
     def respond(
-        state: State, message: jax.Array, written: jax.Array, key: jax.Array
-    ) -> tuple[State, Reply, jax.Array, jax.Array]:
+        state: CalculatorState, message: jax.Array, written: jax.Array, key: jax.Array
+    ) -> tuple[CalculatorState, Reply, jax.Array, jax.Array]:
         del key
         answers = message[0] == equals
         right = (written == places + 2) & (message[: places + 2] == right_answer(state)).all()
-        value, legal = evaluate(message, written, tokenizer)
+        value, legal = evaluate_expression(message, written, tokenizer)
         legal = legal & (value < 10**places) & tool
         reply = jnp.where(legal, digits_of(value, places), wrong).astype(jnp.int32)
         turns = state.turns + 1
         read = legal & ~answers & (turns < max_turns)  # a turn is left to use the value
-        state = State(state.terms, turns, state.used | read, right)
+        state = CalculatorState(state.terms, turns, state.used | read, right)
         reward = right.astype(jnp.float32)
         length = jnp.where(legal, places, 1).astype(jnp.int32)
         return state, Reply(reply, length), reward, answers | (turns == max_turns)
 
-    def demonstrate(state: State, key: jax.Array) -> jax.Array:
+    def demonstrate(state: CalculatorState, key: jax.Array) -> jax.Array:
         del key
         signs = jnp.asarray([plus, tokenizer.eos])[:, None]
         terms = digits_of(state.terms, num_digits)
@@ -155,7 +155,7 @@ def decimals(value: jax.Array, count: int) -> jax.Array:
     return (value[..., None] // powers.reshape(*[1] * value.ndim, count) % 10).astype(jnp.int32)
 
 
-def evaluate(
+def evaluate_expression(
     message: jax.Array, written: jax.Array, tokenizer: Tokenizer
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the value of an expression, and True if the message is a valid expression."""

@@ -15,8 +15,8 @@ from jaxrl_po.language.evaluation import (
     SAMPLED,
     Describe,
     Evaluate,
+    apply_in_parts,
     by_decoding,
-    in_parts,
     samples_metrics,
 )
 from jaxrl_po.language.sampling import PLAIN, Decoding
@@ -92,7 +92,7 @@ def make_play(
             measures = {name: jax.vmap(f)(held.state) for name, f in dialogue.measures.items()}
             return held._replace(state=None), accuracy, measures
 
-        held, accuracy, measures = in_parts(hold, prompts, states, keys[:, 1])
+        held, accuracy, measures = apply_in_parts(hold, prompts, states, keys[:, 1])
         return Games(prompts.tokens, prompts.pad, held, accuracy, measures)
 
     return play

@@ -12,7 +12,7 @@ from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
 
 
-class State(NamedTuple):
+class GameState(NamedTuple):
     """State of an episode.
 
     Attributes:
@@ -63,7 +63,7 @@ def game(
       episode in its group.
     """
 
-    def begin(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
+    def begin(key: jax.Array, held_out: bool) -> tuple[Prompt, GameState]:
         del held_out
         observation, inner = reset(key)
         said = write(observation)
@@ -72,22 +72,22 @@ def game(
         tokens = jnp.where(jnp.arange(observation_length) < pad, tokenizer.pad, shifted)
         # An empty observation is read as one PAD, since a prompt needs at least one token.
         pad = jnp.minimum(pad, observation_length - 1).astype(jnp.int32)
-        return Prompt(tokens.astype(jnp.int32), pad), State(inner, jnp.float32(0.0))
+        return Prompt(tokens.astype(jnp.int32), pad), GameState(inner, jnp.float32(0.0))
 
     def respond(
-        state: State, message: jax.Array, written: jax.Array, key: jax.Array
-    ) -> tuple[State, Reply, jax.Array, jax.Array]:
+        state: GameState, message: jax.Array, written: jax.Array, key: jax.Array
+    ) -> tuple[GameState, Reply, jax.Array, jax.Array]:
         action = read(message, written)
         observation, inner, reward, terminated = step(key, state.inner, action)
         reward = jnp.asarray(reward, jnp.float32)
-        after = State(inner, state.total + reward)
+        after = GameState(inner, state.total + reward)
         return after, write(observation), reward, jnp.asarray(terminated, bool)
 
     shown = None
     if demonstrate is not None:
         act = demonstrate
 
-        def shown(state: State, key: jax.Array) -> jax.Array:
+        def shown(state: GameState, key: jax.Array) -> jax.Array:
             return act(state.inner, key)
 
     return Dialogue(

@@ -40,7 +40,7 @@ def reward(state: Any, max_turns: int) -> jax.Array:
     return jnp.where(state.won, (max_turns + 1.0 - state.guesses) / max_turns, 0.0)
 
 
-def read(
+def read_guess(
     message: jax.Array, written: jax.Array, length: int, symbols: int, tokenizer: Tokenizer
 ) -> tuple[jax.Array, jax.Array]:
     """Returns a message's digits `[length]`, and True if they, below `symbols`, and EOS are all."""

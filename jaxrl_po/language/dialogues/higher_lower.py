@@ -25,7 +25,7 @@ class HigherLowerSettings:
     )
 
 
-class State(NamedTuple):
+class HigherLowerState(NamedTuple):
     """State of a game.
 
     Attributes:
@@ -71,22 +71,22 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
     zero, lower, higher, wrong = (tokenizer.ids[c] for c in "0<>!")
     start = Prompt(jnp.asarray(tokenizer.encode("?"), jnp.int32), jnp.int32(0))
 
-    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
+    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, HigherLowerState]:
         del held_out
         none, last = jnp.int32(0), jnp.int32(numbers - 1)
         number = jax.random.randint(key, (), 0, numbers)
-        return start, State(number, none, last, none, jnp.bool_(False))
+        return start, HigherLowerState(number, none, last, none, jnp.bool_(False))
 
     def respond(
-        state: State, message: jax.Array, written: jax.Array, key: jax.Array
-    ) -> tuple[State, Reply, jax.Array, jax.Array]:
+        state: HigherLowerState, message: jax.Array, written: jax.Array, key: jax.Array
+    ) -> tuple[HigherLowerState, Reply, jax.Array, jax.Array]:
         del key
-        digits, legal = guessing.read(message, written, DIGITS, 10, tokenizer)
+        digits, legal = guessing.read_guess(message, written, DIGITS, 10, tokenizer)
         guess = 10 * digits[0] + digits[1]
         is_lower, is_higher = legal & (state.number < guess), legal & (state.number > guess)
         guesses = state.guesses + 1
         won = legal & (guess == state.number)
-        state = State(
+        state = HigherLowerState(
             number=state.number,
             low=jnp.where(is_higher, jnp.maximum(state.low, guess + 1), state.low),
             high=jnp.where(is_lower, jnp.minimum(state.high, guess - 1), state.high),
@@ -97,7 +97,7 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
         reward = guessing.reward(state, max_turns)
         return state, Reply(said[None], jnp.int32(1)), reward, won | (guesses == max_turns)
 
-    def demonstrate(state: State, key: jax.Array) -> jax.Array:
+    def demonstrate(state: HigherLowerState, key: jax.Array) -> jax.Array:
         guess = jax.random.randint(key, (), state.low, state.high + 1)
         return jnp.stack([zero + guess // 10, zero + guess % 10, jnp.int32(tokenizer.eos)])
 

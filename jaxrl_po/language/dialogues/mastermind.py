@@ -31,7 +31,7 @@ class MastermindSettings:
     )
 
 
-class State(NamedTuple):
+class MastermindState(NamedTuple):
     """State of a game.
 
     Attributes:
@@ -92,24 +92,26 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
         shared = jnp.minimum(counts, counts[guess][None]).sum(axis=1)
         return at_place, shared - at_place
 
-    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
+    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, MastermindState]:
         del held_out
         none = jnp.int32(0)
         code = jax.random.randint(key, (), 0, len(codes))
-        return start, State(code, jnp.ones(len(codes), bool), none, jnp.bool_(False), none)
+        return start, MastermindState(
+            code, jnp.ones(len(codes), bool), none, jnp.bool_(False), none
+        )
 
     def respond(
-        state: State, message: jax.Array, written: jax.Array, key: jax.Array
-    ) -> tuple[State, Reply, jax.Array, jax.Array]:
+        state: MastermindState, message: jax.Array, written: jax.Array, key: jax.Array
+    ) -> tuple[MastermindState, Reply, jax.Array, jax.Array]:
         del key
-        digits, legal = guessing.read(message, written, length, symbols, tokenizer)
+        digits, legal = guessing.read_guess(message, written, length, symbols, tokenizer)
         guess = jnp.where(legal, digits @ places, 0)
         at_place, elsewhere = feedback(guess)
         heard = at_place[state.code], elsewhere[state.code]
         fits = (at_place == heard[0]) & (elsewhere == heard[1])
         guesses = state.guesses + 1
         won = legal & (guess == state.code)
-        state = State(
+        state = MastermindState(
             code=state.code,
             possible=state.possible & (fits | ~legal),
             guesses=guesses,
@@ -120,7 +122,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
         reward = guessing.reward(state, max_turns)
         return state, reply, reward, won | (guesses == max_turns)
 
-    def demonstrate(state: State, key: jax.Array) -> jax.Array:
+    def demonstrate(state: MastermindState, key: jax.Array) -> jax.Array:
         guess = jax.random.categorical(key, jnp.where(state.possible, 0.0, -jnp.inf))
         eos = jnp.asarray([tokenizer.eos], jnp.int32)
         return jnp.concatenate([zero + codes[guess], eos])

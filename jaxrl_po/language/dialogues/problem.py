@@ -13,9 +13,9 @@ from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_budget
 from jaxrl_po.language.dialogue import Dialogue, check_contract
 from jaxrl_po.language.mismatch import AUTO, Sampler
-from jaxrl_po.language.networks import Networks, Sequences, make_networks, prompt_keys
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Collect, problem_of
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.networks import LanguageNetworks, Sequences, make_networks, prompt_keys
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Collect, as_token_problem
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
@@ -23,7 +23,7 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Problem, PyTree
 
 
-class Recording(NamedTuple):
+class DialogueRecording(NamedTuple):
     """Recorded dialogues, B = P·G of them in group-major order.
 
     Attributes:
@@ -98,7 +98,7 @@ def make_problem(
         dtype; the message names it.
     """
     check_contract(dialogue)
-    settings = Sampling(
+    settings = SamplingSettings(
         num_prompts=num_prompts,
         group_size=group_size,
         max_new_tokens=check_budget(dialogue, max_new_tokens),
@@ -141,21 +141,23 @@ def make_problem(
             for name, measure in dialogue.measures.items()
         }
         prompt, pad = (jnp.repeat(x, group_size, axis=0) for x in (prompts.tokens, prompts.pad))
-        recording = Recording(prompt, pad, held, accuracy, measures)
-        return collector, batch_of(networks, params, recording, score.reshape(-1, group_size))
+        recording = DialogueRecording(prompt, pad, held, accuracy, measures)
+        return collector, dialogue_batch(networks, params, recording, score.reshape(-1, group_size))
 
     return problem_of_dialogues(networks, collect, staleness=sampler.staleness)
 
 
-def problem_of_dialogues(networks: Networks, collect: Collect, *, staleness: int = 0) -> Problem:
+def problem_of_dialogues(
+    networks: LanguageNetworks, collect: Collect, *, staleness: int = 0
+) -> Problem:
     """Builds a problem whose episodes are dialogues, see `Problem`."""
-    problem = problem_of(networks, collect)
+    problem = as_token_problem(networks, collect)
     # A truncated dialogue is not overlong: its messages may have been short.
     return problem._replace(truncated_is_overlong=False, has_turns=True, staleness=staleness)
 
 
-def batch_of(
-    networks: Networks, params: ActorCritic, recording: Recording, score: jax.Array
+def dialogue_batch(
+    networks: LanguageNetworks, params: ActorCritic, recording: DialogueRecording, score: jax.Array
 ) -> Batch:
     """Builds the batch of B = P·G dialogues, which contains only their sampled tokens.
 

@@ -11,19 +11,23 @@ import jax.numpy as jnp
 
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
-from jaxrl_po.language.dialogues.problem import Recording, batch_of, problem_of_dialogues
+from jaxrl_po.language.dialogues.problem import (
+    DialogueRecording,
+    dialogue_batch,
+    problem_of_dialogues,
+)
 from jaxrl_po.language.networks import make_networks
 from jaxrl_po.language.problem import SAMPLER_OF_LEARNER
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
 
-RECORDING = "recording"  # name of the `Recording` in the collector's sharded state
+RECORDING = "recording"  # name of the `DialogueRecording` in the collector's sharded state
 
 
-def with_recording(state: TrainState, recording: Recording) -> TrainState:
+def with_dialogues(state: TrainState, recording: DialogueRecording) -> TrainState:
     """Returns the state with the recording from which the next `collect` builds its batch."""
     return state._replace(collector=state.collector.add(sharded={RECORDING: recording}))
 
@@ -31,19 +35,19 @@ def with_recording(state: TrainState, recording: Recording) -> TrainState:
 def recorded_problem(
     task: Task,
     model: Transformer,
-    settings: Sampling,
+    settings: SamplingSettings,
     *,
     columns: int,
     critic: Transformer | None = None,
     initial: PyTree | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """Builds a problem that reads its dialogues from the state that `with_recording` returns.
+    """Builds a problem that reads its dialogues from the state that `with_dialogues` returns.
 
     Args:
       task: task whose prompts begin the dialogues.
       model: transformer of the policy.
-      settings: sizes of the problem and its sampling, see `Sampling`.
+      settings: sizes of the problem and its sampling, see `SamplingSettings`.
       columns: tokens N of the longest dialogue after its prompt.
       critic: transformer with one output, or None for no critic.
       initial: initial parameters of the policy, see `language.make_problem`.
@@ -67,7 +71,7 @@ def recorded_problem(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
         del key  # the dialogues were sampled with it
-        recording: Recording | None = collector.sharded.get(RECORDING)
+        recording: DialogueRecording | None = collector.sharded.get(RECORDING)
         if recording is None:
             raise ConfigError(
                 "recording",
@@ -80,6 +84,6 @@ def recorded_problem(
         }
         score = recording.score.reshape(-1, settings.group_size)
         recording = recording._replace(measures=measures)
-        return collector.remove(RECORDING), batch_of(networks, params, recording, score)
+        return collector.remove(RECORDING), dialogue_batch(networks, params, recording, score)
 
     return problem_of_dialogues(networks, collect)

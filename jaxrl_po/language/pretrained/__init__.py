@@ -139,4 +139,4 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     weights.write(folder, model, params, dtype=dtype)
     text.write_tokenizer(folder, tokenizer, chat_template)
-    text.write_json(folder / files.CONFIG, config | {"eos_token_id": list(tokenizer.ends)})
+    text.dump_json(folder / files.CONFIG, config | {"eos_token_id": list(tokenizer.ends)})

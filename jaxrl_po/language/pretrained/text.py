@@ -302,17 +302,17 @@ def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTempla
         settings["chat_template"] = default + kept
     elif template is not None:
         (folder / TEMPLATE).write_text(template.source, encoding="utf-8")
-    write_json(folder / SETTINGS, settings)
+    dump_json(folder / SETTINGS, settings)
     stops = {} if tokenizer.stops is None else {"stop_strings": list(tokenizer.stops.strings)}
     ends = {"eos_token_id": list(tokenizer.ends)} | stops
-    write_json(folder / GENERATION, dict(others.get(GENERATION, {})) | ends)
+    dump_json(folder / GENERATION, dict(others.get(GENERATION, {})) | ends)
     if others.get(SPECIAL_MAP):
-        write_json(folder / SPECIAL_MAP, others[SPECIAL_MAP])
+        dump_json(folder / SPECIAL_MAP, others[SPECIAL_MAP])
     for name, source in others.get(TEMPLATES, {}).items():
         (folder / TEMPLATES).mkdir(exist_ok=True)
         (folder / TEMPLATES / name).write_text(source, encoding="utf-8")
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def dump_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -123,7 +123,7 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
-def read(
+def detect_format(
     template: ChatTemplate,
     tokenizer: TextTokenizer,
     tools: Sequence[Tool],

@@ -10,7 +10,7 @@ from jaxrl_po.language.tasks.text import (
     LOWEST_FIRST,
     MAX_DIGITS,
     literal,
-    number,
+    numeral,
     write_answer,
     write_prompt,
 )
@@ -72,12 +72,12 @@ def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) ->
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         a, b = draw(key, held_out)
         first, second = (
-            number(x, num_digits, tokenizer, zero_pad=zero_pad, reverse=False) for x in (a, b)
+            numeral(x, num_digits, tokenizer, zero_pad=zero_pad, reverse=False) for x in (a, b)
         )
         return write_prompt([first, plus, second, equals], prompt_length, tokenizer, (a, b))
 
     def demonstrate(problem: Pair) -> jax.Array:
-        total = number(
+        total = numeral(
             problem[0] + problem[1], num_digits + 1, tokenizer, zero_pad=zero_pad, reverse=reverse
         )
         return write_answer([total], answer_length, tokenizer)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxrl_po import config
 from jaxrl_po.config import Interval, check_size, static
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.language.tasks.stack_machine import OPERATORS, run
-from jaxrl_po.language.tasks.text import Piece, literal, number, write_answer, write_prompt
+from jaxrl_po.language.tasks.stack_machine import OPERATORS, execute
+from jaxrl_po.language.tasks.text import Piece, literal, numeral, write_answer, write_prompt
 from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.tasks.verify import at_end, last_token_only
 from jaxrl_po.language.tokenizer import make_tokenizer
@@ -95,7 +95,7 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
     )
 
     def write(x: jax.Array, width: int) -> Piece:
-        return number(x.astype(jnp.uint32), width, tokenizer, reverse=False)
+        return numeral(x.astype(jnp.uint32), width, tokenizer, reverse=False)
 
     def construct(key: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
         order_key, operator_key = jax.random.split(key)
@@ -127,7 +127,7 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
         return write_prompt(pieces, prompt_length, tokenizer, Countdown(numbers, target, solution))
 
     def score(problem: Countdown, tokens: jax.Array) -> jax.Array:
-        result = run(problem.numbers, tokens, places, tokenizer)
+        result = execute(problem.numbers, tokens, places, tokenizer)
         return (result.parses & result.uses_all & (result.value == problem.target)).astype(float)
 
     return Task(
@@ -139,6 +139,6 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
         demonstrate=lambda problem: problem.solution,
         score=score,
         credit=lambda problem, tokens: at_end(score(problem, tokens), tokens, tokenizer),
-        parses=lambda problem, tokens: run(problem.numbers, tokens, places, tokenizer).parses,
+        parses=lambda problem, tokens: execute(problem.numbers, tokens, places, tokenizer).parses,
         step_end=last_token_only,
     )

@@ -12,7 +12,7 @@ from jaxrl_po.language.tasks.text import (
     MAX_FACTOR_DIGITS,
     Piece,
     literal,
-    number,
+    numeral,
     write_answer,
     write_prompt,
 )
@@ -69,7 +69,7 @@ def multiplication(num_digits: int) -> Task:
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         a, b = draw(key, held_out)
-        first, second = (number(x, num_digits, tokenizer, reverse=False) for x in (a, b))
+        first, second = (numeral(x, num_digits, tokenizer, reverse=False) for x in (a, b))
         return write_prompt(
             [first, literal("*", tokenizer), second, literal("=", tokenizer)],
             prompt_length,
@@ -78,7 +78,9 @@ def multiplication(num_digits: int) -> Task:
         )
 
     def answer(problem: Pair) -> jax.Array:
-        return write_answer([number(problem[0] * problem[1], full, tokenizer)], full + 1, tokenizer)
+        return write_answer(
+            [numeral(problem[0] * problem[1], full, tokenizer)], full + 1, tokenizer
+        )
 
     # A product shifted by i places and the sum so far have num_digits + 1 + i digits; a mark ends
     # each of them.
@@ -93,13 +95,13 @@ def multiplication(num_digits: int) -> Task:
         pieces: list[Piece] = []
         for i in range(num_digits):
             width, unit = num_digits + 1 + i, np.uint32(10**i)
-            product = number(a * (b // unit % 10 * unit), width, tokenizer)
+            product = numeral(a * (b // unit % 10 * unit), width, tokenizer)
             if i == 0:  # the sum so far is this product
                 pieces += [product]
                 continue
-            total = number(a * (b % (10 * unit)), width, tokenizer)
+            total = numeral(a * (b % (10 * unit)), width, tokenizer)
             pieces += [literal("+", tokenizer), product, literal(":", tokenizer), total]
-        pieces += [literal("#", tokenizer), number(a * b, full, tokenizer)]
+        pieces += [literal("#", tokenizer), numeral(a * b, full, tokenizer)]
         return write_answer(pieces, answer_length, tokenizer)
 
     score, parses = after_scratch(answer, tokenizer)

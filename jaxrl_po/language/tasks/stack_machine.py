@@ -36,7 +36,7 @@ class _Machine(NamedTuple):
     ended: jax.Array
 
 
-def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer) -> Result:
+def execute(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer) -> Result:
     """Evaluates a completion: `places` digits push a number, an operator joins the top two values.
 
     Numbers have their highest digit first. If each given number x is used at most once, no value
@@ -56,7 +56,7 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
       >>> from jaxrl_po.language.tokenizer import make_tokenizer
       >>> tokenizer = make_tokenizer("0123456789+-*")
       >>> tokens = jnp.array([*tokenizer.encode("37*2-"), tokenizer.eos])
-      >>> [x.item() for x in run(jnp.array([2, 3, 7]), tokens, 1, tokenizer)]
+      >>> [x.item() for x in execute(jnp.array([2, 3, 7]), tokens, 1, tokenizer)]
       [True, True, 19]
     """
     zero, plus = tokenizer.ids["0"], tokenizer.ids[OPERATORS[0]]

@@ -28,7 +28,7 @@ class Example(NamedTuple):
     answer: str
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """R prompts, padded on the left, and their answers, padded on the right.
 
     Attributes:
@@ -45,8 +45,8 @@ class Rows(NamedTuple):
     texts: Texts | None = None
 
 
-def make_rows(tokenizer: AnyTokenizer, examples: Sequence[Example]) -> Rows:
-    """Encodes examples as `Rows`; raises ConfigError for an empty prompt."""
+def make_rows(tokenizer: AnyTokenizer, examples: Sequence[Example]) -> TableRows:
+    """Encodes examples as `TableRows`; raises ConfigError for an empty prompt."""
     texts = [
         (
             tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
@@ -59,7 +59,7 @@ def make_rows(tokenizer: AnyTokenizer, examples: Sequence[Example]) -> Rows:
     before, after = (max(map(len, column)) for column in zip(*texts, strict=True))
     pad = tokenizer.pad
     read_texts: Callable[[], Sequence[bytes]] | None = getattr(tokenizer, "token_texts", None)
-    return Rows(
+    return TableRows(
         tokens=np.array([[pad] * (before - len(x)) + x for x, _ in texts], np.int32),
         pad=np.array([before - len(x) for x, _ in texts], np.int32),
         answer=np.array([x + [pad] * (after - len(x)) for _, x in texts], np.int32),
@@ -130,23 +130,23 @@ def table(
     rows = make_rows(tokenizer, [*train, *validation, *test])
     tested = range(len(train) + len(validation), len(rows.pad))
 
-    def row(rows: Rows, i: jax.Array) -> Prompt:
+    def row(rows: TableRows, i: jax.Array) -> Prompt:
         return Prompt(jnp.asarray(rows.tokens)[i], jnp.asarray(rows.pad)[i], i)
 
-    def sample(rows: Rows, key: jax.Array, held_out: bool) -> Prompt:
+    def sample(rows: TableRows, key: jax.Array, held_out: bool) -> Prompt:
         first, last = (tested.start, tested.stop) if held_out else (0, len(train))
         return row(rows, jax.random.randint(key, (), first, last))
 
-    def demonstrate(rows: Rows, row: jax.Array) -> jax.Array:
+    def demonstrate(rows: TableRows, row: jax.Array) -> jax.Array:
         return jnp.asarray(rows.answer)[row]
 
-    def score(rows: Rows, row: jax.Array, tokens: jax.Array) -> jax.Array:
+    def score(rows: TableRows, row: jax.Array, tokens: jax.Array) -> jax.Array:
         exact = exact_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
         if rows.texts is None:
             return exact
         return jnp.maximum(exact, match(rows.texts, row, tokens, tokenizer.ends).score)
 
-    def credit(rows: Rows, row: jax.Array, tokens: jax.Array) -> jax.Array:
+    def credit(rows: TableRows, row: jax.Array, tokens: jax.Array) -> jax.Array:
         exact = token_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
         if rows.texts is None:
             return exact

@@ -45,7 +45,7 @@ def digits(x: jax.Array, places: int) -> jax.Array:
     return (x // _powers(places) % 10).astype(jnp.int32)
 
 
-def number(
+def numeral(
     x: jax.Array, places: int, tokenizer: Tokenizer, *, zero_pad: bool = True, reverse: bool = True
 ) -> Piece:
     """Writes a number; the alphabet lists the digits in order, from `0`.

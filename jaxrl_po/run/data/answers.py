@@ -16,11 +16,11 @@ NUMBER = re.compile(rf"(?:(?<![\w.)])-)?(?:(?<!\w){DIGITS}[eE][+-]?\d{{1,6}}(?!\
 MINUS = re.compile(r"[\u2212\ufe63\uff0d](?=\.?\d)|(?<![^\s(=\[{])[\u2010-\u2015](?=\.?\d)")
 
 
-def plain(text: str) -> str:
+def ascii_minus(text: str) -> str:
     """Replaces the minus signs of numbers in a text by ASCII's.
 
     Example:
-      >>> plain("a – b is −5")
+      >>> ascii_minus("a – b is −5")
       'a – b is -5'
     """
     return MINUS.sub("-", text)
@@ -33,7 +33,7 @@ def same(found: str, answer: str) -> bool:
       >>> same("1,200.0", "1200"), same(" Paris", "Paris"), same("1e3", "1000"), same("−5", "-5")
       (True, True, True, True)
     """
-    pair = plain(found).strip(), plain(answer).strip()
+    pair = ascii_minus(found).strip(), ascii_minus(answer).strip()
     if all(NUMBER.fullmatch(each) for each in pair):
         a, b = (decimal.Decimal(each.replace(",", "")) for each in pair)
         return a == b
@@ -49,7 +49,7 @@ def last_number(completions: Sequence[str], answer: Sequence[str], **columns: An
       >>> last_number(["2 + 3 is 5.", "5, or 6"], ["5", "5"])
       [1.0, 0.0]
     """
-    numbers = [NUMBER.findall(plain(text)) for text in completions]
+    numbers = [NUMBER.findall(ascii_minus(text)) for text in completions]
     return [
         float(bool(found) and same(found[-1], right))
         for found, right in zip(numbers, answer, strict=True)
@@ -64,7 +64,7 @@ def contains(completions: Sequence[str], answer: Sequence[str], **columns: Any) 
       [1.0, 0.0, 0.0]
     """
     scores = []
-    for text, right in zip(map(plain, completions), map(plain, answer), strict=True):
+    for text, right in zip(map(ascii_minus, completions), map(ascii_minus, answer), strict=True):
         word = right.strip()
         if NUMBER.fullmatch(word):  # the number 1,500 does not contain 500
             places = (found.span() for found in NUMBER.finditer(text) if found[0] == word)

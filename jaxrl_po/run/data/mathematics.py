@@ -82,11 +82,12 @@ def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
     return scores if len(scores) == len(pairs) else [*scores, 0.0]
 
 
-def final(text: str) -> str:
+def final_answer(text: str) -> str:
     r"""Returns a text's answer: the last `\boxed{}`, or the rest of the last line with `####`.
 
     Example:
-      >>> final(r"so \boxed{\frac{1}{2}}."), final("2 + 2 = 4\n#### 4"), final(r"\boxed 4")
+      >>> texts = r"so \boxed{\frac{1}{2}}.", "2 + 2 = 4\n#### 4", r"\boxed 4"
+      >>> tuple(map(final_answer, texts))
       ('\\frac{1}{2}', '4', '4')
     """
     text = MINUS.sub("-", text)
@@ -115,7 +116,7 @@ def equal(right: str, text: str) -> bool:
       >>> equal("0.5", r"\boxed{\frac{1}{2}}"), equal("x #### 1,234", "#### 1234"), equal("4", "4")
       (True, True, False)
     """
-    found, wanted = final(text), final(right) or right.strip()
+    found, wanted = final_answer(text), final_answer(right) or right.strip()
     if not found or len(found) > LONGEST or TOWER.search(found):
         return False
     if found == wanted:

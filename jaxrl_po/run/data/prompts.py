@@ -25,7 +25,7 @@ TAKEN = ("prompts", "completions", "completion_ids")
 TWICE = "a prompt begins with what the tokenizer adds, such as BOS: it is not written twice"
 
 
-class Text(NamedTuple):
+class PromptEncoder(NamedTuple):
     """Conversion of prompts to the tokens of a pretrained model.
 
     Attributes:
@@ -235,7 +235,7 @@ def _check_chat(messages: Any, row: Row) -> None:
                 raise row.error(f"{where}: {name} must be text, got {got}{calls}")
 
 
-class Columns:
+class PromptColumns:
     """Function that returns the columns of rows, without the prompt; see `tasks.Task`.
 
     Args:
@@ -256,7 +256,7 @@ class Columns:
         return all(row.columns.get(ANSWER) is not None for row in self.rows)
 
 
-def split(
+def hash_split(
     rows: Sequence[Row], fraction: float, parts: int = 1, *, whole: bool = False
 ) -> list[list[Row]]:
     """Splits rows into training rows and equal held-out parts, by a hash of the prompt.
@@ -274,7 +274,7 @@ def split(
 
     Example:
       >>> rows = [Row({"prompt": f"{i}?", "answer": "!"}, "") for i in range(1000)]
-      >>> [len(part) for part in split(rows, 0.1, 2)]
+      >>> [len(part) for part in hash_split(rows, 0.1, 2)]
       [900, 50, 50]
     """
     words = [
@@ -298,7 +298,7 @@ def split(
     ]
 
 
-def make_task(
+def make_task_from_rows(
     name: str,
     train: Sequence[Row],
     test: Sequence[Row],
@@ -306,7 +306,7 @@ def make_task(
     validation: Sequence[Row] = (),
     characters: str = "",
     max_prompt_length: int = 0,
-    text: Text | None = None,
+    text: PromptEncoder | None = None,
     whole: bool = False,
 ) -> Task:
     """Makes a task from rows, in a pretrained model's tokens, or with one token per character.
@@ -364,7 +364,7 @@ def make_task(
         validation=examples[len(train) : len(known)],
         share_prompts=whole,
     )
-    return task._replace(columns=Columns(rows))
+    return task._replace(columns=PromptColumns(rows))
 
 
 def _alphabet(rows: Sequence[Row], characters: str) -> AnyTokenizer:

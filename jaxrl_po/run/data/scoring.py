@@ -97,7 +97,7 @@ class Scores(NamedTuple):
     why: str = ""
 
 
-class Scored(NamedTuple):
+class ScoredCompletions(NamedTuple):
     """Scores of completions by all reward functions, `[S, B]`.
 
     Attributes:
@@ -111,7 +111,7 @@ class Scored(NamedTuple):
     measures: dict[str, npt.NDArray[Any]]
 
 
-class Here:
+class InProcessFunction:
     """A function passed in Python, called in this process: a call that hangs cannot be killed.
 
     Args:
@@ -127,7 +127,7 @@ class Here:
 
     def receive(self) -> Json:
         """Calls the function on the stored request and returns its reply."""
-        return scoring_worker.answer(self._function, None, json.loads(self._message))
+        return scoring_worker.answer_request(self._function, None, json.loads(self._message))
 
     def close(self) -> None:
         """Does nothing, since no process needs to end."""
@@ -144,7 +144,7 @@ class Worker:
 
     def __init__(self, source: str, timeout: float, arguments: Mapping[str, object] = {}):
         self._source, self._timeout, self._arguments = source, timeout, arguments
-        self._process: workers.Process | Here | None = None
+        self._process: workers.Process | InProcessFunction | None = None
         self._asked = (0, "")  # pending call: number of completions, reason of a failure
 
     def start(self) -> None:
@@ -154,14 +154,14 @@ class Worker:
           RewardError: the function cannot be loaded.
         """
         if isinstance(self._source, PythonObject):
-            self._process = Here(self._source.value)
+            self._process = InProcessFunction(self._source.value)
         elif self._source.startswith(sources.OWN):
             raise RewardError(sources.missing("reward", self._source))
         if self._process is None:
             start = {"source": self._source, "timeout": self._timeout, "arguments": self._arguments}
             try:
                 self._process, _ = workers.spawn(scoring_worker.__name__, start)
-            except workers.Ended as error:
+            except workers.ProcessEnded as error:
                 raise RewardError(f"{self._source} cannot be loaded: {error}") from None
 
     def ask(self, columns: Columns, count: int) -> None:
@@ -182,7 +182,7 @@ class Worker:
         if self._process is not None:
             try:
                 reply = self._process.receive()
-            except workers.Ended as error:
+            except workers.ProcessEnded as error:
                 reply, self._process = {"error": str(error)}, None
         if "error" in reply:
             return Scores(np.zeros(count, np.float32), np.ones(count, bool), reply["error"])
@@ -242,9 +242,9 @@ class HostScore:
         timeout: float = 60.0,
         require_end: bool = False,
     ):
-        check(rewards)
+        check_rewards(rewards)
         self._rewards, self._tokenizer = tuple(rewards), task.tokenizer
-        self._columns = task.columns or demonstrations(task)
+        self._columns = task.columns or demonstrated_answers(task)
         self._require_end = require_end
         self._workers = [Worker(each.source, timeout, each.arguments) for each in rewards]
         self._reported: set[str | tuple[str, str]] = set()
@@ -298,7 +298,7 @@ class HostScore:
         if self._require_end:
             cut = np.asarray(batch.truncated).any(axis=2)
             raw, reward = (np.where(cut, np.float32(0.0), x) for x in scored[:2])
-            scored = Scored(raw, reward, scored.measures | {"reward": reward})
+            scored = ScoredCompletions(raw, reward, scored.measures | {"reward": reward})
         means = {"accuracy": scored.raw, **scored.measures}
         if batch.score.shape[2] > 1:
             means["dead_groups"] = _equal(scored.raw.reshape(batch.score.shape))
@@ -308,7 +308,7 @@ class HostScore:
 
     def score(
         self, columns: Sequence[Columns], count: int, *, first: bool, report: Callable[[str], None]
-    ) -> "Scored":
+    ) -> "ScoredCompletions":
         """Calls the functions, once per seed.
 
         Args:
@@ -348,14 +348,14 @@ class HostScore:
             f"reward/{each.name}": x for each, x in zip(self._rewards, values, strict=True)
         }
         raw = functools.reduce(lambda a, b: np.where(np.isnan(a), b, a), values)
-        return Scored(raw, total, measures)
+        return ScoredCompletions(raw, total, measures)
 
     @property
     def measures(self) -> tuple[str, ...]:
         """Returns the names of the measures that `score` computes."""
         return ("reward", FAILURES, *(f"reward/{reward.name}" for reward in self._rewards))
 
-    def judge(self, answers: Answers) -> tuple[Answers, npt.NDArray[np.bool_]]:
+    def score_answers(self, answers: Answers) -> tuple[Answers, npt.NDArray[np.bool_]]:
         """Scores the answers of one seed by the function of the raw score.
 
         Answers for which that function returns None are scored by the other functions, in order.
@@ -426,7 +426,7 @@ class HostScore:
             report(line)
 
 
-def demonstrations(task: Task) -> Callable[[PyTree], Json]:
+def demonstrated_answers(task: Task) -> Callable[[PyTree], Json]:
     """Returns `problem [B, …] -> {"answer": texts}`, for a task without columns."""
     demonstrate = jax.jit(jax.vmap(task.demonstrate))
 
@@ -437,7 +437,7 @@ def demonstrations(task: Task) -> Callable[[PyTree], Json]:
     return columns
 
 
-def check(rewards: Sequence[Reward]) -> None:
+def check_rewards(rewards: Sequence[Reward]) -> None:
     """Raises ConfigError for invalid reward functions; loads none of them."""
     names = [reward.name for reward in rewards]
     for reward in rewards:

@@ -36,14 +36,14 @@ def texts(value: object) -> Iterator[str]:
                 yield from texts(item)
 
 
-def numbers(result: Any, count: int) -> list[float | None]:
+def parse_scores(result: Any, count: int) -> list[float | None]:
     """Converts a reward function's result to `count` floats; keeps None and NaN, 10⁴⁰⁰ is infinite.
 
     Raises:
       ResultError: the result is not that many numbers.
 
     Example:
-      >>> numbers((1, True, None), 3)
+      >>> parse_scores((1, True, None), 3)
       [1.0, 1.0, None]
     """
     wanted = f"where a list of {count} numbers is wanted"
@@ -53,14 +53,14 @@ def numbers(result: Any, count: int) -> list[float | None]:
         values = iter(result)
     except TypeError:
         raise ResultError(f"returned {type(result).__name__} {wanted}") from None
-    scores = [number(value) for value in values]
+    scores = [parse_score(value) for value in values]
     if len(scores) != count:
         raise ResultError(f"returned {len(scores)} numbers for {count} completions")
     return scores
 
 
-def number(value: Any) -> float | None:
-    """Converts a single score to a float or None; see `numbers`."""
+def parse_score(value: Any) -> float | None:
+    """Converts a single score to a float or None; see `parse_scores`."""
     if value is None:
         return None
     if isinstance(value, str | bytes):
@@ -100,7 +100,7 @@ def awaited(result: Any) -> Any:
     return _thread().submit(_runner().run, wait()).result()
 
 
-def answer(function: Callable[..., object], guard: Guard | None, request: Json) -> Json:
+def answer_request(function: Callable[..., object], guard: Guard | None, request: Json) -> Json:
     """Computes the reply to one call: `{"scores": [...]}` or `{"error": text}`."""
     count = len(request["completions"])  # before the call, since the function may change the list
     given, written = (
@@ -110,14 +110,14 @@ def answer(function: Callable[..., object], guard: Guard | None, request: Json) 
     try:
         # Inside the guard, since the code of a generator runs only while it is read.
         def call() -> list[float | None]:
-            return numbers(awaited(function(**request)), count)
+            return parse_scores(awaited(function(**request)), count)
 
         scores = call() if guard is None else guard.call(call, given, written)
         reply = {"scores": scores}
     except ResultError as error:
         reply = {"error": str(error)}
     except BaseException as error:
-        reply = {"error": f"raised {workers.describe(error)}"}
+        reply = {"error": f"raised {workers.describe_error(error)}"}
     if guard is not None and guard.refused:
         return {
             "error": (
@@ -132,7 +132,7 @@ def serve(pipe: Connection, function: Callable[..., object], start: Json) -> Non
     """Answers calls of a reward function until the pipe is closed.
 
     Args:
-      pipe: pipe for requests and replies, see `answer`.
+      pipe: pipe for requests and replies, see `answer_request`.
       function: reward function; this package's own functions may define `harmless`, see `Guard`.
       start: first message: the function's `source`, further `arguments`, and the `timeout` of a
         call.
@@ -140,12 +140,12 @@ def serve(pipe: Connection, function: Callable[..., object], start: Json) -> Non
     ours = start["source"].startswith("jaxrl_po.")
     guard = Guard(vars(sys.modules[function.__module__]).get("harmless") if ours else None)
     function = functools.partial(function, **start["arguments"])
-    workers.say(pipe, {})
+    workers.send(pipe, {})
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         while True:
-            request = workers.hear(pipe)
+            request = workers.receive(pipe)
             # A watchdog: if the run was killed, it can no longer kill a call that hangs.
             faulthandler.dump_traceback_later(start["timeout"] + GRACE, exit=True, file=nowhere)
-            reply = answer(function, guard, request)
+            reply = answer_request(function, guard, request)
             faulthandler.cancel_dump_traceback_later()
-            workers.say(pipe, reply)
+            workers.send(pipe, reply)

@@ -88,26 +88,26 @@ class NoSettings:
     """Settings of a user-defined task, which has no flags."""
 
 
-class Reading(NamedTuple):
+class TableReading(NamedTuple):
     """Options for the conversion of a table's rows to a task.
 
     Attributes:
       text: Conversion of prompts for a pretrained model; None without such a model.
       answers: Whether each prompt needs an answer.
-      whole: Whether prompts may repeat; see `prompts.make_task`.
+      whole: Whether prompts may repeat; see `prompts.make_task_from_rows`.
       supervised: Whether answers come from `prompts.Row.demonstrations`.
       shape: Name of a published model whose vocabulary a new model has; empty if unspecified.
     """
 
-    text: prompts.Text | None = None
+    text: prompts.PromptEncoder | None = None
     answers: bool = True
     whole: bool = False
     supervised: bool = False
     shape: str = ""
 
 
-def from_file(settings: File, reading: Reading) -> language.Task:
-    """Makes the task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
+def from_file(settings: File, reading: TableReading) -> language.Task:
+    """Makes the task of `--task=file`; see `prompts.make_task_from_rows` and `prompts.read_jsonl`.
 
     Raises:
       ConfigError: A file is unusable; the message names the flag, the file and the line.
@@ -117,11 +117,11 @@ def from_file(settings: File, reading: Reading) -> language.Task:
     whole, supervised = reading.whole or reading.supervised, reading.supervised
     parts = read_rows(settings, answers=reading.answers, whole=whole, texts=supervised)
     if supervised:
-        parts = demonstrated(parts)
+        parts = read_demonstrations(parts)
     return _as_task(settings, settings.train, parts, reading.text, settings.characters, whole)
 
 
-def demonstrated(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Row]]:
+def read_demonstrations(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Row]]:
     """Returns the demonstrations of each part, without any that an earlier part contains.
 
     Different conversations may start with the same messages.
@@ -143,7 +143,7 @@ def _as_task(
     settings: Prompts,
     name: str,
     parts: Sequence[Sequence[prompts.Row]],
-    text: prompts.Text | None,
+    text: prompts.PromptEncoder | None,
     characters: str = "",
     whole: bool = False,
 ) -> language.Task:
@@ -160,7 +160,7 @@ def _as_task(
             "has no effect unless a pretrained model reads messages or task.template = chat",
         )
     train, validation, test = rows
-    return prompts.make_task(
+    return prompts.make_task_from_rows(
         name,
         train,
         test,
@@ -183,10 +183,10 @@ def read_rows(
     read = functools.partial(prompts.read_jsonl, answers=answers, texts=texts)
     rows = read(settings.train)
     tests = [read(settings.test, flag="task.test")] if settings.test else []
-    return prompts.split(rows, settings.test_fraction, 1 if tests else 2, whole=whole) + tests
+    return prompts.hash_split(rows, settings.test_fraction, 1 if tests else 2, whole=whole) + tests
 
 
-def from_reasoning_gym(settings: ReasoningGym, reading: Reading) -> language.Task:
+def from_reasoning_gym(settings: ReasoningGym, reading: TableReading) -> language.Task:
     """Makes the task of `--task=reasoning_gym`; items with the same question share a split.
 
     All items have answers.
@@ -206,11 +206,11 @@ def from_reasoning_gym(settings: ReasoningGym, reading: Reading) -> language.Tas
         raise ConfigError("task.dataset", str(error)) from None
     places = (f"item {i} of {dataset}" for i in range(size))
     rows = list(map(prompts.Row, items, places, itertools.repeat("task.dataset")))
-    parts = prompts.split(rows, settings.test_fraction, 2)
+    parts = prompts.hash_split(rows, settings.test_fraction, 2)
     return _as_task(settings, dataset, parts, reading.text)
 
 
-def random_prompts(settings: RandomPromptsSettings, reading: Reading) -> language.Task:
+def make_random_prompts(settings: RandomPromptsSettings, reading: TableReading) -> language.Task:
     """Makes the task of `--task=random`; raises ConfigError without a known shape."""
     if reading.shape not in SHAPES:
         raise ConfigError("task", "random needs a model.shape, which gives its vocabulary")

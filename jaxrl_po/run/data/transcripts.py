@@ -36,14 +36,14 @@ def transcript(row: Row) -> str:
         return str(row["completion"])
     lines = []
     for turn in row["turns"]:
-        earned = [f"reward {number(turn['reward'])}"] if turn["reward"] != 0 else []
-        earned += [f"advantage {number(turn['advantage'], '+.2f')}"] if "advantage" in turn else []
+        earned = [f"reward {show(turn['reward'])}"] if turn["reward"] != 0 else []
+        earned += [f"advantage {show(turn['advantage'], '+.2f')}"] if "advantage" in turn else []
         lines.append(_line("policy", turn["message"], f"    ({', '.join(earned)})" * bool(earned)))
         lines += [_line("reply", turn["reply"])] if turn["reply"] else []
     return "\n".join(lines)
 
 
-def number(value: float | None, form: str = "g") -> str:
+def show(value: float | None, form: str = "g") -> str:
     """Formats a number of a row; None stands for a value that no reward function scored."""
     return "none" if value is None else f"{value:{form}}"
 
@@ -55,8 +55,8 @@ def latest(path: Path) -> str:
 
 
 def _whole(row: Row) -> str:
-    measures = [f"{name} {number(value)}" for name, value in row.items() if name not in KNOWN]
-    head = [f"step {row['step']:,}", row["decoding"], f"score {number(row['score'])}", *measures]
+    measures = [f"{name} {show(value)}" for name, value in row.items() if name not in KNOWN]
+    head = [f"step {row['step']:,}", row["decoding"], f"score {show(row['score'])}", *measures]
     said = transcript(row) if "turns" in row else _line("policy", row["completion"])
     right = [_line("right", row["expected"])] if row.get("expected") else []
     note = [_line("note", row["note"])] if row.get("note") else []

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 BEGIN = f"import sys; sys.path.append({str(ROOT)!r}); from {__name__} import main; main()"
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """A process ended by itself, or was killed for taking too long; the message says which."""
 
 
@@ -69,23 +69,23 @@ class Process:
         """
         self.deadline, self._late = None if limit is None else time.monotonic() + limit, late
         with contextlib.suppress(OSError):
-            say(self.pipe, message)
+            send(self.pipe, message)
 
     def receive(self) -> Any:
         """Returns the answer to the last message.
 
         Raises:
-          Ended: the process ended or exceeded its limit before it answered.
+          ProcessEnded: the process ended or exceeded its limit before it answered.
         """
         left = None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
         try:
             if self.pipe.poll(left):
-                return hear(self.pipe)
+                return receive(self.pipe)
         except (EOFError, OSError):
-            raise Ended(f"ended its process, with status {self.close()}") from None
+            raise ProcessEnded(f"ended its process, with status {self.close()}") from None
         _kill(self.pid)  # a late answer would count as an answer to the next message
         self.close()
-        raise Ended(self._late)
+        raise ProcessEnded(self._late)
 
 
 def _end(pipe: Connection, pid: int, patience: float) -> int | None:
@@ -117,7 +117,7 @@ def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
       start: arguments of `serve`; `source` names the object to load.
 
     Raises:
-      Ended: the worker cannot be used.
+      ProcessEnded: the worker cannot be used.
     """
     ours, theirs = Pipe()
     with theirs:
@@ -135,7 +135,7 @@ def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
     found = process.receive()
     if "error" in found:
         process.close()
-        raise Ended(found["error"])
+        raise ProcessEnded(found["error"])
     return process, found
 
 
@@ -170,27 +170,27 @@ def main() -> None:
         signal.signal(each, signal.SIG_IGN)
     try:
         serve = importlib.import_module(module).serve
-        start = hear(pipe)
+        start = receive(pipe)
         sys.path[:] = start["path"]
         try:
-            loaded = load(start["source"])
+            loaded = load_source(start["source"])
             if not callable(loaded):
                 place, _, name = start["source"].rpartition(":")
                 raise ImportError(f"{name} in {place} is not a function")
         except BaseException as error:
-            say(pipe, {"error": describe(error)})
+            send(pipe, {"error": describe_error(error)})
         else:
             serve(pipe, loaded, start)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the run has ended, or it abandoned this call
 
 
-def say(pipe: Connection, message: object) -> None:
+def send(pipe: Connection, message: object) -> None:
     """Sends JSON values through a pipe."""
     pipe.send_bytes(json.dumps(message).encode())
 
 
-def hear(pipe: Connection) -> Any:
+def receive(pipe: Connection) -> Any:
     """Receives JSON values from a pipe."""
     return json.loads(pipe.recv_bytes())
 
@@ -198,7 +198,7 @@ def hear(pipe: Connection) -> Any:
 LOADING = list[str]()  # files of the user's code that are being imported
 
 
-def load(source: str) -> object:
+def load_source(source: str) -> object:
     """Loads the object that `file.py:name` or `module:name` names."""
     place, _, name = source.rpartition(":")
     if place.endswith(".py"):
@@ -237,7 +237,7 @@ def _import(path: Path, content: bytes) -> types.ModuleType:
     return module
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Formats an error with its last line in the user's file that was called."""
     every = traceback.extract_tb(error.__traceback__)
     ours = (__file__, guard.__file__, every[0].filename)

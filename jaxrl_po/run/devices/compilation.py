@@ -47,11 +47,11 @@ def compiled(
       function: function to compile.
       arguments: arrays, or their shapes and shardings.
       light: whether to compile with little optimisation, because the program runs seldom and on
-        little data; see `is_light`.
+        little data; see `is_cheap`.
       options: further arguments of `jax.jit`.
     """
     asked = os.environ.get("XLA_FLAGS", "")
-    suit = suited(arguments, light=light)
+    suit = compiler_options(arguments, light=light)
     settings = {name: value for name, value in suit.items() if name not in asked}
     # Shapes without shardings match an earlier trace, which JAX then reuses.
     places = jax.tree.map(lambda x: x.sharding if _is_shape(x) else None, arguments)
@@ -69,7 +69,7 @@ def _is_shape(x: object) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct)
 
 
-def is_light(state: PyTree) -> bool:
+def is_cheap(state: PyTree) -> bool:
     """Returns whether a seldom-run program on a state of these shapes is compiled unoptimised."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) <= LIGHT
 
@@ -81,7 +81,7 @@ def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
       Exception: error of a call that failed, raised without waiting for the other calls.
     """
     # Several processes must compile their programs in the same order.
-    pool = ThreadPoolExecutor(1 if processes.several() else len(calls))
+    pool = ThreadPoolExecutor(1 if processes.is_multi_process() else len(calls))
     begun = [pool.submit(call) for call in calls]
     wait(begun, return_when=FIRST_EXCEPTION)
     pool.shutdown(wait=False, cancel_futures=True)
@@ -99,7 +99,7 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def suited(arguments: PyTree, *, light: bool) -> dict[str, str | bool]:
+def compiler_options(arguments: PyTree, *, light: bool) -> dict[str, str | bool]:
     """Returns XLA options for a program with these arguments; `XLA_FLAGS` takes precedence."""
     here = backend.here()
     if here.on_cpu and light:

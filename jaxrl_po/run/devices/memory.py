@@ -17,7 +17,7 @@ from jaxrl_po.types import PyTree
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-class Memory(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Memory of one device, in bytes.
 
     Attributes:
@@ -35,12 +35,12 @@ class Memory(NamedTuple):
     floor: int = 0
     refused: str = ""
 
-    def beside(self, sampling: "Memory") -> "Memory":
+    def beside(self, sampling: "DeviceMemory") -> "DeviceMemory":
         """Combines the memory of an update and of sampling, which microbatches do not reduce.
 
         Example:
-          >>> Memory(1, 70, fixed=6).beside(Memory(1, 90, fixed=5))
-          Memory(state=1, peak=90, fixed=6, floor=90, refused='')
+          >>> DeviceMemory(1, 70, fixed=6).beside(DeviceMemory(1, 90, fixed=5))
+          DeviceMemory(state=1, peak=90, fixed=6, floor=90, refused='')
         """
         if sampling.refused:
             return sampling
@@ -59,7 +59,7 @@ class Memory(NamedTuple):
           space: bytes of a device that programs may use; None if unknown.
 
         Example:
-          >>> Memory(3_100_000, 12_440_000).describe(space=8_000_000_000)
+          >>> DeviceMemory(3_100_000, 12_440_000).describe(space=8_000_000_000)
           'a device holds 3.1 MB of state and needs 12.4 MB of 8.0 GB'
         """
         text = f"a device holds {filesize.decimal(self.state)} of state"
@@ -104,7 +104,7 @@ def program_memory(program: Any) -> ProgramMemory | None:
     )
 
 
-def memory_of(program: Any, like: PyTree) -> Memory:
+def measure_memory(program: Any, like: PyTree) -> DeviceMemory:
     """Computes the memory of one device: state from its shardings, the rest from the compiler.
 
     Args:
@@ -117,12 +117,12 @@ def memory_of(program: Any, like: PyTree) -> Memory:
     )
     sizes = program_memory(program)
     if sizes is None:
-        return Memory(state, None)
+        return DeviceMemory(state, None)
     fixed = sizes.arguments + sizes.outputs
-    return Memory(state, fixed + sizes.temporaries, fixed)
+    return DeviceMemory(state, fixed + sizes.temporaries, fixed)
 
 
-def refusal(error: Exception) -> Memory | None:
+def refusal(error: Exception) -> DeviceMemory | None:
     """Returns the memory estimate in an out-of-memory error of the compiler.
 
     Returns None for any other error. The peak is None if the message does not state it.
@@ -138,7 +138,7 @@ def refusal(error: Exception) -> Memory | None:
     peak = None
     if found is not None:
         peak = int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2])))
-    return Memory(0, peak, refused=_excess(message))
+    return DeviceMemory(0, peak, refused=_excess(message))
 
 
 def _excess(message: str) -> str:
@@ -159,12 +159,12 @@ def available_bytes(devices: int) -> int | None:
       devices: number of devices that this process uses.
     """
     limit, host = limit_bytes(), platform.node()
-    sharing = processes.gather(host).count(host)
+    sharing = processes.gather_values(host).count(host)
     if limit is not None and backend.here().on_cpu:
         limit = (limit // sharing - resident_bytes()) // devices
     elif limit is not None:
         limit -= resident_bytes()
-    known = [each for each in processes.gather(limit) if each is not None]
+    known = [each for each in processes.gather_values(limit) if each is not None]
     return min(known, default=None)
 
 

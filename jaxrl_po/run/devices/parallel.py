@@ -45,8 +45,8 @@ class Placement(NamedTuple):
         parallel).
       shard_params: whether parameters are also sharded over the data devices (fully sharded data
         parallel).
-      described: Devices of a machine that is not attached, or the result of `cores`; empty for
-        devices of the default backend.
+      described: Devices of a machine that is not attached, or the result of `core_devices`; empty
+        for devices of the default backend.
     """
 
     num_seeds: int
@@ -158,7 +158,7 @@ def choose(
     return placement
 
 
-def cores(devices: str | int, num_seeds: int) -> tuple[jax.Device, ...]:
+def core_devices(devices: str | int, num_seeds: int) -> tuple[jax.Device, ...]:
     """Returns one device per CPU core if JAX has already started with one CPU device, else empty.
 
     JAX accepts another number of devices only before its first computation, such as the import of

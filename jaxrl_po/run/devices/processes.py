@@ -18,13 +18,13 @@ import numpy.typing as npt
 from jax.experimental import multihost_utils
 
 from jaxrl_po.config import ConfigError, Json, Values
-from jaxrl_po.run.errors import UsageError, shown
+from jaxrl_po.run.errors import UsageError, spell
 
 Value = TypeVar("Value")
 ABSENT = "absent"
 
 
-def start(
+def join_processes(
     *, coordinator: str = "", num_processes: int = 0, process_id: int = -1, timeout: int = 120
 ) -> None:
     """Joins the processes of this run; call it before any computation.
@@ -91,32 +91,33 @@ def start(
         ) from None
 
 
-def several() -> bool:
+def is_multi_process() -> bool:
     """Returns whether this process is one of several."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_writer() -> bool:
     """Returns whether this process, the first or only one, writes files and prints progress."""
-    return not several() or jax.process_index() == 0
+    return not is_multi_process() or jax.process_index() == 0
 
 
 def any_of(flag: bool) -> bool:
     """Returns whether the flag is true in any process; all processes must call this function."""
-    return bool(multihost_utils.process_allgather(np.int32(flag)).any()) if several() else flag
+    everywhere = multihost_utils.process_allgather if is_multi_process() else np.asarray
+    return bool(everywhere(np.int32(flag)).any())
 
 
-def gather(value: Value) -> list[Value]:
+def gather_values(value: Value) -> list[Value]:
     """Returns the values of all processes, in process order; all processes must call it.
 
     Args:
       value: this process's value, of any type that JSON supports.
 
     Example:
-      >>> gather({"seed": 1})
+      >>> gather_values({"seed": 1})
       [{'seed': 1}]
     """
-    if not several():
+    if not is_multi_process():
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     of_all = multihost_utils.process_allgather
@@ -125,14 +126,14 @@ def gather(value: Value) -> list[Value]:
     return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
 
 
-def decide(function: Callable[[], Value], error: type[Exception] = UsageError) -> Value:
+def on_first_process(function: Callable[[], Value], error: type[Exception] = UsageError) -> Value:
     """Calls `function` in the first process only and returns its result in every process.
 
     Args:
       function: `() -> value`, with a result that JSON supports.
       error: exception type that `function` may raise with one message; all processes raise it.
     """
-    if not several():
+    if not is_multi_process():
         return function()
     result: Any = None
     raised = None
@@ -141,7 +142,7 @@ def decide(function: Callable[[], Value], error: type[Exception] = UsageError) -
             result = function()
         except error as caught:
             raised = caught
-    result, message = gather([result, raised and str(raised)])[0]
+    result, message = gather_values([result, raised and str(raised)])[0]
     if raised is not None:
         raise raised
     if message is not None:
@@ -150,7 +151,7 @@ def decide(function: Callable[[], Value], error: type[Exception] = UsageError) -
 
 
 @contextlib.contextmanager
-def together() -> Iterator[Callable[[Values], None]]:
+def collective_errors() -> Iterator[Callable[[Values], None]]:
     """Context that all processes leave together: a usage error in one is raised in all.
 
     Yields:
@@ -167,9 +168,9 @@ def together() -> Iterator[Callable[[Values], None]]:
         yield settings.update
     except (UsageError, ConfigError) as caught:
         raised = caught
-    if several():
+    if is_multi_process():
         parts = [raised.field, raised.message] if isinstance(raised, ConfigError) else [str(raised)]
-        reports: list[Any] = gather([settings, raised and parts])
+        reports: list[Any] = gather_values([settings, raised and parts])
         _compare([report[0] for report in reports if report[0]])
         for i, (_, parts) in enumerate(reports):
             if raised is None and parts is not None:
@@ -186,12 +187,12 @@ def _compare(settings: list[Json]) -> None:
             if first != its:
                 raise ConfigError(
                     name,
-                    f"must be the same in all processes, but is {shown(first)} in process 0 and "
-                    f"{shown(its)} in process {i}",
+                    f"must be the same in all processes, but is {spell(first)} in process 0 and "
+                    f"{spell(its)} in process {i}",
                 )
 
 
-def whole(array: npt.ArrayLike) -> npt.NDArray[Any]:
+def gather_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     """Returns a host copy of an array; processes that share its shards must all call this."""
     if isinstance(array, jax.Array) and not (
         array.is_fully_addressable or array.is_fully_replicated
@@ -200,7 +201,7 @@ def whole(array: npt.ArrayLike) -> npt.NDArray[Any]:
     return np.array(array)
 
 
-def place(array: npt.NDArray[Any], sharding: jax.sharding.Sharding | None) -> jax.Array:
+def place_array(array: npt.NDArray[Any], sharding: jax.sharding.Sharding | None) -> jax.Array:
     """Puts a host array on devices; each process puts the shards of its own devices.
 
     Args:

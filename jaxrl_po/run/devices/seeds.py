@@ -87,7 +87,7 @@ def over_seeds(
     return Learner(
         over(init, num_seeds, in_axes=(axes,), out_axes=STATE_AXES),
         over(learner.sample, num_seeds, in_axes=(STATE_AXES,), out_axes=(STATE_AXES, 0)),
-        update if size == num_seeds else in_groups(update, size),
+        update if size == num_seeds else update_in_groups(update, size),
     )
 
 
@@ -105,7 +105,7 @@ def group_size(num_seeds: int, target: Target) -> int:
     return dividing[0] if dividing and target.one_core_each else num_seeds
 
 
-def in_groups(
+def update_in_groups(
     update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]], size: int
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Updates all seeds, one group after another; values that all seeds share are not copied.
@@ -155,13 +155,13 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: PyT
         )
 
 
-def of_seed(state: TrainState, index: int = 0) -> TrainState:
+def select_seed(state: TrainState, index: int = 0) -> TrainState:
     """Returns the state of one seed from a stacked state."""
     taken: TrainState = _each(STATE_AXES, lambda x: x[index], state)
     return taken
 
 
-def shape_of(shape: tuple[int, ...], dtype: npt.DTypeLike) -> jax.Array:
+def typed_shape(shape: tuple[int, ...], dtype: npt.DTypeLike) -> jax.Array:
     """Returns a shape with its dtype, typed as the array that it stands for."""
     made: Any = jax.ShapeDtypeStruct(shape, dtype)
     return cast(jax.Array, made)

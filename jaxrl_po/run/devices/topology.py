@@ -76,7 +76,7 @@ class Machine(NamedTuple):
     memory: int | None
 
 
-def describe(name: str) -> Machine:
+def parse_machine(name: str) -> Machine:
     """Returns the machine with this name: `tpu:v5e:4x4`, `cpu:8`, or `gpu` for the attached GPUs.
 
     Raises:

@@ -35,7 +35,7 @@ from jaxrl_po.run.experiment.registry import METHODS, MethodConfig
 from jaxrl_po.run.experiment.settings import length_of
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
-from jaxrl_po.run.host.rollouts import HostProblem
+from jaxrl_po.run.host.rollouts import PoolProblem
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, TrainJob, build_job
 from jaxrl_po.run.store import provenance, sources
 from jaxrl_po.types import Distribution, Learner, Problem, Samples
@@ -69,7 +69,7 @@ class Sampling(NamedTuple):
 
 SAMPLINGS = {
     TRAJECTORIES: Sampling(
-        control.Settings,
+        control.ControlSettings,
         control.make_problem,
         lambda s: s.num_envs,
         lambda s, _: s.num_envs * s.num_steps,
@@ -167,7 +167,7 @@ def tuned(
     del initial
     if not options.tuned:
         return {}
-    memory = user_code.held("network.memory", values.get("network.memory", "none"))
+    memory = user_code.find_object("network.memory", values.get("network.memory", "none"))
     kind = kind_of(memory) if memory in MEMORIES or sources.is_source(memory) else None
     fields = options.entry.Config.__dataclass_fields__
     stops = kind is not None and kind.needs_early_stop and "early_stop" in fields
@@ -221,7 +221,7 @@ def open_world(config: ControlConfig) -> World:
     if not vector_envs.is_host(options.env):
         env = control.adapt(suites.make_env(options.env, options.env_params))
         return World(env.spaces, env, None)
-    source = vector_envs.find(options.env, options.env_params)
+    source = vector_envs.find_source(options.env, options.env_params)
     if source.max_steps is None:
         raise ConfigError(
             "env",
@@ -242,20 +242,20 @@ def build_problem(
     }
     of_run: dict[str, Any] = {"axis_name": axis_name, "target": target, **own}
     # A config that was pickled holds the text of the user's memory alone.
-    memory = user_code.held("network.memory", config.network.memory)
+    memory = user_code.find_object("network.memory", config.network.memory)
     network = dataclasses.replace(config.network, memory=memory)
     if world.source is not None:
-        assert isinstance(settings, control.Settings)
+        assert isinstance(settings, control.ControlSettings)
         return control.recorded_from_settings(world.spaces, settings, network, **of_run)
     problem = sampling(options).build(world.env, **vars(settings), network=network, **of_run)
     if not options.demonstrations:
         return problem
     steps = recordings.read(options.demonstrations, world.spaces)
-    if not isinstance(settings, control.Settings):
+    if not isinstance(settings, control.ControlSettings):
         raise ConfigError("sampling", f"must be {TRAJECTORIES} with demonstrations")
     if settings.normalize_observations:
         raise ConfigError("problem.normalize_observations", "must be off with demonstrations")
-    return control.demonstrated(problem, *steps, num_steps=settings.num_steps)
+    return control.with_demonstrations(problem, *steps, num_steps=settings.num_steps)
 
 
 def steps(config: ControlConfig, world: World | None) -> int:
@@ -272,10 +272,7 @@ def greedy(evaluate: Evaluate) -> Evaluate:
 
 
 def build(
-    config: ControlConfig,
-    placement: Placement,
-    world: World,
-    methods: Sequence[MethodConfig] = (),
+    config: ControlConfig, placement: Placement, world: World, methods: Sequence[MethodConfig] = ()
 ) -> TrainJob:
     """Builds the method on the environment."""
     options, settings, method = config.run, config.problem, config.method
@@ -297,7 +294,7 @@ def build(
     make = user_code.with_loss(make, vars(options))
     problem = build_problem(config, world, placement.axis_name, placement.target)
     if options.init_from:
-        problem = earlier.begun(DOMAIN, problem, options.init_from)
+        problem = earlier.init_from_run(DOMAIN, problem, options.init_from)
 
     def learner_of(method: MethodConfig) -> Learner:
         return make(dataclasses.replace(method, axis_name=placement.axis_name), problem)
@@ -305,9 +302,9 @@ def build(
     learner = learner_of(method)
     host, measure, notes = None, None, tuple[str, ...]()
     if world.source is not None:
-        assert isinstance(settings, control.Settings)
+        assert isinstance(settings, control.ControlSettings)
         sizes = settings.num_envs, settings.num_steps, options.eval_episodes
-        host = HostProblem(world.source, problem, *sizes)
+        host = PoolProblem(world.source, problem, *sizes)
     else:
         episodes = options.eval_episodes
         measure = greedy(control.make_evaluate(world.env, problem, num_episodes=episodes))
@@ -328,5 +325,5 @@ def build(
         host=host,
         evaluation=Evaluation(measure, score="greedy_return"),
         display=Display(title(config), UNIT, CURVES, Y_LABEL, notes),
-        digests={provenance.PROMPTS: sources.digest(recorded)} if recorded else {},
+        digests={provenance.PROMPTS: sources.digest_file(recorded)} if recorded else {},
     )

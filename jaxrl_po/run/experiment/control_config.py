@@ -5,7 +5,7 @@ from typing import Self
 
 from jaxrl_po import config, control
 from jaxrl_po.config import COUNT, ConfigError
-from jaxrl_po.run.experiment.options import Options, RunConfig, common_option, option
+from jaxrl_po.run.experiment.options import RunConfig, RunOptions, common_option, option
 from jaxrl_po.run.experiment.registry import METHODS, SUITES
 from jaxrl_po.run.host import vector_envs
 
@@ -13,7 +13,7 @@ TRAJECTORIES, GROUPS, VINE = SAMPLINGS = ("trajectories", "groups", "vine")
 
 
 @config.record
-class ControlOptions(Options):
+class ControlOptions(RunOptions):
     """The run as a whole."""
 
     env: str = common_option(
@@ -95,7 +95,7 @@ class ControlConfig(RunConfig[ControlOptions]):
       network: Networks of policy and critic.
     """
 
-    problem: control.Settings | control.GroupSettings | control.VineSettings
+    problem: control.ControlSettings | control.GroupSettings | control.VineSettings
     network: control.NetworkSettings
 
     def continued(self) -> Self:

@@ -8,7 +8,7 @@ from jaxrl_po.config import ConfigError, Json
 from jaxrl_po.language.pretrained import ChatTemplate
 from jaxrl_po.language.pretrained import tools as tools_lib
 from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.data.scoring import HostScore, Scorer
@@ -20,15 +20,15 @@ from jaxrl_po.run.host.dialogues.tool_env import UNKNOWN, Environments, ToolEnv
 from jaxrl_po.run.store import sources
 
 
-def make(
-    config: LanguageConfig, start: models.Start, rewarded: Scorer | None, placement: Placement
+def make_dialogues(
+    config: LanguageConfig, start: models.RunModels, reward_fn: Scorer | None, placement: Placement
 ) -> HostDialogues:
     """The dialogues of a run; its environments are started.
 
     Args:
       config: Settings of the run.
-      start: Task, model and parameters of the run; see `models.Start`.
-      rewarded: functions of `--reward`, or None.
+      start: Task, model and parameters of the run; see `models.RunModels`.
+      reward_fn: functions of `--reward`, or None.
       placement: on devices.
 
     Raises:
@@ -36,17 +36,17 @@ def make(
         not write what is needed; names the flag.
     """
     options, settings, sizes = config.run, config.tools, config.problem
-    assert isinstance(sizes, Sampling)
+    assert isinstance(sizes, SamplingSettings)
     assert settings is not None
-    template, text = require_fit(config, start, placement)
-    if not isinstance(rewarded, HostScore | None):
+    template, text = require_template(config, start, placement)
+    if not isinstance(reward_fn, HostScore | None):
         raise ConfigError("reward", "must name functions with tools, got an object that scores")
     assert isinstance(start.task, language.Task)
-    rows = read_rows(config)
+    rows = read_prompt_rows(config)
     environments = Environments(options.tools, float(settings.timeout))
     spec = environments.start(list(rows[0]))
     try:
-        if not spec.reward and rewarded is None:
+        if not spec.reward and reward_fn is None:
             raise ConfigError(
                 "tools", "must have a method get_reward, or reward must name functions"
             )
@@ -54,13 +54,13 @@ def make(
         written = config.task.template_arguments
         arguments = errors.json_object("task.template_arguments", written)
         try:
-            found = tools_lib.read(template, text.tokenizer, spec.tools, arguments)
+            found = tools_lib.detect_format(template, text.tokenizer, spec.tools, arguments)
             longest = max(len(found.prompt(row["prompt"])) for row in rows)
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error}") from None
         require_reply(settings.reply_length, found)
         environment = ToolEnv(
-            environments, spec, found, rows, reply_length=settings.reply_length, rewarded=rewarded
+            environments, spec, found, rows, reply_length=settings.reply_length, reward_fn=reward_fn
         )
         host = HostDialogues(
             start.task,
@@ -81,9 +81,9 @@ def make(
     return host
 
 
-def require_fit(
-    config: LanguageConfig, start: models.Start, placement: Placement
-) -> tuple[ChatTemplate, prompts.Text]:
+def require_template(
+    config: LanguageConfig, start: models.RunModels, placement: Placement
+) -> tuple[ChatTemplate, prompts.PromptEncoder]:
     """Returns the chat template and its text; raises ConfigError for flags unfit for `--tools`."""
     options = config.run
     if not sources.is_source(options.tools):
@@ -115,7 +115,7 @@ def require_fit(
     return start.base.text.template, start.base.text
 
 
-def read_rows(config: LanguageConfig) -> list[Json]:
+def read_prompt_rows(config: LanguageConfig) -> list[Json]:
     """The columns of each prompt of the task, in its order; the messages are `prompt`, as in TRL.
 
     Raises:

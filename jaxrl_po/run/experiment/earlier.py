@@ -14,7 +14,7 @@ from jaxrl_po.control import statistics
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import flags, settings
 from jaxrl_po.run.experiment.language_config import LanguageConfig
@@ -38,7 +38,7 @@ class NoCheckpoint(ConfigError):
     """The folder of a run holds no checkpoint of a kind."""
 
 
-def read(domain: Domain[Config], flag: str, run: str) -> Config:
+def read_config(domain: Domain[Config], flag: str, run: str) -> Config:
     """Returns the config of an earlier run of a command.
 
     Args:
@@ -56,7 +56,7 @@ def read(domain: Domain[Config], flag: str, run: str) -> Config:
 def read_any(
     domains: Collection[Domain[Any]], flag: str, run: str, own: Mapping[str, object] = {}
 ) -> tuple[Domain[Any], RunConfig[Any]]:
-    """Returns the domain, among several, of an earlier run, and its config; see `read`.
+    """Returns the domain, among several, of an earlier run, and its config; see `read_config`.
 
     `own` are objects of Python that are given again, and new paths of files and folders, by flag.
     """
@@ -68,7 +68,7 @@ def read_any(
     folder.require_same(anew, stored, {}, run)
     try:
         values = {**stored, **own, **sources.absolute(own)}
-        return domain, settings.read(domain, {}, stored=values).config
+        return domain, settings.merge_settings(domain, {}, stored=values).config
     except ConfigError as error:
         raise unsuitable(flag, run, error) from None
 
@@ -101,7 +101,7 @@ def state(
 
     Args:
       domain: Domain of the run.
-      config: Settings of the run, see `read`.
+      config: Settings of the run, see `read_config`.
       flag: name of the flag that names its folder, for messages.
       run: the folder.
       kind: Name of the checkpoint, one of `CHECKPOINTS`.
@@ -199,7 +199,7 @@ def unsuitable(flag: str, run: str, error: Exception) -> ConfigError:
     return ConfigError(flag, f"{run}{why}: {error}")
 
 
-def begun(domain: Domain[Any], problem: Problem, run: str) -> Problem:
+def init_from_run(domain: Domain[Any], problem: Problem, run: str) -> Problem:
     """The problem whose parameters, and statistics of observations, are those a run ended with.
 
     A critic of other shapes, or where that run has none, begins afresh.
@@ -213,9 +213,9 @@ def begun(domain: Domain[Any], problem: Problem, run: str) -> Problem:
       ConfigError: the policy has other shapes, only one of them normalises observations, or the
         run has no intact checkpoint.
     """
-    config = read(domain, "init_from", run)
+    config = read_config(domain, "init_from", run)
     try:
-        saved = of_seed(state(domain, config, "init_from", run, "latest")[2])
+        saved = select_seed(state(domain, config, "init_from", run, "latest")[2])
     except NoCheckpoint:
         raise ConfigError(
             "init_from", f"{run} holds no intact checkpoint; wait for one, or choose another run"
@@ -231,7 +231,7 @@ def begun(domain: Domain[Any], problem: Problem, run: str) -> Problem:
             )
     kept = statistics.OBSERVATION_STATISTICS
     if (kept in saved.collector.replicated) != (kept in collector.replicated):
-        was = errors.shown(kept in saved.collector.replicated)
+        was = errors.spell(kept in saved.collector.replicated)
         raise ConfigError(
             "problem.normalize_observations", f"must be {was}, as in init_from = {run}"
         )

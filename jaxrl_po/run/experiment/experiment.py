@@ -122,13 +122,13 @@ class Experiment:
         return made
 
     def _read(self, domain: Domain[Any], given: Values) -> None:
-        read = settings.read(domain, given)
+        read = settings.merge_settings(domain, given)
         object.__setattr__(self, "script", domain.NAME)
         object.__setattr__(self, "settings", MappingProxyType(read.given))
 
     def read(self) -> Settings[Any]:
         """Returns the merged settings, with the stored ones of a resumed run."""
-        return settings.read(DOMAINS[self.script], self.settings)
+        return settings.merge_settings(DOMAINS[self.script], self.settings)
 
     def __hash__(self) -> int:
         return hash((self.script, *sorted(self.settings.items())))
@@ -141,7 +141,7 @@ class Experiment:
         object.__setattr__(self, "settings", MappingProxyType(state[1]))
 
     def __repr__(self) -> str:
-        given = (f"{name}={errors.shown(value)}" for name, value in self.settings.items())
+        given = (f"{name}={errors.spell(value)}" for name, value in self.settings.items())
         return f"Experiment({', '.join([repr(self.script), *given])})"
 
 
@@ -160,11 +160,11 @@ def with_names(values: Values) -> Json:
                     f"must be a number or text, got {type(value).__name__}: objects are for "
                     f"{', '.join(sources.FLAGS)}",
                 )
-            named[name] = sources.named(name, value)
+            named[name] = sources.name_object(name, value)
     return named
 
 
-def of_folder(out: str, **more: Any) -> Experiment:
+def read_experiment(out: str, **more: Any) -> Experiment:
     """The experiment that goes on with the run in a folder.
 
     Raises:

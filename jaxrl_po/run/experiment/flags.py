@@ -17,12 +17,13 @@ from typing import Any, NoReturn
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, Json, NoEffectError, Values
-from jaxrl_po.run.errors import RunError, UsageError, UserCodeError, format_error, shown, wrapped
+from jaxrl_po.run.errors import RunError, UsageError, UserCodeError, format_error, spell, wrapped
 from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.loop import signals
 from jaxrl_po.run.store.sources import DIGESTS, READ
 
 Field = dataclasses.Field[Any]
+Sections = Mapping[str, type]
 EVERYTHING = "--help=all"
 HELP = ("--help", "-help", "-h", EVERYTHING)
 FORMER_SECTIONS = {"tools": "environment"}  # in folders of former versions
@@ -30,11 +31,11 @@ FLAG = re.compile(r"--?[a-zA-Z]")
 ORIGINS = ("given", "stored", "tuned", "preset", "default")  # the first that has a value wins
 
 
-class Text(str):
+class FlagText(str):
     """Value of a flag as written on a command line, before it is converted."""
 
 
-class Switch(Text):
+class Switch(FlagText):
     """Text of a flag that was written without a value."""
 
 
@@ -62,7 +63,7 @@ _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def parse(argv: Sequence[str], sections: Mapping[str, type]) -> Json:
+def parse_records(argv: Sequence[str], sections: Sections) -> Json:
     """Reads records from command-line arguments.
 
     Args:
@@ -70,7 +71,7 @@ def parse(argv: Sequence[str], sections: Mapping[str, type]) -> Json:
       sections: Prefix to record class; `""` holds the flags without a prefix.
 
     Returns:
-      Prefix to record; see `merge`.
+      Prefix to record; see `merge_layers`.
 
     Raises:
       ConfigError: An unknown flag (the nearest is suggested), or a value of the wrong type or out
@@ -81,17 +82,17 @@ def parse(argv: Sequence[str], sections: Mapping[str, type]) -> Json:
       >>> @config.record
       ... class Settings:
       ...     envs: int = config.static(8, "environments side by side", within=config.COUNT)
-      >>> parse(["--problem.envs=3"], {"problem": Settings})
+      >>> parse_records(["--problem.envs=3"], {"problem": Settings})
       {'problem': Settings(envs=3)}
-      >>> parse(["--problem.env=3"], {"problem": Settings})
+      >>> parse_records(["--problem.env=3"], {"problem": Settings})
       Traceback (most recent call last):
       jaxrl_po...ConfigError: problem.env: is not a setting; did you mean problem.envs?
     """
     given = convert(tokenize(argv, sections), sections)
-    return merge(sections, {"given": given})[0]
+    return merge_layers(sections, {"given": given})[0]
 
 
-def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Text]:
+def tokenize(argv: Sequence[str], sections: Sections) -> dict[str, FlagText]:
     """Returns the texts of the flags among arguments, by name.
 
     Args:
@@ -109,7 +110,7 @@ def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Tex
       >>> tokenize(["--problem.num_envs", "3", "--noresume", "--seed=1"], {"": Settings})
       {'problem.num_envs': '3', 'resume': 'false', 'seed': '1'}
     """
-    found, fields, last = dict[str, Text](), named(sections.items()), ""
+    found, fields, last = dict[str, FlagText](), flag_fields(sections.items()), ""
     for word in argv:
         try:
             word.encode()  # text that is not UTF-8 could not be stored
@@ -120,28 +121,28 @@ def tokenize(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Tex
             known = name[2:] in fields or ("." in name and name not in fields)
             negated = not equals and name.startswith("no") and known
             name = name.removeprefix("no") if negated else name
-            found[name] = Text(text) if equals else Switch("false" if negated else "true")
+            found[name] = FlagText(text) if equals else Switch("false" if negated else "true")
             is_switch = name in fields and _type(fields[name]) is bool
             last = "" if equals or negated or is_switch else name
         elif last:
-            found[last], last = Text(word), ""
+            found[last], last = FlagText(word), ""
         else:
             raise UsageError(f"{word!r} is not a flag; write --name=value")
     return found
 
 
-def named(sections: Iterable[tuple[str, type]]) -> dict[str, Field]:
+def flag_fields(sections: Iterable[tuple[str, type]]) -> dict[str, Field]:
     """Returns the field of each flag by name."""
     return {
         join(prefix, field.name): field for prefix, record in sections for field in settable(record)
     }
 
 
-def convert(given: Values, sections: Mapping[str, type]) -> Json:
+def convert(given: Values, sections: Sections) -> Json:
     """Returns the values of flags in the types of their fields; ranges are not checked.
 
     Args:
-      given: Flag name to `Text` or a Python value; a Python string is never read as a number.
+      given: Flag name to `FlagText` or a Python value; a Python string is never read as a number.
       sections: Prefix to record class.
 
     Raises:
@@ -151,13 +152,13 @@ def convert(given: Values, sections: Mapping[str, type]) -> Json:
       >>> @config.record
       ... class Settings:
       ...     num_envs: int = config.static(8, "environments side by side")
-      >>> convert({"problem.num_envs": Text("3")}, {"problem": Settings})
+      >>> convert({"problem.num_envs": FlagText("3")}, {"problem": Settings})
       {'problem.num_envs': 3}
       >>> convert({"problem.num_envs": "3"}, {"problem": Settings})
       Traceback (most recent call last):
       jaxrl_po...ConfigError: problem.num_envs: must be an integer, got '3'
     """
-    fields = named(sections.items())
+    fields = flag_fields(sections.items())
     for name in given:
         if name not in fields:
             raise ConfigError(name, unknown_flag(name, sections))
@@ -168,28 +169,28 @@ def _converted(name: str, field: Field, value: object) -> object:
     kind = _type(field)
     former = dict(config.setting_of(field).were)
     if isinstance(value, str) and value in former:
-        raise ConfigError(name, f"must be {shown(former[value])}, which was called {value}")
+        raise ConfigError(name, f"must be {spell(former[value])}, which was called {value}")
     parser, words = _TYPES[kind]
     try:
         if isinstance(value, Switch) and kind is not bool:
             raise UsageError(f"--{name} lacks a value; write --{name}=value")
-        if isinstance(value, Text):
+        if isinstance(value, FlagText):
             return parser(value)
         value = config.static_value(name, value)
         if kind is str:
-            value = value if isinstance(value, str) else shown(value)
+            value = value if isinstance(value, str) else spell(value)
             value.encode()  # text that is not UTF-8 could not be stored
             return value
         if kind is tuple:
-            return parser(shown(value))
+            return parser(spell(value))
         if isinstance(value, str | tuple | list) or isinstance(value, bool) != (kind is bool):
             raise TypeError
-        return value if kind is bool else parser(shown(value))
+        return value if kind is bool else parser(spell(value))
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(name, f"must be {words}, got {value!r}") from None
 
 
-def current(stored: Values, sections: Mapping[str, type]) -> Json:
+def current(stored: Values, sections: Sections) -> Json:
     """Returns stored settings under the present names of their fields and values, in their order.
 
     Args:
@@ -216,9 +217,9 @@ def current(stored: Values, sections: Mapping[str, type]) -> Json:
 def _present(value: object, old: str, new: object) -> object:
     """Returns a stored value, or a list or distribution of values, with the present of a former."""
     if isinstance(value, list):
-        return [shown(new) if each == old else each for each in value]
+        return [spell(new) if each == old else each for each in value]
     if isinstance(value, str) and value != old:
-        return re.sub(rf"\b{old}\b", shown(new), value) if "(" in value else value
+        return re.sub(rf"\b{old}\b", spell(new), value) if "(" in value else value
     return new if value == old else value
 
 
@@ -229,9 +230,7 @@ def former_names(prefix: str, field: Field) -> list[str]:
     return [join(x, name) for x in prefixes for name in names][1:]
 
 
-def merge(
-    sections: Mapping[str, type], layers: Mapping[str, Values]
-) -> tuple[Json, dict[str, str]]:
+def merge_layers(sections: Sections, layers: Mapping[str, Values]) -> tuple[Json, dict[str, str]]:
     """Merges values by their origin, and checks the records that they make.
 
     Drops a tuned or preset value that a given or stored value makes ineffective.
@@ -252,7 +251,7 @@ def merge(
       ... class Settings:
       ...     num_envs: int = config.static(8, "environments side by side")
       ...     num_steps: int = config.static(16, "length of a rollout")
-      >>> merge({"problem": Settings}, {"given": {"problem.num_envs": 3}})[0]
+      >>> merge_layers({"problem": Settings}, {"given": {"problem.num_envs": 3}})[0]
       {'problem': Settings(num_envs=3, num_steps=16)}
     """
     records, origins = dict[str, Any](), dict[str, str]()
@@ -279,7 +278,7 @@ def _checked(
         if origin != "default"
     }
     for field in values.keys() & {x for x, name in names.items() if name in READ}:
-        values[field] = user_code.held(names[field], values[field])
+        values[field] = user_code.find_object(names[field], values[field])
     # JSON has lists in place of tuples.
     made = record(**{x: tuple(y) if isinstance(y, list) else y for x, y in values.items()})
     try:
@@ -330,7 +329,7 @@ ALIASES = {
 }
 
 
-def unknown_flag(name: str, sections: Mapping[str, type]) -> str:
+def unknown_flag(name: str, sections: Sections) -> str:
     """Returns the message for a flag that does not exist, with the name of its field here.
 
     Example:
@@ -371,7 +370,7 @@ def _abbreviates(short: str, name: str) -> bool:
     )
 
 
-def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
+def flag_error(error: ConfigError, sections: Sections) -> ConfigError:
     """Returns an error about a field of a section as one about its flag.
 
     Args:
@@ -383,7 +382,7 @@ def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
       >>> @config.record
       ... class Settings:
       ...     num_envs: int = config.static(8, "environments side by side")
-      >>> located(ConfigError("num_envs", "must be even"), {"problem": Settings}).field
+      >>> flag_error(ConfigError("num_envs", "must be even"), {"problem": Settings}).field
       'problem.num_envs'
     """
     if isinstance(error, UserCodeError):  # which names a flag
@@ -395,18 +394,18 @@ def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
 
 
 @contextlib.contextmanager
-def locating(sections: Mapping[str, type]) -> Iterator[None]:
-    """Context in which an error about a field is raised as one about its flag; see `located`."""
+def locating(sections: Sections) -> Iterator[None]:
+    """Context in which an error about a field is raised as one about its flag; see `flag_error`."""
     try:
         yield
     except ConfigError as error:
-        raise located(error, sections) from None
+        raise flag_error(error, sections) from None
 
 
-def usage(
+def format_help(
     program: str,
     summary: str,
-    sections: Mapping[str, type],
+    sections: Sections,
     notes: Mapping[str, str] = MappingProxyType({}),
     *,
     everything: bool = True,
@@ -434,8 +433,8 @@ def usage(
         for field in found:
             name = join(prefix, field.name)
             lines += [
-                f"  --{name}={shown(field.default)}{notes.get(name, '')}",
-                wrapped(config.describe(field), indent=" " * 6),
+                f"  --{name}={spell(field.default)}{notes.get(name, '')}",
+                wrapped(config.describe_field(field), indent=" " * 6),
             ]
     more = ["", wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
     return "\n".join([*lines, *more])
@@ -454,7 +453,7 @@ def written(values: Values) -> list[str]:
       >>> written({"task": "addition", "config.use_reference": False})
       ['--task=addition', '--config.use_reference=false']
     """
-    return [f"--{name}={shown(value)}" for name, value in values.items()]
+    return [f"--{name}={spell(value)}" for name, value in values.items()]
 
 
 def flatten(records: Values) -> Json:
@@ -486,17 +485,17 @@ def ask(
       record: Options of the script.
 
     Raises:
-      ConfigError, UsageError: See `parse`.
+      ConfigError, UsageError: See `parse_records`.
     """
     sections = {"": record}
     if help_of(argv)[0]:
-        print(usage(program, summary, sections))
+        print(format_help(program, summary, sections))
         return None
-    options: config.Record = parse(argv, sections)[""]
+    options: config.Record = parse_records(argv, sections)[""]
     return options
 
 
-def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
+def run_script(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Runs a script and exits with its status.
 
     A `ConfigError` is one line on stderr that names the flag, and status 2, like a `UsageError`; a

@@ -14,8 +14,8 @@ from jaxrl_po.config import ConfigError, Json, Values
 from jaxrl_po.language import Transformer, demonstrations, lora, unembedding
 from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.dialogues.recorded import recorded_problem
-from jaxrl_po.language.settings import Computation, Sampling
-from jaxrl_po.language.tasks.table import Rows
+from jaxrl_po.language.settings import Computation, SamplingSettings
+from jaxrl_po.language.tasks.table import TableRows
 from jaxrl_po.language.tasks.types import DATA, reading, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run.data.scoring import HostScore, Scorer
@@ -35,7 +35,7 @@ from jaxrl_po.run.experiment.language_config import (
     require_task_flags,
     task_entry,
 )
-from jaxrl_po.run.experiment.models import Start
+from jaxrl_po.run.experiment.models import RunModels
 from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.experiment.registry import MethodConfig
 from jaxrl_po.run.experiment.settings import length_of
@@ -57,7 +57,7 @@ DOMAIN: Any = sys.modules[__name__]
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
 initial_model = models.initial_model
-presets, tuned = presets_lib.of_language, presets_lib.of_pretrained
+presets, tuned = presets_lib.language_presets, presets_lib.of_pretrained
 
 
 def open_world(config: LanguageConfig) -> None:
@@ -85,13 +85,13 @@ def build(
     del world
     options = config.run
     make = user_code.with_loss(options.entry.make, vars(options))
-    start = models.start(DOMAIN, config, answers=rewarding.needs_answers(options))
+    start = models.make_models(DOMAIN, config, answers=rewarding.needs_answers(options))
     task, data = start.task, None if isinstance(start.task, Dialogue) else start.task.data
     settings = problem_settings(config, task, start.base)
     scorer = rewarding.host_score(config, task, placement)
     hosted = None
     if options.tools:
-        hosted = conversations.make(config, start, scorer, placement)
+        hosted = conversations.make_dialogues(config, start, scorer, placement)
     else:
         require_room(config, start)
     start = sharded(config, start, placement)
@@ -117,7 +117,7 @@ def build(
     said = filtered(settings, start.policy)
     display, warm = Display(title(config), UNIT, CURVES, Y_LABEL, said), None
     evaluation = Evaluation(score="greedy_accuracy", initial="warm_start_accuracy")
-    shown = demonstrated(options, task) if options.entry.supervised else None
+    shown = make_supervised_task(options, task) if options.entry.supervised else None
     learner = learner_of(config.method)
     if shown is not None:
         evaluation, display = supervised(config, start, shown, display)
@@ -127,7 +127,7 @@ def build(
         assert config.warm_start is not None
         of_warm_start = functools.partial(learner_of, config.method)
         warm = split_warm_start(of_warm_start, config.warm_start, task, start.policy)
-    prompts = "" if data is None else models.digest(plain(data), None)
+    prompts = "" if data is None else models.digest_base(plain_data(data), None)
     return build_job(
         learner,
         Layout(placement, LOGICAL_AXES),
@@ -151,7 +151,7 @@ def build(
 def make_learner(
     config: LanguageConfig,
     placement: Placement,
-    start: Start,
+    start: RunModels,
     given: PyTree,
     problem: Problem,
     method: MethodConfig,
@@ -181,7 +181,7 @@ def make_learner(
 def make_problem(
     config: LanguageConfig,
     placement: Placement,
-    start: Start,
+    start: RunModels,
     verify: bool,
     columns: int | None,
     given: PyTree,
@@ -205,7 +205,7 @@ def make_problem(
     own |= shared | vars(settings)
     if columns is not None:
         assert isinstance(task, language.Task)
-        assert isinstance(settings, Sampling)
+        assert isinstance(settings, SamplingSettings)
         drawn = task._replace(data=None)  # on the host
         return recorded_problem(
             drawn, policy, settings, columns=columns, critic=start.critic, **shared
@@ -224,7 +224,7 @@ def make_problem(
 
 
 def problem_settings(
-    config: LanguageConfig, task: TaskLike, base: models.Base | None = None
+    config: LanguageConfig, task: TaskLike, base: models.PretrainedBase | None = None
 ) -> ProblemSettings:
     """`--problem.*`, with a token budget for the longest answer.
 
@@ -265,7 +265,7 @@ def learned(config: LanguageConfig, placement: Placement) -> tuple[int, int]:
     return prompts * members // (placement.data_devices * parts), together
 
 
-def sharded(config: LanguageConfig, start: Start, placement: Placement) -> Start:
+def sharded(config: LanguageConfig, start: RunModels, placement: Placement) -> RunModels:
     """Returns the start with its critic, if the method has one, and both models as sharded.
 
     Raises:
@@ -286,12 +286,12 @@ def sharded(config: LanguageConfig, start: Start, placement: Placement) -> Start
     return start._replace(policy=policy, critic=critic)
 
 
-def examples(
+def make_examples(
     task: TaskLike,
     policy: Transformer,
     settings: ProblemSettings,
     show: int,
-    judged: Callable[[PyTree], PyTree] = lambda x: x,
+    rescore: Callable[[PyTree], PyTree] = lambda x: x,
 ) -> Examples | None:
     """Completions of held-out prompts, to be shown; None for 0 prompts."""
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
@@ -299,13 +299,13 @@ def examples(
         return None
     return Examples(
         kind.make_describe(seen(task), model=policy, decoding=settings.decoding, num_prompts=show),
-        lambda answers: kind.render(task, judged(answers)),
+        lambda answers: kind.render(task, rescore(answers)),
     )
 
 
-def plain(data: PyTree) -> PyTree:
+def plain_data(data: PyTree) -> PyTree:
     """Returns the data of a task, for a digest; values that follow from it are left out."""
-    return data._replace(texts=None) if isinstance(data, Rows) else data
+    return data._replace(texts=None) if isinstance(data, TableRows) else data
 
 
 def seen(task: TaskLike) -> TaskLike:
@@ -314,16 +314,16 @@ def seen(task: TaskLike) -> TaskLike:
 
 
 def evaluated(
-    config: LanguageConfig, start: Start, scorer: Scorer | None, evaluation: Evaluation
+    config: LanguageConfig, start: RunModels, scorer: Scorer | None, evaluation: Evaluation
 ) -> Evaluation:
     """Returns the evaluation with measures: by the verifier, or by functions on the host."""
     options, task, settings = config.run, start.task, config.problem
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
-    measure, judge, judged = kind.make_evaluate, None, lambda answers: answers
-    judges = rewarding.judges(options, task, pretrained=start.base is not None)
-    if isinstance(scorer, HostScore) and judges:
-        measure, judge = kind.make_describe, functools.partial(rewarding.measure, scorer)
-        judged = functools.partial(rewarding.judged, scorer)
+    measure, score, rescore = kind.make_evaluate, None, lambda answers: answers
+    replaces = rewarding.replaces_verifier(options, task, pretrained=start.base is not None)
+    if isinstance(scorer, HostScore) and replaces:
+        measure, score = kind.make_describe, functools.partial(rewarding.score_evaluation, scorer)
+        rescore = functools.partial(rewarding.rescore, scorer)
     measure = functools.partial(
         measure,
         model=start.policy,
@@ -334,14 +334,14 @@ def evaluated(
     return evaluation._replace(
         measure=measure(seen(task)),
         test=measure(task),
-        judge=judge,
-        examples=examples(task, start.policy, settings, options.show, judged),
+        score_evaluation=score,
+        examples=make_examples(task, start.policy, settings, options.show, rescore),
         explain=None if start.base is None else rewarding.explain_zero,
     )
 
 
 def supervised(
-    config: LanguageConfig, start: Start, shown: language.Task, display: Display
+    config: LanguageConfig, start: RunModels, shown: language.Task, display: Display
 ) -> tuple[Evaluation, Display]:
     """Returns the evaluation and the display of supervised training."""
     options, settings = config.run, config.problem
@@ -352,7 +352,7 @@ def supervised(
         measure(selecting(shown)),
         measure(shown),
         score="held_out_log_prob",
-        examples=examples(start.task, start.policy, settings, options.show),
+        examples=make_examples(start.task, start.policy, settings, options.show),
     )
     return evaluation, display._replace(
         curves=(Series("loss", "training"), Series("held_out_loss", "held-out")),
@@ -361,7 +361,7 @@ def supervised(
     )
 
 
-def demonstrated(options: LanguageOptions, task: TaskLike) -> language.Task:
+def make_supervised_task(options: LanguageOptions, task: TaskLike) -> language.Task:
     """The task of supervised training; raises ConfigError for a dialogue, and unused options."""
     if isinstance(task, Dialogue):
         raise ConfigError(
@@ -385,7 +385,9 @@ def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
     )
 
 
-def notes(task: TaskLike, settings: ProblemSettings, base: models.Base | None) -> tuple[str, ...]:
+def notes(
+    task: TaskLike, settings: ProblemSettings, base: models.PretrainedBase | None
+) -> tuple[str, ...]:
     """The lines shown about the task before the run."""
     if isinstance(task, Dialogue):
         return ()
@@ -398,7 +400,7 @@ def notes(task: TaskLike, settings: ProblemSettings, base: models.Base | None) -
     return tuple(said)
 
 
-def require_room(config: LanguageConfig, start: Start) -> None:
+def require_room(config: LanguageConfig, start: RunModels) -> None:
     """Raises ConfigError for a completion that has no budget, or no room in the model's context."""
     options, task = config.run, start.task
     if rewarding.unanswered(options, task):
@@ -442,12 +444,12 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
     """Prefix to record class, besides the algorithm's."""
     hosted, pretrained = bool(options.tools), bool(initial.pretrained)
     samples, critic = not options.entry.supervised, options.entry.has_critic
-    judge = rewarding.is_model(options)
-    problem: type = language.Settings
+    fitted = rewarding.is_model(options)
+    problem: type = language.LanguageSettings
     if not samples:
-        problem = demonstrations.Settings
+        problem = demonstrations.SupervisedSettings
     elif hosted or is_dialogue(options.task):
-        problem = Sampling
+        problem = SamplingSettings
     each = {
         "task": (True, task_entry(options.task).settings),
         "problem": (True, problem),
@@ -458,9 +460,9 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
         "reward": (not hosted and rewarding.functions(options), RewardSettings),
         "lora": (True, Adapters),
         "warm_start": (samples, language.WarmStart),
-        "reward_model": (judge, language.ModelSettings),
-        "preferences": (judge, language.Preferences),
-        "reference": (critic, reference.Settings),
+        "reward_model": (fitted, language.ModelSettings),
+        "preferences": (fitted, language.Preferences),
+        "reference": (critic, reference.ReferenceSettings),
     }
     return {prefix: record for prefix, (wanted, record) in each.items() if wanted}
 

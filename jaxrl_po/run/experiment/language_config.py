@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 from jaxrl_po import config, language
-from jaxrl_po.algorithms.reference import Settings as ReferenceSettings
+from jaxrl_po.algorithms.reference import ReferenceSettings
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, number, static
 from jaxrl_po.language import demonstrations, lora
 from jaxrl_po.language.dialogue import TaskLike
-from jaxrl_po.language.settings import Computation, Sampling
+from jaxrl_po.language.settings import Computation, SamplingSettings
 from jaxrl_po.language.tasks.types import DRAWN
 from jaxrl_po.run.data import tables
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.options import (
     NEW_MODEL,
     InitialModel,
-    Options,
     RunConfig,
+    RunOptions,
     common_option,
     option,
 )
@@ -25,7 +25,7 @@ from jaxrl_po.run.experiment.registry import METHODS, TASKS, VERIFIER, Record, T
 from jaxrl_po.run.store import sources
 
 TAUGHT = [name for name, entry in METHODS.items() if entry.has_teacher]
-ProblemSettings = language.Settings | Sampling | demonstrations.Settings
+ProblemSettings = language.LanguageSettings | SamplingSettings | demonstrations.SupervisedSettings
 
 
 def task_entry(name: str) -> TaskEntry:
@@ -80,8 +80,8 @@ def require_task_flags(name: str, given: Iterable[str]) -> None:
       Traceback (most recent call last):
       jaxrl_po...ConfigError: task.train: is not a setting of task = addition, but of task = file
     """
-    own = flags.named([("task", task_entry(name).settings)])
-    of_tasks = {task: flags.named([("task", each.settings)]) for task, each in TASKS.items()}
+    own = flags.flag_fields([("task", task_entry(name).settings)])
+    of_tasks = {task: flags.flag_fields([("task", each.settings)]) for task, each in TASKS.items()}
     for flag in given:
         others = [task for task, fields in of_tasks.items() if flag in fields]
         if others and flag not in own:
@@ -91,12 +91,11 @@ def require_task_flags(name: str, given: Iterable[str]) -> None:
 
 
 @config.record
-class LanguageOptions(Options):
+class LanguageOptions(RunOptions):
     """The run as a whole."""
 
     task: str = common_option(
-        "addition",
-        f"one of {', '.join(TASKS)}, or a function or entry of your own as file.py:name",
+        "addition", f"one of {', '.join(TASKS)}, or a function or entry of your own as file.py:name"
     )
     init_from: str = common_option(
         "",
@@ -268,7 +267,7 @@ class LanguageConfig(RunConfig[LanguageOptions]):
       reward: Settings of a reward in Python.
       lora: Adapters.
       warm_start: Training by cross-entropy before the method.
-      judge: Settings of a reward model.
+      fitted_reward: Settings of a reward model.
       reference: KL penalty in the reward of a method with a critic.
     """
 
@@ -281,12 +280,12 @@ class LanguageConfig(RunConfig[LanguageOptions]):
     reward: RewardSettings | None = None
     lora: Adapters
     warm_start: language.WarmStart | None = None
-    judge: RewardModelSettings | None = None
+    fitted_reward: RewardModelSettings | None = None
     reference: ReferenceSettings | None = None
 
     @classmethod
     def of_sections(cls, sections: Mapping[str, Record], initial: InitialModel = NEW_MODEL) -> Self:
         """Makes the config of records by the prefix of their flags."""
         parts: Any = {x: sections[x] for x in RewardModelSettings._fields if x in sections}
-        judge = RewardModelSettings(**parts) if parts else None
-        return dataclasses.replace(super().of_sections(sections, initial), judge=judge)
+        fitted = RewardModelSettings(**parts) if parts else None
+        return dataclasses.replace(super().of_sections(sections, initial), fitted_reward=fitted)

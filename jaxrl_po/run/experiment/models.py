@@ -69,7 +69,7 @@ def root(init_from: str, *seen: str) -> str:
     return init_from if "model_type" in stored or "architectures" in stored else ""
 
 
-class Base(NamedTuple):
+class PretrainedBase(NamedTuple):
     """A pretrained model, without its parameters.
 
     Attributes:
@@ -80,7 +80,7 @@ class Base(NamedTuple):
 
     files: files.ModelFiles
     model: Transformer
-    text: prompts.Text
+    text: prompts.PromptEncoder
 
 
 def initial_model(options: LanguageOptions) -> InitialModel:
@@ -89,7 +89,7 @@ def initial_model(options: LanguageOptions) -> InitialModel:
     return InitialModel(os.path.abspath(found) if found else "", found != options.init_from)
 
 
-def read_base(path: str, settings: Computation) -> Base | None:
+def read_base(path: str, settings: Computation) -> PretrainedBase | None:
     """Reads a pretrained model without its parameters; returns None for an empty path.
 
     Args:
@@ -113,7 +113,8 @@ def read_base(path: str, settings: Computation) -> Base | None:
         tokenizer, template = text.read_tokenizer(found, model.vocabulary)
     except ConfigError as error:
         raise ConfigError("init_from", f"{path}: {error.message}") from None
-    return Base(found, model, prompts.Text(tokenizer, template, config.get(files.CONTEXT, 0)))
+    encoder = prompts.PromptEncoder(tokenizer, template, config.get(files.CONTEXT, 0))
+    return PretrainedBase(found, model, encoder)
 
 
 class Teacher(NamedTuple):
@@ -128,7 +129,7 @@ class Teacher(NamedTuple):
     params: PyTree
 
 
-class Start(NamedTuple):
+class RunModels(NamedTuple):
     """Task and models of a run.
 
     Attributes:
@@ -145,13 +146,15 @@ class Start(NamedTuple):
     task: TaskLike
     policy: Transformer
     params: PyTree
-    base: Base | None
+    base: PretrainedBase | None
     digest: str
     critic: Transformer | None = None
     teacher: Teacher | None = None
 
 
-def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True) -> TaskLike:
+def make_task(
+    config: LanguageConfig, base: PretrainedBase | None, *, answers: bool = True
+) -> TaskLike:
     """Makes the task of a run.
 
     Args:
@@ -171,7 +174,7 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
             "pretrained model",
         )
     supervised, hosted = options.entry.supervised, bool(options.tools)
-    reading = tables.Reading(
+    reading = tables.TableReading(
         base and base.text,
         answers and not hosted and not supervised,
         hosted,  # a class of tools reads all columns of a row
@@ -181,7 +184,7 @@ def make_task(config: LanguageConfig, base: Base | None, *, answers: bool = True
     return entry.make(config.task, reading)
 
 
-def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> Start:
+def make_models(domain: Language, config: LanguageConfig, *, answers: bool = True) -> RunModels:
     """Makes the task, model and initial parameters of a run.
 
     Args:
@@ -195,7 +198,7 @@ def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> 
     options, adapters = config.run, config.lora
     base = read_base(config.initial.pretrained, config.model)
     task = make_task(config, base, answers=answers)
-    whole = bare(config, base, task)
+    whole = bare_model(config, base, task)
     policy = whole.clone(lora=adapters.lora)
     if task.tokenizer.size != whole.vocabulary:
         raise ConfigError(
@@ -214,7 +217,7 @@ def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> 
         except ConfigError as error:
             raise ConfigError("init_from", f"{options.init_from}: {error.message}") from None
     elif options.init_from:
-        settings = earlier.read(domain, "init_from", options.init_from)
+        settings = earlier.read_config(domain, "init_from", options.init_from)
         if isinstance(config.model, language.ModelSettings):
             require_alike(config, settings, task)
         params = _latest(domain, "init_from", options.init_from, settings, whole)
@@ -222,16 +225,16 @@ def start(domain: Language, config: LanguageConfig, *, answers: bool = True) -> 
         dtype = DTYPES[config.model.dtype]
         shapes = whole.parameter_shapes()
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
-        return Start(task, policy, params, base, "")
+        return RunModels(task, policy, params, base, "")
     elif adapters.rank:
         drawn = jax.jit(whole.init)(
             jax.random.key(options.seed), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
         )
         params = jax.device_get(drawn)
-    return Start(task, policy, params, base, digest(params, base) if adapters.rank else "")
+    return RunModels(task, policy, params, base, digest_base(params, base) if adapters.rank else "")
 
 
-def bare(config: LanguageConfig, base: Base | None, task: TaskLike) -> Transformer:
+def bare_model(config: LanguageConfig, base: PretrainedBase | None, task: TaskLike) -> Transformer:
     """Returns the transformer of a run without adapters: of its sizes, or pretrained."""
     if base is not None:
         return base.model
@@ -245,7 +248,7 @@ def on_host(path: tuple[str, ...], array: PyTree) -> PyTree:
     return array
 
 
-def require_shares(start: Start, placement: Placement) -> None:
+def require_shares(start: RunModels, placement: Placement) -> None:
     """Raises ConfigError if the transformer cannot be sharded evenly over the devices."""
     model = start.policy
     over_data = {"width": model.width} if placement.shard_params else {}
@@ -280,7 +283,7 @@ def teacher(domain: Language, config: LanguageConfig, task: TaskLike) -> Teacher
     if not options.teacher:
         raise ConfigError("teacher", "must name a run of jaxrl-po language, e.g. runs/first")
     run = options.teacher
-    settings = earlier.read(domain, "teacher", run)
+    settings = earlier.read_config(domain, "teacher", run)
     if settings.initial.pretrained:
         raise ConfigError("teacher", f"must be a run without a pretrained model, got {run}")
     require_vocabulary("teacher", run, config, settings, task)
@@ -306,7 +309,7 @@ def _latest(
             part=".params.policy",
             seed_index=0,
         )
-        over = start(domain, settings, answers=False) if adapted else None
+        over = make_models(domain, settings, answers=False) if adapted else None
     except (CheckpointError, ConfigError) as error:
         raise earlier.unsuitable(flag, run, error) from None
     if found is None:
@@ -328,7 +331,7 @@ def require_alike(config: LanguageConfig, settings: LanguageConfig, task: TaskLi
         # These change how the model is computed, not its parameters.
         if mine != its and name not in vars(Computation()):
             raise ConfigError(
-                f"model.{name}", f"must be {errors.shown(its)}, as in init_from = {run}, got {mine}"
+                f"model.{name}", f"must be {errors.spell(its)}, as in init_from = {run}, got {mine}"
             )
 
 
@@ -345,7 +348,7 @@ def require_vocabulary(
         )
 
 
-def digest(params: PyTree, base: Base | None) -> str:
+def digest_base(params: PyTree, base: PretrainedBase | None) -> str:
     """Returns the digest of a base: its parameters and, if pretrained, its other files."""
     found = hashlib.blake2b(digest_size=16)
     for part in _parts(params, base):
@@ -353,7 +356,7 @@ def digest(params: PyTree, base: Base | None) -> str:
     return found.hexdigest()
 
 
-def _parts(params: PyTree, base: Base | None) -> Iterator[Any]:
+def _parts(params: PyTree, base: PretrainedBase | None) -> Iterator[Any]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)
         yield f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode()
@@ -364,7 +367,7 @@ def _parts(params: PyTree, base: Base | None) -> Iterator[Any]:
             yield contents.get(name, b"")
 
 
-def trained(policy: Transformer, params: ActorCritic) -> PyTree:
+def merge_policy(policy: Transformer, params: ActorCritic) -> PyTree:
     """The policy of one seed as parameters without adapters: merged, where it has any."""
     if policy.lora is None:
         return params.policy
@@ -375,4 +378,4 @@ def trained(policy: Transformer, params: ActorCritic) -> PyTree:
 def _merged(policy: Transformer, base: PyTree, adapters: PyTree) -> PyTree:
     """In float32 at least: a half type would round the adapters' changes away."""
     wide = jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), base)
-    return lora.merge(policy, wide, adapters)
+    return lora.merge_adapters(policy, wide, adapters)

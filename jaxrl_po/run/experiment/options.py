@@ -20,7 +20,7 @@ LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
 @config.record
-class Options:
+class RunOptions:
     """The run as a whole."""
 
     algorithm: str = common_option(
@@ -168,7 +168,7 @@ class Options:
         return False
 
 
-OptionsOf = TypeVar("OptionsOf", bound=Options)
+OptionsOf = TypeVar("OptionsOf", bound=RunOptions)
 PREFIXES = {  # section to the prefix of its flags, if that is not its name
     "run": "",
     "method": "config",

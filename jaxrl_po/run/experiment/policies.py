@@ -18,7 +18,7 @@ from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment import control, earlier, flags, language, models
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import DOMAINS, with_names
@@ -55,7 +55,7 @@ class ControlPolicy(NamedTuple):
     step: Callable[..., tuple[Any, jax.Array]]
 
     def __repr__(self) -> str:
-        return shown(self)
+        return describe_policy(self)
 
 
 class LanguagePolicy(NamedTuple):
@@ -77,7 +77,7 @@ class LanguagePolicy(NamedTuple):
     generate: Callable[..., list[str]]
 
     def __repr__(self) -> str:
-        return shown(self)
+        return describe_policy(self)
 
 
 class LearnerState(NamedTuple):
@@ -100,7 +100,7 @@ class LearnerState(NamedTuple):
 LearnerState.__repr__ = short_repr  # type: ignore[method-assign]
 
 
-def shown(policy: ControlPolicy | LanguagePolicy) -> str:
+def describe_policy(policy: ControlPolicy | LanguagePolicy) -> str:
     """Returns one line: method, iteration and size."""
     what = policy.settings.get("env") or policy.settings.get("task")
     size = sum(leaf.size for leaf in jax.tree.leaves(policy.params.without_frozen()))
@@ -160,7 +160,7 @@ def load(
     domain, config = earlier.read_any(DOMAINS.values(), "folder", str(folder), with_names(own))
     earlier.require_seed("seed_index", seed_index, config.run.seeds, "folder", str(folder))
     _, iteration, stacked = earlier.state(domain, config, "folder", str(folder), checkpoint)
-    state, settings = of_seed(stacked, seed_index), flags.flatten(config.sections())
+    state, settings = select_seed(stacked, seed_index), flags.flatten(config.sections())
     if isinstance(config, ControlConfig):
         collector = state.collector._replace(sharded={})  # environments, which take no part
         actor = _Acting(config, state.params, collector)
@@ -182,7 +182,7 @@ def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> Learn
         iteration, stacked = earlier.state_of(job, "folder", run, kind)
     except CheckpointError as error:
         raise ConfigError("learner", f"must be the learner of the run in {run}: {error}") from None
-    state = of_seed(stacked, seed_index)
+    state = select_seed(stacked, seed_index)
     return LearnerState(settings, iteration, state.params, state)
 
 
@@ -270,7 +270,7 @@ class _Generating(_Rebuilt):
         self._arguments = config, params
         base = models.read_base(config.initial.pretrained, config.model)
         task = models.make_task(config, base, answers=False)
-        model = models.bare(config, base, task).clone(lora=config.lora.lora)
+        model = models.bare_model(config, base, task).clone(lora=config.lora.lora)
         settings = language.problem_settings(config, task, base)
         budget = settings.max_new_tokens or task.answer_length
 

@@ -24,7 +24,7 @@ from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.earlier import TRAIN
-from jaxrl_po.run.experiment.options import LINES, Options
+from jaxrl_po.run.experiment.options import LINES, RunOptions
 from jaxrl_po.run.experiment.settings import Domain, Settings, fields_of, settle, stored_settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
@@ -67,7 +67,7 @@ def prepare(
     Args:
       domain: Domain of the run.
       settings: Settings of the run.
-      require_same: Comparison of the settings of all processes; see `processes.together`.
+      require_same: Comparison of the settings of all processes; see `processes.collective_errors`.
       described: Devices of a machine that is not attached, see `Placement`.
 
     Raises:
@@ -106,7 +106,7 @@ def prepare(
             )
         log_every = earlier.get("log_every") or job.length.log_every
         job = dataclasses.replace(job, length=job.length._replace(log_every=log_every))
-        programs.check(job)
+        programs.check_job(job)
         if options.deterministic or MICROBATCHES in {**before, **settings.given}:
             job = dataclasses.replace(job, rebuild=None)
     resolved, changes = _resolve(job, options, values, earlier)
@@ -132,7 +132,7 @@ def prepare(
     )
 
 
-def _exporters(options: Options) -> list[Exporter]:
+def _exporters(options: RunOptions) -> list[Exporter]:
     """Makes the exporters that flags name.
 
     Raises:
@@ -157,15 +157,15 @@ def new_origins(settings: Settings[Any], fields: Mapping[str, Setting]) -> dict[
 
 
 def _resolve(
-    job: TrainJob, options: Options, settings: Values, earlier: Values
+    job: TrainJob, options: RunOptions, settings: Values, earlier: Values
 ) -> tuple[Json, list[str]]:
     """Returns values that the flags left open, and changes since the run was last started."""
     where = job.layout.placement.describe()
-    origin = provenance.describe(where, sources.digests(settings))
+    origin = provenance.describe_process(where, sources.digests(settings))
     names = ("iterations", "steps_per_iteration", "log_every")
     resolved: dict[str, Any] = {name: getattr(job.length, name) for name in names}
     if options.deterministic:
-        provenance.require_same(origin, earlier, options.out)
+        provenance.require_same_process(origin, earlier, options.out)
     for entry, digest in job.digests.items():
         provenance.require_data(entry, digest, earlier, "resume", options.out)
         resolved |= {entry: digest} if digest else {}
@@ -176,7 +176,7 @@ def _notes(job: TrainJob, values: Values, tuned: Values, changes: Sequence[str])
     """Returns the lines that are shown before the run."""
     notes, done = list[str](), job.length.steps(job.length.iterations)
     if tuned:
-        shown = ", ".join(f"{name}={errors.shown(value)}" for name, value in tuned.items())
+        shown = ", ".join(f"{name}={errors.spell(value)}" for name, value in tuned.items())
         notes.append(f"with settings that suit it, which flags may replace: {shown}")
     if values["total_steps"] != done:
         notes.append(
@@ -238,7 +238,7 @@ def prepare_learner(
     }
     folder.require_same(lasting, stored, {"total_steps": Setting("", resume="grows")}, str(out))
     where = {"devices": str(devices), "num_seeds": numbers["seeds"]}
-    placement = parallel.choose(**where, num_rows=1, described=parallel.cores(**where))
+    placement = parallel.choose(**where, num_rows=1, described=parallel.core_devices(**where))
     job = build_job(
         learner,
         Layout(placement),
@@ -249,7 +249,7 @@ def prepare_learner(
     )
     job = dataclasses.replace(job, host=Host(iterate=iterate))
     shown = choose_metrics(job, score, watch)
-    now = provenance.describe(placement.describe())
+    now = provenance.describe_process(placement.describe())
     if out:
         now["program"] = provenance.program(learner)
     if stored:
@@ -273,7 +273,7 @@ def _stored_of_learner(output: Output, iterations: int) -> dict[str, Any]:
     out = output.folder
     if (output.resume or output.overwrite) and not out:
         raise ConfigError("out", "must name the folder of a run that is resumed or replaced")
-    if processes.several():
+    if processes.is_multi_process():
         raise ConfigError("learner", "is trained in one process; an Experiment can be distributed")
     switches = {"resume": output.resume, "overwrite": output.overwrite}
     stored = folder.inspect(out, **switches, script=TRAIN) if out else {}
@@ -294,7 +294,7 @@ def require_same_learner(
 
     Args:
       job: Job of this start.
-      now: Result of `provenance.describe`, with the learner's `program`.
+      now: Result of `provenance.describe_process`, with the learner's `program`.
       before: The same entries of the run in the folder.
       out: Folder of the run.
 
@@ -324,7 +324,7 @@ def choose_metrics(job: TrainJob, score: str, watch: Sequence[str]) -> list[str]
     Raises:
       ConfigError: sizes that do not fit, or a name that nothing logs.
     """
-    programs.check(job)
+    programs.check_job(job)
     state = jax.eval_shape(job.learner.init, job.start)
     logged = set(jax.eval_shape(job.learner.step, state)[1])
     evaluated = (

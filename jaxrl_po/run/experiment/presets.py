@@ -69,7 +69,7 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
 }
 
 
-def of_language(
+def language_presets(
     options: LanguageOptions,
     values: Values,
     initial: InitialModel,
@@ -106,4 +106,4 @@ def of_language(
     return user_code.without_replaced(vars(options), found)
 
 
-of_pretrained = functools.partial(of_language, starts=(PRETRAINED, ADAPTERS))
+of_pretrained = functools.partial(language_presets, starts=(PRETRAINED, ADAPTERS))

@@ -161,7 +161,7 @@ class TaskEntry(NamedTuple):
 
     Attributes:
       settings: Record of its flags `--task.*`.
-      make: `(settings, tables.Reading) -> Task | Dialogue`.
+      make: `(settings, tables.TableReading) -> Task | Dialogue`.
       is_dialogue: Whether it makes a dialogue.
       has_answers: Whether a new model can warm up on its answers.
       any_vocabulary: Whether a pretrained model's tokens can replace its own.
@@ -171,7 +171,7 @@ class TaskEntry(NamedTuple):
     """
 
     settings: type
-    make: Callable[[Any, tables.Reading], TaskLike]
+    make: Callable[[Any, tables.TableReading], TaskLike]
     is_dialogue: bool = False
     has_answers: bool = True
     any_vocabulary: bool = False
@@ -188,7 +188,7 @@ TASKS: dict[str, TaskEntry] = {
     **{x: _generated(*y, is_dialogue=False) for x, y in language.tasks.TASKS.items()},
     **{x: _generated(*y, is_dialogue=True) for x, y in language.dialogues.DIALOGUES.items()},
     "random": TaskEntry(
-        RandomPromptsSettings, tables.random_prompts, has_answers=False, any_vocabulary=True
+        RandomPromptsSettings, tables.make_random_prompts, has_answers=False, any_vocabulary=True
     ),
     "file": TaskEntry(tables.File, tables.from_file, any_vocabulary=True, reads_file=True),
     "reasoning_gym": TaskEntry(

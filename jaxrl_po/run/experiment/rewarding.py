@@ -33,7 +33,7 @@ def entries(options: LanguageOptions) -> list[RewardEntry]:
     reward = options.reward
     if reward.startswith(REGEX):
         return [REWARDS[REGEX]]
-    named, known = sources.parts(reward), REWARDS
+    named, known = sources.list_parts(reward), REWARDS
     if len(named) > 1:
         known = {name: entry for name, entry in REWARDS.items() if entry.function}
     return [known.get(name, RewardEntry(name)) for name in named if name]
@@ -189,7 +189,7 @@ def explain_zero(examples: Sequence[Values]) -> list[str]:
     return lines
 
 
-def judges(options: LanguageOptions, task: TaskLike, *, pretrained: bool) -> bool:
+def replaces_verifier(options: LanguageOptions, task: TaskLike, *, pretrained: bool) -> bool:
     """Returns whether functions of `--reward` replace the verifier in evaluations too.
 
     They do where the equality of a completion with `answer` says little: a pretrained model writes
@@ -208,19 +208,19 @@ def judges(options: LanguageOptions, task: TaskLike, *, pretrained: bool) -> boo
 def unanswered(options: LanguageOptions, task: TaskLike) -> bool:
     """Returns whether a prompt of a file has no answer."""
     columns = None if isinstance(task, Dialogue) else task.columns
-    return isinstance(columns, prompts.Columns) and not columns.answered()
+    return isinstance(columns, prompts.PromptColumns) and not columns.answered()
 
 
-def judged(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Answers]:
+def rescore(reward_fn: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Answers]:
     """Returns answers of one seed with the scores of the functions, NaN if one fails for all."""
     try:
-        return {name: rewarded.judge(each)[0] for name, each in answers.items()}
+        return {name: reward_fn.score_answers(each)[0] for name, each in answers.items()}
     except scoring.RewardError:  # an example without a score is shown as well
         unknown: Any = {name: np.full(x.score.shape, np.nan) for name, x in answers.items()}
         return {name: each._replace(score=unknown[name]) for name, each in answers.items()}
 
 
-def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> Json:
+def score_evaluation(reward_fn: scoring.HostScore, answers: Mapping[str, Answers]) -> Json:
     """The metrics of an evaluation, `[S, P]`, from answers with the leading axis `[S]`.
 
     A prompt whose answers no function judges, or on which one fails, has the mean of the others;
@@ -228,7 +228,7 @@ def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> Json
     """
     seeds = range(len(next(iter(answers.values())).length))
     of_seed = (jax.tree.map(lambda x, i=i: x[i], dict(answers)) for i in seeds)
-    scored = [{name: rewarded.judge(x) for name, x in each.items()} for each in of_seed]
+    scored = [{name: reward_fn.score_answers(x) for name, x in each.items()} for each in of_seed]
     pairs = jax.tree.map(lambda *each: np.stack(each), *scored)
     stacked = {name: pair[0] for name, pair in pairs.items()}
     failed = np.any([pair[1].any(axis=-1) for pair in pairs.values()], axis=0)
@@ -252,15 +252,15 @@ def with_reward_model(
     Raises:
       ConfigError: process rewards of the verifier were asked for as well.
     """
-    settings, judge = config.problem, config.judge
-    assert isinstance(settings, language.Settings)
-    assert judge is not None
+    settings, fitted = config.problem, config.fitted_reward
+    assert isinstance(settings, language.LanguageSettings)
+    assert fitted is not None
     if settings.process_reward:
         raise ConfigError(
             "problem.process_reward", f"has no effect with reward = {config.run.reward}"
         )
-    with flags.locating({"reward_model": type(judge.reward_model)}):
-        model = judge.reward_model.build(task.tokenizer.size, outputs=1).clone(
+    with flags.locating({"reward_model": type(fitted.reward_model)}):
+        model = fitted.reward_model.build(task.tokenizer.size, outputs=1).clone(
             constrain=policy.constrain
         )
     fit = functools.partial(
@@ -268,7 +268,7 @@ def with_reward_model(
         model,
         task,
         policy,
-        settings=judge.preferences,
+        settings=fitted.preferences,
         max_new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
     )

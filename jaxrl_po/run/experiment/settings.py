@@ -10,7 +10,7 @@ from jaxrl_po.optimizers import AUTO, COSINE, LINEAR, Optimization
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.options import LINES, InitialModel, Options, OptionsOf, RunConfig
+from jaxrl_po.run.experiment.options import LINES, InitialModel, OptionsOf, RunConfig, RunOptions
 from jaxrl_po.run.loop.job import Length, TrainJob
 from jaxrl_po.run.store import folder, sources
 
@@ -33,7 +33,7 @@ class Domain(Protocol[Config]):
     Y_LABEL: str
     """Label of the curves' axis."""
     OPTIONS: type[Any]
-    """Record of the flags without a prefix, an extension of `options.Options`."""
+    """Record of the flags without a prefix, an extension of `options.RunOptions`."""
     CONFIG: type[Config]
     """Class of the config."""
 
@@ -93,11 +93,8 @@ class Settings(NamedTuple, Generic[Config]):
     stored: dict[str, Any]
 
 
-def read(
-    domain: Domain[Config],
-    given: Values,
-    *,
-    stored: Values | None = None,
+def merge_settings(
+    domain: Domain[Config], given: Values, *, stored: Values | None = None
 ) -> Settings[Config]:
     """Merges given, stored, tuned, preset and default values into the config of a run.
 
@@ -129,14 +126,14 @@ def read(
     presets = domain.presets(options, values, initial)
     tuned = {name: x for name, x in suited.items() if name not in presets}
     layers = {"given": typed, "stored": stored, "tuned": tuned, "preset": presets}
-    records, origins = flags.merge(sections, layers)
+    records, origins = flags.merge_layers(sections, layers)
     suited = {name: x for name, x in suited.items() if origins.get(name) in ("tuned", "preset")}
     return Settings(domain.CONFIG.of_sections(records, initial), typed, suited, origins, stored)
 
 
-def parse(domain: Domain[Config], argv: Sequence[str]) -> Settings[Config]:
+def parse_settings(domain: Domain[Config], argv: Sequence[str]) -> Settings[Config]:
     """Returns the settings of a new run from arguments; no folder is read."""
-    return read(domain, flags.tokenize(argv, {"": domain.OPTIONS}), stored={})
+    return merge_settings(domain, flags.tokenize(argv, {"": domain.OPTIONS}), stored={})
 
 
 def options_of(
@@ -144,18 +141,18 @@ def options_of(
 ) -> OptionsOf:
     """Returns the settings of the run as a whole, of given and stored values."""
     top: dict[str, type] = {"": record}
-    fields = flags.named(top.items())
+    fields = flags.flag_fields(top.items())
     asked = flags.convert({name: x for name, x in given.items() if name in fields}, top)
-    options: OptionsOf = flags.merge(top, {"given": asked, "stored": stored})[0][""]
+    options: OptionsOf = flags.merge_layers(top, {"given": asked, "stored": stored})[0][""]
     return options
 
 
-def usage(
+def format_usage(
     domain: Domain[Any],
     given: Values,
     *,
     everything: bool,
-    command: tuple[str, str, type[Options]] | None = None,
+    command: tuple[str, str, type[RunOptions]] | None = None,
 ) -> str:
     """Returns the text of `--help` for the sections that the given flags select.
 
@@ -172,23 +169,23 @@ def usage(
     values = flags.convert(given, sections)
     tuned = flags.current(domain.tuned(options, values, initial), sections)
     layers = {"tuned": tuned, "preset": domain.presets(options, values, initial)}
-    fields = flags.named(sections.items())
+    fields = flags.flag_fields(sections.items())
     notes = {
-        name: f"  ({origin}: {errors.shown(value)})"
+        name: f"  ({origin}: {errors.spell(value)})"
         for origin, layer in layers.items()
         for name, value in layer.items()
         if name in fields and value != fields[name].default
     }
     program = f"jaxrl-po {name}"
-    return flags.usage(program, summary, sections, notes, everything=everything)
+    return flags.format_help(program, summary, sections, notes, everything=everything)
 
 
 def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
     """Returns the metadata of each setting by its flag."""
-    return {name: setting_of(field) for name, field in flags.named(sections.items()).items()}
+    return {name: setting_of(field) for name, field in flags.flag_fields(sections.items()).items()}
 
 
-def stored_settings(domain: Domain[Any], options: Options) -> Json:
+def stored_settings(domain: Domain[Any], options: RunOptions) -> Json:
     """Returns the settings of the run that is resumed; empty for a new one.
 
     Raises:
@@ -199,7 +196,7 @@ def stored_settings(domain: Domain[Any], options: Options) -> Json:
     return found | sources.absolute(found)
 
 
-def length_of(options: Options, steps: int) -> Length:
+def length_of(options: RunOptions, steps: int) -> Length:
     """Returns the length of a run whose iterations have a number of steps."""
     iterations = options.total_steps // steps
     log_every = options.log_every or max(1, iterations // LINES)
@@ -259,7 +256,7 @@ def settle(domain: Domain[Config], settings: Settings[Config], world: Any) -> Co
 
 
 def sections_of(
-    domain: Domain[Any], options: Options, initial: InitialModel | None = None
+    domain: Domain[Any], options: RunOptions, initial: InitialModel | None = None
 ) -> dict[str, type]:
     """Returns the record class of each section by its prefix, including the method's.
 

@@ -34,11 +34,11 @@ class Suite(Protocol):
         """Makes an environment; `arguments` are those of `--env_params`."""
 
 
-def split(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """Returns the suite and the environment in it; an empty suite for any other environment.
 
     Example:
-      >>> split("brax:hopper"), split("envpool:Hopper-v4"), split("mine.py:suite:Corridor")
+      >>> tuple(map(split_name, ("brax:hopper", "envpool:Hopper-v4", "mine.py:suite:Corridor")))
       (('brax', 'hopper'), ('', 'envpool:Hopper-v4'), ('mine.py:suite', 'Corridor'))
     """
     suite, _, inner = name.rpartition(":")
@@ -46,7 +46,7 @@ def split(name: str) -> tuple[str, str]:
     return (suite, inner) if is_suite else ("", name)
 
 
-class Later(types.ModuleType):
+class LazyModule(types.ModuleType):
     """A module that is imported when something of it is used."""
 
     def __getattr__(self, name: str) -> object:
@@ -60,7 +60,7 @@ def import_gymnax() -> types.ModuleType:
     """
     if "seaborn" in sys.modules:
         return importlib.import_module("gymnax")
-    sys.modules["seaborn"] = Later("seaborn")
+    sys.modules["seaborn"] = LazyModule("seaborn")
     try:
         return importlib.import_module("gymnax")
     finally:
@@ -68,7 +68,7 @@ def import_gymnax() -> types.ModuleType:
 
 
 @functools.cache
-def make(name: str, env_params: str = "") -> Environment:
+def from_suite(name: str, env_params: str = "") -> Environment:
     """Makes the environment of `suite:Name`, once: a suite may take seconds to make one.
 
     Args:
@@ -80,7 +80,7 @@ def make(name: str, env_params: str = "") -> Environment:
         accept the arguments.
       ConfigError: its spaces cannot be handled.
     """
-    suite, inner = split(name)
+    suite, inner = split_name(name)
     arguments = errors.json_object("env_params", env_params or "{}")
     adapter = user_code.make("env", suite) if sources.is_source(suite) else _import_adapter(suite)
     if not isinstance(adapter, Suite):
@@ -122,8 +122,8 @@ def make_env(name: str, env_params: str = "") -> Any:
     Raises:
       ConfigError: the name is unknown, or the file or the arguments cannot be used.
     """
-    if split(name)[0]:  # a file may change
-        return (make.__wrapped__ if sources.in_file(name) else make)(name, env_params)
+    if split_name(name)[0]:  # a file may change
+        return (from_suite.__wrapped__ if sources.in_file(name) else from_suite)(name, env_params)
     if sources.is_source(name):
         env = user_code.make("env", name)
     else:

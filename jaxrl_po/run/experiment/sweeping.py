@@ -26,7 +26,7 @@ from jaxrl_po.run.experiment import control, flags, language, settings, user_cod
 from jaxrl_po.run.experiment.control_config import ControlOptions
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, with_names
 from jaxrl_po.run.experiment.language_config import LanguageOptions
-from jaxrl_po.run.experiment.options import InitialModel, Options, RunConfig, common_option
+from jaxrl_po.run.experiment.options import InitialModel, RunConfig, RunOptions, common_option
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner, signals
@@ -79,8 +79,8 @@ SUMMARY = (
 RECORDS: dict[str, type[Sweep]] = {control.NAME: ControlSweep, language.NAME: LanguageSweep}
 
 
-class Asked(NamedTuple):
-    """What a sweep was asked to do.
+class SweepSpec(NamedTuple):
+    """Specification of a sweep.
 
     Attributes:
       flags: Name to value, of the flags with one value.
@@ -106,7 +106,7 @@ class Asked(NamedTuple):
                 raise ConfigError(
                     name, f"must be choice(a,b,…), as its values are integers, got {drawn}"
                 )
-        texts = {name: flags.Text(value) for name, value in combination.items()}
+        texts = {name: flags.FlagText(value) for name, value in combination.items()}
         given = flags.convert(self.flags | texts, sections)
         # A value of this combination may choose other defaults than those of the whole sweep.
         whole, own = (
@@ -117,11 +117,11 @@ class Asked(NamedTuple):
         }
         chosen = {name: value for name, value in own.items() if whole.get(name) != value}
         layers = {"given": given, "tuned": kept | chosen}
-        records, origins = flags.merge(sections, layers)
+        records, origins = flags.merge_layers(sections, layers)
         return Settings(domain.CONFIG.of_sections(records, initial), given, {}, origins, {})
 
 
-class Swept(NamedTuple):
+class SweepResult(NamedTuple):
     """What a sweep leaves.
 
     Attributes:
@@ -136,10 +136,10 @@ class Swept(NamedTuple):
     folder: Path
 
     def __repr__(self) -> str:
-        return f"Swept(rows=<{len(self.rows)} items>, best={self.best!r}, folder={self.folder!r})"
+        return f"SweepResult(rows=<{len(self.rows)} items>, best={self[1]!r}, folder={self[2]!r})"
 
 
-def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
+def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResult:
     """Searches hyperparameters of an experiment.
 
     A language model's warm start is part of each run; runs with `init_from` share an earlier one.
@@ -162,11 +162,11 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
     if not isinstance(experiment, Experiment):
         raise ConfigError("experiment", "must be an Experiment: run.Experiment(env=…)")
     domain, given = DOMAINS[experiment.script], with_names({**experiment.settings, **options})
-    asked = settings.options_of(RECORDS[domain.NAME], given)
-    sections = settings.sections_of(domain, asked)
+    spec = settings.options_of(RECORDS[domain.NAME], given)
+    sections = settings.sections_of(domain, spec)
     for name, values in over.items():
         if isinstance(values, str):
-            given[name] = flags.Text(values)
+            given[name] = flags.FlagText(values)
             continue
         if not isinstance(values, list | tuple) and np.ndim(values) != 1:
             raise ConfigError(
@@ -175,11 +175,11 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> Swept:
         each = [flags.convert(with_names({name: value}), sections)[name] for value in values]
         if any(str(value).startswith(sources.OWN) for value in each):
             raise ConfigError("over", f"{name} must list names: an object of Python has one sweep")
-        given[name] = flags.Text(",".join(map(errors.shown, each)))
-    return carry_out(domain, given)
+        given[name] = flags.FlagText(",".join(map(errors.spell, each)))
+    return run_sweep(domain, given)
 
 
-def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> Swept:
+def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> SweepResult:
     """Carries out a sweep, or continues it.
 
     Args:
@@ -195,27 +195,27 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     record = RECORDS[domain.NAME]
     options = settings.options_of(record, given)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    asked = resumed(domain, given, stored, options.out) if stored else read(domain, given, options)
-    options = settings.options_of(record, asked.flags, asked.tuned)
+    spec = resumed(domain, given, stored, options.out) if stored else parse(domain, given, options)
+    options = settings.options_of(record, spec.flags, spec.tuned)
     sections = settings.sections_of(domain, options)
-    refuse(options, asked)
+    refuse(options, spec)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(EXACT)
-    groups = group(domain, asked, options, rounded=rounded)
+    groups = group(domain, spec, options, rounded=rounded)
     with flags.locating(sections):
-        score = check(domain, [[one for _, one in each] for each in groups], options)
+        score = check_groups(domain, [[one for _, one in each] for each in groups], options)
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
-        signals.kept(out, leave_early=leave_early),
+        signals.resumable_on_signal(out, leave_early=leave_early),
     ):
         fields = settings.fields_of(sections)
         lasting = {
             name: value
-            for name, value in asked.flags.items()
+            for name, value in spec.flags.items()
             if fields[name].stored and name != "out"
         }
-        said = {"script": "sweep", EXACT: not rounded, **asked._replace(flags=lasting)._asdict()}
+        said = {"script": "sweep", EXACT: not rounded, **spec._replace(flags=lasting)._asdict()}
         code = {sources.DIGESTS: sources.digests(lasting)}
         for line in provenance.note(provenance.differences(code, stored.get("resolved", {}))):
             print(line, flush=True)
@@ -229,13 +229,13 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
                 place = out / PROGRAMS / str(number)
                 of_group = [one for _, one in each], options, place, title, domain
                 result, interrupted = (
-                    signals.in_thread(run, *of_group) if leave_early else run(*of_group)
+                    signals.in_thread(run_group, *of_group) if leave_early else run_group(*of_group)
                 )
                 scored = [
                     {"flags": combination, **result, "scores": scores}
                     for (combination, _), scores in zip(each, result["scores"], strict=True)
                 ]
-                rows = sorted([*rows, *scored], key=lambda row: -final(row["scores"]).mean())
+                rows = sorted([*rows, *scored], key=lambda row: -final_scores(row["scores"]).mean())
                 if interrupted:
                     raise KeyboardInterrupt
                 folder.write_json(out / "sweep.json", rows)
@@ -246,55 +246,56 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
                     f"each, {result['seconds']:.0f} s",
                     flush=True,
                 )
-            (out / "table.txt").write_text(table(rows), encoding="utf-8")
-            scores = [(row["flags"], final(row["scores"])) for row in rows]
-            with plotting.beside(out / "sweep.png"):
+            (out / "table.txt").write_text(format_table(rows), encoding="utf-8")
+            scores = [(row["flags"], final_scores(row["scores"])) for row in rows]
+            with plotting.report_failure(out / "sweep.png"):
                 axis = f"final {metrics.axis(score)}"
                 plotting.save_sweep(scores, axis, out / "sweep.png")
         except KeyboardInterrupt:
-            raise Interrupted(swept=Swept(rows, best(domain, asked, rows, sections), out)) from None
-    return Swept(rows, best(domain, asked, rows, sections), out)
+            swept = SweepResult(rows, best(domain, spec, rows, sections), out)
+            raise Interrupted(swept=swept) from None
+    return SweepResult(rows, best(domain, spec, rows, sections), out)
 
 
 def group(
-    domain: Domain[Any], asked: Asked, options: Sweep, *, rounded: bool
+    domain: Domain[Any], spec: SweepSpec, options: Sweep, *, rounded: bool
 ) -> list[list[tuple[Combination, Settings[RunConfig[Any]]]]]:
     """Groups the combinations, with their settings, by the program that they share.
 
     Args:
       domain: Domain of the experiments.
-      asked: settings and values of the sweep.
+      spec: settings and values of the sweep.
       options: options of the sweep as a whole.
       rounded: whether the draws are those of an earlier version; see `combinations`.
     """
-    found = combinations(asked, options.draws, options.seed, rounded=rounded)
-    total = math.prod(map(len, asked.swept.values())) * (options.draws or 1)
+    found = combinations(spec, options.draws, options.seed, rounded=rounded)
+    total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
     groups: dict[str, list[tuple[Combination, Settings[RunConfig[Any]]]]] = {}
     for combination in found:
-        made = asked.settings(domain, combination)
+        made = spec.settings(domain, combination)
         groups.setdefault(static_part(made.config), []).append((combination, made))
     return list(groups.values())
 
 
-def best(domain: Domain[Any], asked: Asked, rows: list[Json], sections: Mapping[str, type]) -> Json:
+def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags.Sections) -> Json:
     """Returns the flags of the first row that were set or tuned; empty without a row."""
     if not rows:
         return {}
-    first = asked.settings(domain, rows[0]["flags"])
+    first = spec.settings(domain, rows[0]["flags"])
     config = settings.settle(domain, first, domain.open_world(first.config))
     settled, fields = flags.flatten(config.sections()), settings.fields_of(sections)
-    names = dict.fromkeys([*asked.tuned, *asked.flags, *asked.swept, *asked.drawn])
+    names = dict.fromkeys([*spec.tuned, *spec.flags, *spec.swept, *spec.drawn])
     varying = [name for name in names if name in settled and fields[name].sweep == "varies"]
     return {name: settled[name] for name in varying}
 
 
-def read(domain: Domain[Any], given: Values, options: Options) -> Asked:
+def parse(domain: Domain[Any], given: Values, options: RunOptions) -> SweepSpec:
     """Returns the sweep that flags ask for."""
     initial = domain.initial_model(options)
     sections = settings.sections_of(domain, options, initial)
-    kept, swept, drawn = split(given, settings.fields_of(sections))
+    kept, swept, drawn = split_flags(given, settings.fields_of(sections))
     domain.require_known(options, kept, initial)
     fixed = flags.convert(kept, sections)
     tuned = _defaults(domain, options, fixed, initial, sections)
@@ -302,22 +303,22 @@ def read(domain: Domain[Any], given: Values, options: Options) -> Asked:
         name: [sources.absolute({name: value}).get(name, value) for value in values]
         for name, values in swept.items()
     }
-    return Asked(fixed | sources.absolute(fixed), swept, drawn, tuned)
+    return SweepSpec(fixed | sources.absolute(fixed), swept, drawn, tuned)
 
 
 def _defaults(
     domain: Domain[Any],
-    options: Options,
+    options: RunOptions,
     values: Values,
     initial: InitialModel,
-    sections: Mapping[str, type],
+    sections: flags.Sections,
 ) -> Json:
     """Returns tuned values and presets by flag, for flags that have these values."""
     of_run = options, values, initial
     return flags.current({**domain.tuned(*of_run), **domain.presets(*of_run)}, sections)
 
 
-def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> Asked:
+def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> SweepSpec:
     """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
 
     Args:
@@ -329,40 +330,40 @@ def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> Ask
     Raises:
       ConfigError: Names the first flag that differs, with both values.
     """
-    if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
+    if stored.get("script") != "sweep" or not set(SweepSpec._fields) <= set(stored):
         raise ConfigError(
             "resume", f"{out} must hold a sweep of this version of jaxrl-po sweep; choose another"
         )
-    asked = Asked(**{name: stored[name] for name in Asked._fields})
+    spec = SweepSpec(**{name: stored[name] for name in SweepSpec._fields})
     code = stored.get("resolved", {}).get(sources.DIGESTS, {})
-    if not all(isinstance(field, dict) for field in (*asked, code)):
+    if not all(isinstance(field, dict) for field in (*spec, code)):
         raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
-    found = sources.located(asked.flags, code, str(stored.get("out", "")), Path(out))
+    found = sources.located(spec.flags, code, str(stored.get("out", "")), Path(out))
     record = RECORDS[domain.NAME]
-    before = flags.current(asked.flags, {"": record}) | found
+    before = flags.current(spec.flags, {"": record}) | found
     options = settings.options_of(record, given, before)
     sections = settings.sections_of(domain, options)
-    asked = Asked(*(flags.current(each, sections) for each in asked))
-    asked = asked._replace(flags=asked.flags | found)
-    again = read(domain, given, options)
+    spec = SweepSpec(*(flags.current(each, sections) for each in spec))
+    spec = spec._replace(flags=spec.flags | found)
+    again = parse(domain, given, options)
     # The length of a sweep may not grow.
     fields = {x: y for x, y in settings.fields_of(sections).items() if y.resume != "grows"}
     now = {**again.flags, **again.swept, **again.drawn}
-    before = {**dict.fromkeys(now, "left out"), **asked.flags, **asked.swept, **asked.drawn}
+    before = {**dict.fromkeys(now, "left out"), **spec.flags, **spec.swept, **spec.drawn}
     folder.require_same(now, before | {"resolved": stored.get("resolved", {})}, fields, out)
-    return asked._replace(flags=asked.flags | again.flags)
+    return spec._replace(flags=spec.flags | again.flags)
 
 
-def refuse(options: Sweep, asked: Asked) -> None:
+def refuse(options: Sweep, spec: SweepSpec) -> None:
     """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
     for name, field in settings.fields_of({"": type(options)}).items():
-        if field.sweep == "absent" and asked.flags.get(name):
+        if field.sweep == "absent" and spec.flags.get(name):
             raise ConfigError(
                 name, "must be left out: a sweep is one process, which evaluates each run itself"
             )
-    if asked.drawn and not options.draws:
+    if spec.drawn and not options.draws:
         raise ConfigError("draws", "must be at least 1 with a distribution, got 0")
-    if options.draws and not asked.drawn:
+    if options.draws and not spec.drawn:
         raise ConfigError(
             "draws",
             "must be left out without a distribution, e.g. "
@@ -372,7 +373,7 @@ def refuse(options: Sweep, asked: Asked) -> None:
         raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
 
 
-def check(domain: Domain[Any], groups: Sequence[Group], options: Options) -> str:
+def check_groups(domain: Domain[Any], groups: Sequence[Group], options: RunOptions) -> str:
     """Returns the name of the score; raises the error of the first combination that is wrong."""
     for group in groups:
         placement = place_runs(options, len(group))
@@ -386,13 +387,13 @@ def check(domain: Domain[Any], groups: Sequence[Group], options: Options) -> str
     return job.evaluation.score
 
 
-def place_runs(options: Options, combinations: int) -> Placement:
+def place_runs(options: RunOptions, combinations: int) -> Placement:
     """Returns the placement of the seeds of several combinations."""
     runs = combinations * options.seeds
     return parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
 
 
-def run(
+def run_group(
     group: Group, options: Sweep, out: Path, title: str, domain: Domain[Any]
 ) -> tuple[Json, bool]:
     """Trains the combinations that share one program, each over all seeds.
@@ -405,18 +406,17 @@ def run(
     configs = [settings.settle(domain, each, world) for each in group]
     methods = [config.method for config in configs]
     job = domain.build(configs[0], place_runs(options, len(group)), world, methods)
-    rows, interrupted = train(job, options.evaluations, out, title)
+    rows, interrupted = train_group(job, options.evaluations, out, title)
     scores = curves(rows)[job.evaluation.score]
-    result = {
+    return {
         "steps": [row["step"] for row in rows],
         "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
         "seconds": sum(row["time/seconds"] for row in rows),
         "compile_seconds": rows[-1]["time/compile_seconds"],
-    }
-    return result, interrupted
+    }, interrupted
 
 
-def train(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[Row], bool]:
+def train_group(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[Row], bool]:
     """Trains C settings of a method on S seeds each; a run that began in the folder goes on.
 
     Args:
@@ -462,18 +462,18 @@ def curves(rows: Sequence[Row]) -> dict[str, npt.NDArray[np.float64]]:
     }
 
 
-def done(path: Path, sections: Mapping[str, type]) -> list[Json]:
+def done(path: Path, sections: flags.Sections) -> list[Json]:
     """Returns the combinations that are finished; raises ConfigError for a damaged file."""
     try:
         rows: list[Json] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         present = [flags.current(row["flags"], sections) for row in rows]
-        written = [{name: errors.shown(x) for name, x in each.items()} for each in present]
+        written = [{name: errors.spell(x) for name, x in each.items()} for each in present]
         return [row | {"flags": each} for row, each in zip(rows, written, strict=True)]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("resume", f"{path} is damaged; choose another out") from None
 
 
-def split(
+def split_flags(
     given: Values, fields: Mapping[str, Setting]
 ) -> tuple[Json, dict[str, list[str]], dict[str, str]]:
     """Splits flags into those with one value, the values of a grid, and distributions.
@@ -485,7 +485,7 @@ def split(
     Example:
       >>> fields = {name: Setting("") for name in ("config.gamma", "config.learning_rate")}
       >>> rates = {"config.gamma": "0.9,0.99", "config.learning_rate": "uniform(0,1)"}
-      >>> split({"seeds": 2} | {name: flags.Text(rates[name]) for name in rates}, fields)
+      >>> split_flags({"seeds": 2} | {name: flags.FlagText(rates[name]) for name in rates}, fields)
       ({'seeds': 2}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
 
     Raises:
@@ -493,7 +493,7 @@ def split(
     """
     kept, swept, drawn = Json(), dict[str, list[str]](), dict[str, str]()
     for name, value in given.items():
-        text = value if isinstance(value, flags.Text) else ""
+        text = value if isinstance(value, flags.FlagText) else ""
         found = DRAW.fullmatch(text.strip())
         varies = name in fields and fields[name].sweep == "varies"
         if varies and found:
@@ -510,12 +510,12 @@ def split(
 
 
 def combinations(
-    asked: Asked, draws: int, seed: int, *, rounded: bool = False
+    spec: SweepSpec, draws: int, seed: int, *, rounded: bool = False
 ) -> list[Combination]:
     """Returns the distinct combinations of the values of the grid with the draws.
 
     Args:
-      asked: `Asked`, the grid and the distributions.
+      spec: `SweepSpec`, the grid and the distributions.
       draws: number of joint draws of all flags that have a distribution.
       seed: seed of the draws.
       rounded: whether draws have four digits and equal ones repeat, as in folders without `EXACT`.
@@ -524,17 +524,17 @@ def combinations(
       ConfigError: the bounds of a distribution are invalid.
 
     Example:
-      >>> combinations(Asked({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
+      >>> combinations(SweepSpec({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
       [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}]
     """
     grid = [
-        dict(zip(asked.swept, values, strict=True))
-        for values in itertools.product(*asked.swept.values())
+        dict(zip(spec.swept, values, strict=True))
+        for values in itertools.product(*spec.swept.values())
     ]
     generator = np.random.default_rng(seed)
     columns = {
-        name: draw(name, written, draws, generator, rounded=rounded)
-        for name, written in asked.drawn.items()
+        name: draw_values(name, written, draws, generator, rounded=rounded)
+        for name, written in spec.drawn.items()
     }
     rows: list[Combination] = [{}]
     if columns:
@@ -543,7 +543,7 @@ def combinations(
     return every if rounded else list({tuple(each.items()): each for each in every}.values())
 
 
-def draw(
+def draw_values(
     name: str, written: str, count: int, generator: np.random.Generator, *, rounded: bool = False
 ) -> list[str]:
     """Draws values from `uniform(a,b)`, `log_uniform(a,b)` with 0 < a < b, or `choice(a,b,…)`."""
@@ -583,18 +583,18 @@ def static_part(config: RunConfig[Any]) -> str:
     )
 
 
-def final(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def final_scores(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Returns the score of each seed, `[S]`: the mean of its last three evaluations, or −∞."""
     last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
     return statistics.worst_if_missing(last)
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_table(rows: Sequence[Row]) -> str:
     """One line per combination, best first: mean, interquartile mean and worst seed."""
     names = sorted({name for row in rows for name in row["flags"]})
     lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]
     for row in rows:
-        scores = final(row["scores"])
+        scores = final_scores(row["scores"])
         numbers = [scores.mean(), float(statistics.interquartile_mean(scores)), scores.min()]
         values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
         seeds = f"{statistics.seeds_with_score(scores):>8}"

@@ -14,8 +14,8 @@ from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import format_error
 from jaxrl_po.run.experiment import settings, user_code
-from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, of_folder
-from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, read_experiment
+from jaxrl_po.run.experiment.options import RunOptions
 from jaxrl_po.run.experiment.prepare import prepare, prepare_learner
 from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.figures import plotting
@@ -23,10 +23,10 @@ from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.job import Iterate, Measure, TrainJob
 from jaxrl_po.run.loop.programs import MICROBATCHES
 from jaxrl_po.run.loop.progress import OnRow, Progress
-from jaxrl_po.run.loop.signals import Interrupted, hear_signals
+from jaxrl_po.run.loop.signals import Interrupted, handle_signals
 from jaxrl_po.run.store import checkpoint, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.run.store.exporters import Exporter, Exporting, Reporter, require_exporters
+from jaxrl_po.run.store.exporters import Exporter, ExportingReporter, Reporter, require_exporters
 from jaxrl_po.types import Learner, Row, TrainState, short_repr
 
 # A run that one of these ends keeps its lines and its last checkpoint.
@@ -156,7 +156,7 @@ def train(
         if not arguments and "iterations" not in options:
             raise ConfigError("iterations", "must be given with a learner")
         job = prepare_learner(what, *arguments, **options)
-        return carry_out(job, on_row=on_row, exporters=exporters)
+        return run_job(job, on_row=on_row, exporters=exporters)
     if arguments or options:
         raise ConfigError(
             next(iter(options), "iterations"),
@@ -171,7 +171,7 @@ def train(
     job = prepare_experiment(domain, what.settings, asked)
     if on_row is not None and asked.distributed:
         raise ConfigError("on_row", "must be left out with distributed: it runs in one process")
-    return carry_out(job, on_row=on_row, exporters=exporters)
+    return run_job(job, on_row=on_row, exporters=exporters)
 
 
 def resume(
@@ -189,11 +189,11 @@ def resume(
       ConfigError: it holds no such run, or another value must stay as it was.
       Interrupted: see `train`.
     """
-    experiment = of_folder(str(out), **more)
+    experiment = read_experiment(str(out), **more)
     return train(experiment, on_row=on_row, exporters=exporters)
 
 
-def prepare_experiment(domain: Domain[Any], given: Values, options: Options) -> TrainJob:
+def prepare_experiment(domain: Domain[Any], given: Values, options: RunOptions) -> TrainJob:
     """Joins the processes of a distributed run, before anything is computed; returns its job.
 
     Args:
@@ -202,17 +202,17 @@ def prepare_experiment(domain: Domain[Any], given: Values, options: Options) -> 
       options: Options among these.
     """
     if options.distributed:
-        processes.start(
+        processes.join_processes(
             coordinator=options.coordinator,
             num_processes=options.num_processes,
             process_id=options.process_id,
             timeout=options.coordinator_timeout,
         )
-    with processes.together() as require_same:
-        return prepare(domain, settings.read(domain, given), require_same)
+    with processes.collective_errors() as require_same:
+        return prepare(domain, settings.merge_settings(domain, given), require_same)
 
 
-def carry_out(
+def run_job(
     job: TrainJob,
     *,
     leave_early: bool = False,
@@ -235,7 +235,7 @@ def carry_out(
     """
     output, display, length, score = job.output, job.display, job.length, job.evaluation.score
     with contextlib.ExitStack() as hearing, contextlib.ExitStack() as stack:
-        with processes.together():
+        with processes.collective_errors():
             stack.enter_context(opened(job.host.scorer))
             if job.host.rollouts is not None:
                 stack.enter_context(contextlib.closing(job.host.rollouts))
@@ -256,16 +256,16 @@ def carry_out(
         found = [*output.exporters, *exporters] if processes.is_writer() else ()
         start = display.title, output.settings, out if output.folder else None
         try:
-            with progress, Exporting(progress, found, start) as reporter:
+            with progress, ExportingReporter(progress, found, start) as reporter:
                 for note in display.notes:
                     progress.report(f"{display.title}: {note}")
                 outcome = _run(job, out, reporter, leave_early, on_row)
                 # Without a folder, the state is in memory only: a signal must not lose it.
-                stop = hearing.enter_context(hear_signals(None, leave_early=leave_early))
+                stop = hearing.enter_context(handle_signals(None, leave_early=leave_early))
         except FAILURES:
-            draw(job, out)
+            draw_curves(job, out)
             raise
-        rows = draw(job, out)
+        rows = draw_curves(job, out)
         if processes.is_writer() and output.folder:
             # An interrupted run's last line may lack an evaluation.
             ended = outcome.idle or outcome.stopped
@@ -315,15 +315,15 @@ def record_microbatches(
         report(f"{job.display.title}: --{MICROBATCHES}={number}, to fit in memory")
 
 
-def draw(job: TrainJob, out: Path) -> list[Row]:
+def draw_curves(job: TrainJob, out: Path) -> list[Row]:
     """Draws the learning curves; returns the lines of the run."""
     rows, shown = metrics.read(out / runner.METRICS), job.display
     if processes.is_writer() and job.output.folder:
         panel = plotting.Panel(
             rows, shown.curves, shown.title, f"{shown.unit}, each seed", shown.y_label
         )
-        with plotting.beside(out / "curves.png"):
-            plotting.save([panel], out / "curves.png")
+        with plotting.report_failure(out / "curves.png"):
+            plotting.save_panels([panel], out / "curves.png")
     return rows
 
 

@@ -17,9 +17,9 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.errors import UsageError, UserCodeError
 from jaxrl_po.run.store import sources
-from jaxrl_po.run.store.sources import OWN, in_file, is_source, missing, split
+from jaxrl_po.run.store.sources import OWN, in_file, is_source, missing, split_source
 from jaxrl_po.types import Learner
-from jaxrl_po.variables import describe
+from jaxrl_po.variables import class_of
 
 Entry = TypeVar("Entry")
 # Option that is an argument of `make` of a method, to the type of the argument.
@@ -43,11 +43,11 @@ def load(flag: str, source: str) -> Any:
     if not in_file(source):
         wrong = f"must be a file and a name, file.py:name, got {source!r}"
         raise UserCodeError(flag, missing(flag, source) if source.startswith(OWN) else wrong)
-    place = split(source)[0]
+    place = split_source(source)[0]
     if not os.path.isfile(place):  # `Path.is_file` raises where a name is too long
         raise UserCodeError(flag, f"{source}: there is no file {place}")
     with naming(flag, source):
-        return workers.load(source)
+        return workers.load_source(source)
 
 
 def make(flag: str, source: str, advice: str = "") -> Any:
@@ -77,10 +77,10 @@ def naming(flag: str, source: str, advice: str = "") -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         more = f"; {advice}" if advice and isinstance(error, TypeError) else ""
-        raise UserCodeError(flag, f"{source}: {workers.describe(error)}{more}") from error
+        raise UserCodeError(flag, f"{source}: {workers.describe_error(error)}{more}") from error
 
 
-def held(flag: str, name: str) -> str:
+def find_object(flag: str, name: str) -> str:
     """Returns a name, that of a file as the `PythonObject` that it holds."""
     return PythonObject.of(name, load(flag, name)) if is_source(name) else name
 
@@ -100,10 +100,10 @@ def find(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
         return errors.lookup(flag, name, table)
     kind, own = type(next(iter(table.values()))), load(flag, name)
     if not isinstance(own, kind):
-        raise UserCodeError(flag, f"{name} must be a run.{kind.__name__}, got {describe(own)}")
+        raise UserCodeError(flag, f"{name} must be a run.{kind.__name__}, got {class_of(own)}")
     record = own[0]  # type: ignore[index]
     if not config.is_record(record):
-        raise UserCodeError(flag, f"{name}: {describe(record)} must be a class with @config.record")
+        raise UserCodeError(flag, f"{name}: {class_of(record)} must be a class with @config.record")
     return own
 
 

@@ -56,7 +56,7 @@ def style(more: Mapping[str, Any] = MappingProxyType({})) -> AbstractContextMana
 
 
 @contextlib.contextmanager
-def beside(path: Path) -> Iterator[None]:
+def report_failure(path: Path) -> Iterator[None]:
     """Context that reduces a failed figure to one line on stderr, since the data are on disk."""
     try:
         yield
@@ -101,7 +101,7 @@ class Panel(NamedTuple):
     seeds: bool = True
 
 
-def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
+def draw_panel(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
     """Draws one panel of at most 32 curves; a metric without any value is skipped."""
     drawn: set[int] = set()  # numbers of seeds that curves have
     named: list[Line2D] = []
@@ -142,7 +142,7 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         axes.legend(named, names, loc="best", title=what, alignment="left", **size)
 
 
-def save(panels: Sequence[Panel], path: Path) -> None:
+def save_panels(panels: Sequence[Panel], path: Path) -> None:
     """Writes the panels side by side as a figure, four or more of them in two rows.
 
     Neighbouring panels with the same curves share a legend.
@@ -158,13 +158,13 @@ def save(panels: Sequence[Panel], path: Path) -> None:
         figure = Figure(figsize=(6.6 * columns, 4.2 * rows), layout="constrained", dpi=150)
         places = figure.subplots(rows, columns, squeeze=False).flat
         for i, (axes, panel) in enumerate(zip(places, panels, strict=False)):
-            draw(axes, panel, legend=i == 0 or names[i] != names[i - 1])
+            draw_panel(axes, panel, legend=i == 0 or names[i] != names[i - 1])
         for axes in places[len(panels) :]:
             axes.set_axis_off()
-        write(figure, path)
+        write_figure(figure, path)
 
 
-def write(figure: Figure, path: Path) -> None:
+def write_figure(figure: Figure, path: Path) -> None:
     """Replaces a figure's file, a PNG, PDF or SVG according to its suffix."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower())
@@ -232,7 +232,7 @@ def save_sweep(
         columns[0].set_ylabel(y_label)
         what = "dot: mean of a combination; line: its seeds"
         figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
-        write(figure, path)
+        write_figure(figure, path)
 
 
 def _is_landscape(rows: Sequence[Any], *numbers: Sequence[tuple[float, str]]) -> bool:
@@ -263,7 +263,7 @@ def _save_landscape(
         figure.colorbar(image, label=y_label)
         what = f"a pixel is a run: {seeds} seeds of each combination, sorted"
         figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
-        write(figure, path)
+        write_figure(figure, path)
 
 
 def _as_number(text: str) -> tuple[float, str]:

@@ -11,9 +11,9 @@ import numpy as np
 from jaxrl_po.control import recorded
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.problem import CRITIC_MEMORY
-from jaxrl_po.control.recorded import Recording
+from jaxrl_po.control.recorded import StepRecording
 from jaxrl_po.control.statistics import ROLLING_RETURN
-from jaxrl_po.run.devices.seeds import STATE_AXES, shape_of
+from jaxrl_po.run.devices.seeds import STATE_AXES, typed_shape
 from jaxrl_po.run.host.vector_envs import Array, Pool, Source
 from jaxrl_po.types import Metrics, Problem, PyTree, TrainState
 
@@ -21,7 +21,7 @@ from jaxrl_po.types import Metrics, Problem, PyTree, TrainState
 EVALUATION, LATER = 2**31, 2**31 + 1
 
 
-class HostProblem(NamedTuple):
+class PoolProblem(NamedTuple):
     """A control problem of a single seed, with environments on the host.
 
     Attributes:
@@ -38,9 +38,9 @@ class HostProblem(NamedTuple):
     num_steps: int
     num_episodes: int
 
-    def open(self, base_seed: int, seeds: Sequence[int]) -> "Rollouts":
-        """Returns `Rollouts` of this problem."""
-        return Rollouts(self, base_seed, seeds)
+    def open(self, base_seed: int, seeds: Sequence[int]) -> "PoolRollouts":
+        """Returns `PoolRollouts` of this problem."""
+        return PoolRollouts(self, base_seed, seeds)
 
 
 class Episodes(NamedTuple):
@@ -64,7 +64,7 @@ class Episodes(NamedTuple):
     length: Array
 
 
-class Rollouts:
+class PoolRollouts:
     """Records iterations and plays evaluation episodes, for all seeds in one pool.
 
     The environments draw their own random numbers from the base seed, the index of the seed, the
@@ -72,12 +72,12 @@ class Rollouts:
     saved: a resumed run starts new episodes.
 
     Args:
-      host: problem and its environments, see `HostProblem`.
+      host: problem and its environments, see `PoolProblem`.
       base_seed: seed of the run.
       seeds: seed index of each row of the state.
     """
 
-    def __init__(self, host: HostProblem, base_seed: int, seeds: Sequence[int]):
+    def __init__(self, host: PoolProblem, base_seed: int, seeds: Sequence[int]):
         self._host, self._base, self._seeds = host, base_seed, list(seeds)
         self._pool: Pool | None = None
         self._episodes: Episodes | None = None
@@ -99,20 +99,20 @@ class Rollouts:
         del seconds
         return {}
 
-    def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
+    def with_recording(self, state: TrainState, recording: StepRecording) -> TrainState:
         """Adds a recording to the state with `recorded.with_recording`."""
         return recorded.with_recording(state, recording)
 
-    def recording(self) -> Recording:
+    def recording(self) -> StepRecording:
         """Returns the shapes and dtypes of a recording, `[S, B, …]`."""
         host, spaces = self._host, self._host.source.spaces
         rows = len(self._seeds), host.num_envs
         steps = *rows, host.num_steps
         seen = () if np.dtype(host.source.dtype).kind == "i" else spaces.observation.shape
-        number, flag = shape_of(steps, np.float32), shape_of(steps, np.bool_)
-        return Recording(
-            observation=shape_of((*rows, host.num_steps + 1, *seen), host.source.dtype),
-            action=shape_of((*steps, *spaces.action.shape), spaces.action.dtype),
+        number, flag = typed_shape(steps, np.float32), typed_shape(steps, np.bool_)
+        return StepRecording(
+            observation=typed_shape((*rows, host.num_steps + 1, *seen), host.source.dtype),
+            action=typed_shape((*steps, *spaces.action.shape), spaces.action.dtype),
             reward=number,
             terminated=flag,
             truncated=flag,
@@ -138,7 +138,7 @@ class Rollouts:
 
     def record(
         self, state: TrainState, report: Callable[[str], None]
-    ) -> tuple[TrainState, Recording]:
+    ) -> tuple[TrainState, StepRecording]:
         """Plays one iteration.
 
         Args:
@@ -157,7 +157,7 @@ class Rollouts:
         assert self._pool is not None
         assert self._episodes is not None
         # Fresh arrays: on the CPU, the program of the last iteration may still read the old ones.
-        made: Recording = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
+        made: StepRecording = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
         policy, rows = self._policy(state), made.reward.shape[:2]
         seen, was_over, begins, memory, total, length = self._episodes
         memory = jax.tree.map(lambda x: _zero(x, begins), memory)
@@ -259,7 +259,7 @@ class Rollouts:
         return moved
 
 
-def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., PyTree]:
+def _compiled_act(host: PoolProblem, greedy: bool) -> Callable[..., PyTree]:
     of_seed = functools.partial(recorded.act, host.problem, host.source.spaces, greedy=greedy)
     return jax.jit(jax.vmap(of_seed, in_axes=(STATE_AXES, 0, 0, 0, None)))
 

@@ -27,7 +27,7 @@ class PoolError(RunError):
     """An environment raised an error or died; the message names the environment and the error."""
 
 
-class Stepped(NamedTuple):
+class PoolStep(NamedTuple):
     """One step of N environments.
 
     Attributes:
@@ -48,13 +48,13 @@ class Pool(NamedTuple):
 
     Attributes:
       reset: `() -> [N, …]`, starts an episode in each environment and returns observations.
-      step: `([N, …]) -> Stepped`, takes actions; if an episode had ended, the action is ignored and
-        a new episode starts.
+      step: `([N, …]) -> PoolStep`, takes actions; if an episode had ended, the action is ignored
+        and a new episode starts.
       close: `() -> None`, frees the resources of the environments.
     """
 
     reset: Callable[[], Array]
-    step: Callable[[Array], Stepped]
+    step: Callable[[Array], PoolStep]
     close: Callable[[], None]
 
 
@@ -104,7 +104,7 @@ def family(name: str) -> str:
     return "MuJoCo" if name.partition(":")[2].partition("-")[0] in MUJOCO else name
 
 
-def find(name: str, env_params: str = "") -> Source:
+def find_source(name: str, env_params: str = "") -> Source:
     """Finds the source of `envpool:Name` or `gymnasium:Name`.
 
     Args:
@@ -169,14 +169,14 @@ def _envpool(name: str, inner: str, arguments: Json) -> Source:
             with quiet():  # on the first call, EnvPool creates float32 spaces, which warns
                 return observe(pool.reset()[0])
 
-        def step(action: Array) -> Stepped:
+        def step(action: Array) -> PoolStep:
             observation, reward, terminated, truncated, _ = pool.step(play(action))
-            return Stepped(observe(observation), reward, terminated, truncated)
+            return PoolStep(observe(observation), reward, terminated, truncated)
 
         return Pool(reset, step, pool.close)
 
     limit = _limit(spec.config.max_episode_steps)
-    return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
+    return Source(name, spaces, _dtype(seen), limit, arguments, wrap_pool_errors(name, open_pool))
 
 
 def _gymnasium(name: str, inner: str, arguments: Json) -> Source:
@@ -215,11 +215,11 @@ def _gymnasium(name: str, inner: str, arguments: Json) -> Source:
         envs = make(len(seeds))
         return Pool(
             lambda: envs.reset(seed=list(seeds))[0],
-            lambda action: Stepped(*envs.step(play(action))[:4]),
+            lambda action: PoolStep(*envs.step(play(action))[:4]),
             envs.close,
         )
 
-    return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
+    return Source(name, spaces, _dtype(seen), limit, arguments, wrap_pool_errors(name, open_pool))
 
 
 def playable(space: Any) -> Callable[[Array], Array]:
@@ -232,7 +232,7 @@ def playable(space: Any) -> Callable[[Array], Array]:
     return lambda action: np.clip(action.astype(space.dtype), space.low, space.high)
 
 
-def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
+def wrap_pool_errors(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
     """Wraps `open_pool` so that any error of the pool or its functions becomes a `PoolError`."""
 
     def reported(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,7 +249,7 @@ def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[...
     def open_named(seeds: Sequence[int]) -> Pool:
         pool = open_pool(seeds)
 
-        def step(action: Array) -> Stepped:
+        def step(action: Array) -> PoolStep:
             stepped = pool.step(action)
             for field, x in stepped._asdict().items():
                 valid = [len(seeds), *(np.shape(x)[1:] if field == "observation" else ())]

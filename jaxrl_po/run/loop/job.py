@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from jaxrl_po import config
 from jaxrl_po.config import Json, Values
-from jaxrl_po.language.warm_start import Fit, WarmStart
+from jaxrl_po.language.warm_start import WarmStart, WarmStartState
 from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
+from jaxrl_po.run.devices.seeds import STATE_AXES, select_seed
 from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.store.exporters import Exporter
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, Metrics, PyTree, Row, TrainState
@@ -73,8 +73,8 @@ class WarmStartProgram(NamedTuple):
     """
 
     settings: WarmStart
-    begin: Callable[[Any], Fit]
-    advance: Callable[..., Fit]
+    begin: Callable[[Any], WarmStartState]
+    advance: Callable[..., WarmStartState]
     init: Callable[[Any], TrainState]
 
 
@@ -129,8 +129,8 @@ class Evaluation(NamedTuple):
         array. None evaluates nothing, or on the host if `Host.rollouts` does.
       test: Measure of later evaluations, on data that never selected a checkpoint; None if
         `measure` serves both, with different keys.
-      judge: `(values) -> {name: [S, n]}`, scores on the host the values of `measure`, leaves
-        `[S, …]`; None if these are the scores.
+      score_evaluation: `(values) -> {name: [S, n]}`, scores on the host the values of `measure`,
+        leaves `[S, …]`; None if these are the scores.
       score: Evaluated name that marks the best checkpoint; empty to keep the latest one only.
       initial: Name of the initial policy's score in `summary.json`; empty to leave it out.
       examples: Examples that are shown at each evaluation; `describe` takes the stacked state, in
@@ -141,7 +141,7 @@ class Evaluation(NamedTuple):
 
     measure: Measure | None = None
     test: Measure | None = None
-    judge: Callable[[Any], Json] | None = None
+    score_evaluation: Callable[[Any], Json] | None = None
     score: str = ""
     initial: str = ""
     examples: Examples | None = None
@@ -180,7 +180,7 @@ class Layout(NamedTuple):
     @property
     def replicated(self) -> jax.sharding.Sharding | None:
         """Sharding of arrays that the host reads: copies if there are several processes."""
-        return parallel.replicated(self.placement) if processes.several() else None
+        return parallel.replicated(self.placement) if processes.is_multi_process() else None
 
 
 class Display(NamedTuple):
@@ -297,7 +297,7 @@ class TrainJob:
         return values
 
     def evaluate(self, state: TrainState) -> Json:
-        """Returns the mean of each value of an evaluation that no function judges, `[S]`."""
+        """Returns the mean of each value of an evaluation that no function scores, `[S]`."""
         rollouts = self.host.rollouts
         return self.means(self.measure(state) if rollouts is None else rollouts.evaluate(state))
 
@@ -356,7 +356,7 @@ def build_job(
     """
     # The evaluation key is the same at every evaluation and for every seed.
     training_key, evaluation_key = jax.random.split(jax.random.key(seed))
-    shown = evaluation.examples and of_first_seed(evaluation.examples, evaluation_key)
+    shown = evaluation.examples and select_first_seed(evaluation.examples, evaluation_key)
     evaluation = evaluation._replace(key=evaluation_key, examples=None if methods else shown)
     placement, warm = layout.placement, None if methods else warm
     indices = list(range(placement.num_seeds // max(1, len(methods)))) * max(1, len(methods))
@@ -410,11 +410,11 @@ def build_job(
     )
 
 
-def of_first_seed(examples: Examples, key: jax.Array) -> Examples:
+def select_first_seed(examples: Examples, key: jax.Array) -> Examples:
     """Returns examples of the first seed of a stacked state."""
 
     def describe(state: TrainState) -> PyTree:
-        first = of_seed(state)
+        first = select_seed(state)
         return examples.describe(first.params, first.collector, key)
 
     return Examples(

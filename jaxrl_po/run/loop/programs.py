@@ -19,12 +19,12 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, lora, warm_start
 from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.tasks.types import reading
-from jaxrl_po.language.warm_start import BETWEEN, Fit, WarmStart
+from jaxrl_po.language.warm_start import BETWEEN, WarmStart, WarmStartState
 from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.devices.compilation import Program, compiled, is_light, side_by_side
-from jaxrl_po.run.devices.memory import Memory, memory_of, refusal
+from jaxrl_po.run.devices.compilation import Program, compiled, is_cheap, side_by_side
+from jaxrl_po.run.devices.memory import DeviceMemory, measure_memory, refusal
 from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop.job import Rollouts, TrainJob, WarmStartProgram
@@ -59,17 +59,17 @@ class Programs(NamedTuple):
     evaluate: "Evaluate | None"
     describe: Callable[[TrainState], Any] | None
     like: TrainState
-    memory: Memory
-    evaluation: Memory | None = None
+    memory: DeviceMemory
+    evaluation: DeviceMemory | None = None
 
     @property
-    def largest(self) -> Memory:
+    def largest(self) -> DeviceMemory:
         """Of training and evaluation, what needs more."""
         both = [self.memory, *filter(None, [self.evaluation])]
         return max(both, key=lambda each: each.peak or 0)
 
 
-def check(job: TrainJob) -> None:
+def check_job(job: TrainJob) -> None:
     """Traces one iteration without compiling it, so that bad sizes fail early.
 
     Raises:
@@ -94,7 +94,7 @@ def in_microbatches(job: TrainJob, number: int) -> TrainJob | None:
         return None
     job = dataclasses.replace(job, learner=learner)
     try:
-        check(job)
+        check_job(job)
     except ConfigError:  # a method may learn from some of the completions
         return None
     return job
@@ -113,7 +113,7 @@ def fit_in_memory(job: TrainJob, programs: Programs, space: int | None) -> tuple
     """
     require_evaluation(programs.evaluation, space)
 
-    def compile_again(other: TrainJob, _: int) -> Memory:
+    def compile_again(other: TrainJob, _: int) -> DeviceMemory:
         nonlocal programs
         programs = with_microbatches(programs, other)
         return programs.memory
@@ -124,8 +124,8 @@ def fit_in_memory(job: TrainJob, programs: Programs, space: int | None) -> tuple
 
 def choose_microbatches(
     job: TrainJob,
-    memory: Memory,
-    compile_again: Callable[[TrainJob, int], Memory],
+    memory: DeviceMemory,
+    compile_again: Callable[[TrainJob, int], DeviceMemory],
     space: int | None,
 ) -> int:
     """Finds the smallest number of microbatches with which an update fits in memory.
@@ -183,7 +183,7 @@ def _next_job(
     return None
 
 
-def _too_large(memory: Memory, number: int, space: int | None) -> RunError:
+def _too_large(memory: DeviceMemory, number: int, space: int | None) -> RunError:
     """Returns the error for an update that fits with no number."""
     needs = "more than the compiler gives it"
     if memory.peak is not None and space is not None and memory.peak > space:
@@ -196,7 +196,7 @@ def _too_large(memory: Memory, number: int, space: int | None) -> RunError:
     )
 
 
-def require_evaluation(memory: Memory | None, space: int | None) -> None:
+def require_evaluation(memory: DeviceMemory | None, space: int | None) -> None:
     """Raises RunError for an evaluation, which has no microbatches, that does not fit."""
     if memory is not None and space is not None and not memory.fits(space):
         raise RunError(
@@ -240,7 +240,7 @@ def with_microbatches(programs: Programs, job: TrainJob) -> Programs:
 
 def compile_if_it_fits(
     job: TrainJob, like: TrainState, placed: PyTree
-) -> tuple[Chunk | None, Memory]:
+) -> tuple[Chunk | None, DeviceMemory]:
     """Compiles the chunk; None if the compiler rejects it and more microbatches may help."""
     try:
         return compile_kind(job, like, placed)
@@ -251,7 +251,7 @@ def compile_if_it_fits(
         return None, refused
 
 
-def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk, DeviceMemory]:
     """Compiles the chunk of a run, of the kind that suits it; returns it and its memory."""
     host, learner = job.host, job.learner
     options: dict[str, Any] = {
@@ -260,28 +260,30 @@ def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk
     }
     if host.iterate is not None:
         own, step = host.iterate, compiled(learner.step, like, **options)
-        return one_by_one(lambda state, report: own(step, state)), memory_of(step, like)
+        return run_per_iteration(lambda state, report: own(step, state)), measure_memory(step, like)
     if host.rollouts is not None:
         return compile_with_rollouts(learner, host.rollouts, like, options)
     if host.scorer is not None:
         return compile_with_score(learner, host.scorer, like, options)
     program = compiled(chunk_of(job), like, np.int32(0), **options)
-    return in_calls(program), memory_of(program, like)
+    return run_in_timed_calls(program), measure_memory(program, like)
 
 
-def compile_evaluate(job: TrainJob, like: TrainState) -> tuple["Evaluate | None", Memory | None]:
+def compile_evaluate(
+    job: TrainJob, like: TrainState
+) -> tuple["Evaluate | None", DeviceMemory | None]:
     """Compiles the evaluation; returns it and its memory, None if there is none or on the host."""
     if job.host.rollouts is not None:
         return job.evaluate, None
     if job.evaluation.measure is None:
         return None, None
-    judge = job.evaluation.judge
-    function = job.evaluate if judge is None else job.measure
+    score = job.evaluation.score_evaluation
+    function = job.evaluate if score is None else job.measure
     measured: Any = compiled(function, like, out_shardings=job.layout.replicated)
-    memory = memory_of(measured, like)
-    if judge is None:
+    memory = measure_memory(measured, like)
+    if score is None:
         return measured, memory
-    return lambda state: job.means(judge(jax.device_get(measured(state)))), memory
+    return lambda state: job.means(score(jax.device_get(measured(state)))), memory
 
 
 def compile_describe(
@@ -291,13 +293,13 @@ def compile_describe(
     if job.host.rollouts is not None:
         return examples.describe
     return compiled(
-        examples.describe, like, light=is_light(like), out_shardings=job.layout.replicated
+        examples.describe, like, light=is_cheap(like), out_shardings=job.layout.replicated
     )
 
 
 def compile_init(job: TrainJob) -> tuple[Program[TrainState], WarmStartProgram | None]:
     """The init, and the warm start that comes before it, if there is one."""
-    light = init_is_light(job)
+    light = init_is_cheap(job)
     if job.warm is None:
         return compiled(job.learner.init, job.start, light=light), None
     begin = compiled(job.warm.begin, job.start, light=light)
@@ -310,10 +312,10 @@ def compile_init(job: TrainJob) -> tuple[Program[TrainState], WarmStartProgram |
     return init, job.warm._replace(begin=begin, advance=advance)
 
 
-def init_is_light(job: TrainJob) -> bool:
+def init_is_cheap(job: TrainJob) -> bool:
     """Whether `init` is compiled at little effort: it is small, and holds no warm start."""
     apart = job.warm is not None or job.cheap_init
-    return apart and is_light(jax.eval_shape(job.learner.init, job.start))
+    return apart and is_cheap(jax.eval_shape(job.learner.init, job.start))
 
 
 def with_shardings(shapes: Tree, shardings: PyTree) -> Tree:
@@ -343,7 +345,7 @@ def chunk_of(job: TrainJob) -> Callable[[TrainState, jax.Array], tuple[TrainStat
     return chunk
 
 
-def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
+def run_in_timed_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
     """A chunk as calls of its program, of some seconds each: between two it can be stopped.
 
     And where each device is one core, XLA keeps 2.4 KB of most matrix products until the call ends:
@@ -366,7 +368,7 @@ def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
             if done == n or processes.any_of(stop.is_set()):
                 break
             took = max(time.perf_counter() - begun, 1e-9)  # a clock may jump
-            size = min(processes.gather(max(1, int(SECONDS_OF_CALL * done / took))))
+            size = min(processes.gather_values(max(1, int(SECONDS_OF_CALL * done / took))))
         return state, jax.tree.map(lambda *each: np.concatenate(each), *rows), done, None
 
     return chunk
@@ -374,7 +376,7 @@ def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
 
 def compile_with_score(
     learner: Learner, scorer: Scorer, like: TrainState, options: dict[str, Any]
-) -> tuple[Chunk, Memory]:
+) -> tuple[Chunk, DeviceMemory]:
     """Compiles a chunk as two programs with scoring in between; its memory is the larger one's."""
     of_sample = options | {"out_shardings": (options["out_shardings"][0], None)}
     sample = compiled(learner.sample, like, **of_sample)
@@ -391,13 +393,13 @@ def compile_with_score(
         jax.block_until_ready((state, row))
         return state, {**row, **of_score}
 
-    memory = memory_of(update, like).beside(memory_of(sample, like))
-    return one_by_one(sample_score_update), memory
+    memory = measure_memory(update, like).beside(measure_memory(sample, like))
+    return run_per_iteration(sample_score_update), memory
 
 
 def compile_with_rollouts(
     learner: Learner, rollouts: Rollouts, like: TrainState, options: dict[str, Any]
-) -> tuple[Chunk, Memory]:
+) -> tuple[Chunk, DeviceMemory]:
     """Compiles a chunk as rollouts on the host and one program for the rest of each iteration."""
 
     def iterate(state: TrainState, recording: PyTree) -> tuple[TrainState, Metrics]:
@@ -413,10 +415,10 @@ def compile_with_rollouts(
         jax.block_until_ready((state, row))
         return state, {**row, **rollouts.metrics(time.perf_counter() - begun)}
 
-    return one_by_one(record_and_iterate), memory_of(program, like)
+    return run_per_iteration(record_and_iterate), measure_memory(program, like)
 
 
-def one_by_one(iterate: Callable[[TrainState, Report], tuple[TrainState, Metrics]]) -> Chunk:
+def run_per_iteration(iterate: Callable[[TrainState, Report], tuple[TrainState, Metrics]]) -> Chunk:
     """Returns a chunk as iterations with work on the host: between two it can be stopped.
 
     The first environment that fails ends it, after the last whole iteration.
@@ -444,7 +446,7 @@ def with_frozen(state: TrainState, job: TrainJob) -> TrainState:
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
         return state
     # Compiled as the init of the run was: other effort may round otherwise.
-    light = init_is_light(job)
+    light = init_is_cheap(job)
     frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
     return state.with_frozen(frozen(job.start))
 
@@ -463,11 +465,11 @@ def split_warm_start(
     if not settings.steps:
         return None
 
-    def begin(start: PyTree) -> Fit:
+    def begin(start: PyTree) -> WarmStartState:
         fits = []
 
         def hold(params: PyTree, key: jax.Array) -> PyTree:
-            fits.append(warm_start.begin(settings, params, key))
+            fits.append(warm_start.begin_warm_start(settings, params, key))
             return params
 
         # Traced for what reaches the warm start; the compiler drops what is made of its result.
@@ -478,7 +480,7 @@ def split_warm_start(
         start, params = pair
         return make(lambda *_: params).init(start)
 
-    def advance(fit: Fit, done: jax.Array, given: PyTree) -> Fit:
+    def advance(fit: WarmStartState, done: jax.Array, given: PyTree) -> WarmStartState:
         model = policy if policy.lora is None else lora.over(policy, given)
         source = task if isinstance(task, Dialogue) else reading(task, given)
         return warm_start.advance(model, source, settings, fit, done)
@@ -507,11 +509,11 @@ def run_warm_start(
     """
     settings, done, begun = warm.settings, 0, time.perf_counter()
     fit, _ = wait_for(warm.begin, start)
-    accuracy = processes.whole(fit.accuracy)
+    accuracy = processes.gather_array(fit.accuracy)
     while warm_start.unfinished(settings, done, accuracy).any():
         fit, _ = wait_for(warm.advance, fit, np.int32(done), given)
         leave_if_interrupted()
-        done, accuracy = min(done + BETWEEN, settings.steps), processes.whole(fit.accuracy)
+        done, accuracy = min(done + BETWEEN, settings.steps), processes.gather_array(fit.accuracy)
         each = max(time.perf_counter() - begun, 0.0) / done  # a clock may jump
         detail, left = f"step {done:,}/{settings.steps:,}", clock(each * (settings.steps - done))
         if settings.accuracy < 1.0:

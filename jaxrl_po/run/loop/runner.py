@@ -37,7 +37,7 @@ from jaxrl_po.run.loop.progress import (
     added_fields,
     first_above,
 )
-from jaxrl_po.run.loop.signals import hear_signals, result_of
+from jaxrl_po.run.loop.signals import handle_signals, result_of
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.exporters import Reporter
@@ -120,7 +120,7 @@ def run(
       OSError: the folder cannot be written; earlier checkpoints are kept.
     """
     with (
-        hear_signals(started := threading.Event(), leave_early=leave_early) as stop,
+        handle_signals(started := threading.Event(), leave_early=leave_early) as stop,
         Store(folder / "checkpoints" / "latest", keep=2) as latest,
         Store(folder / "checkpoints" / "best", keep=1) as best,
         contextlib.ExitStack() as stack,

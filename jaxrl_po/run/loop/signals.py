@@ -35,7 +35,8 @@ class Interrupted(KeyboardInterrupt):
 
     Attributes:
       trained: the `Trained` that `run.train` or `run.resume` would have returned, or None.
-      swept: the `Swept` that `run.sweep` would have returned, with the evaluations so far, or None.
+      swept: the `SweepResult` that `run.sweep` would have returned, with the evaluations so far,
+        or None.
     """
 
     def __init__(self, message: str = "", *, trained: Any = None, swept: Any = None):
@@ -60,7 +61,7 @@ def _handled(handler: Callable[[int, types.FrameType | None], None]) -> Iterator
 
 
 @contextlib.contextmanager
-def hear_signals(started: threading.Event | None, leave_early: bool) -> Iterator[threading.Event]:
+def handle_signals(started: threading.Event | None, leave_early: bool) -> Iterator[threading.Event]:
     """Context whose event is set at the first of `SIGNALS`; a second one ends the work immediately.
 
     A terminal that closes may send SIGHUP twice, by its shell and by the system: the second one has
@@ -77,7 +78,7 @@ def hear_signals(started: threading.Event | None, leave_early: bool) -> Iterator
 
     def hear(number: int, frame: types.FrameType | None) -> None:
         early = started is not None and not started.is_set()
-        at_once = early and not processes.several()
+        at_once = early and not processes.is_multi_process()
         if not leave_early and (at_once or (stop.is_set() and number != signal.SIGHUP)):
             raise KeyboardInterrupt
         if at_once:
@@ -88,12 +89,12 @@ def hear_signals(started: threading.Event | None, leave_early: bool) -> Iterator
             signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
         say(NOTHING_NEW if early else SAVING if started is not None else FINISHING)
 
-    with _handled(hear), outlived():
+    with _handled(hear), ignore_broken_pipe():
         yield stop
 
 
 @contextlib.contextmanager
-def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
+def resumable_on_signal(out: Path, *, leave_early: bool = True) -> Iterator[None]:
     """Ends the process at a signal, whose status tells which, and says that it may be resumed.
 
     Args:
@@ -109,7 +110,7 @@ def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
         _leave(128 + number)
 
     try:
-        with _handled(leave) if leave_early else contextlib.nullcontext(), outlived():
+        with _handled(leave) if leave_early else contextlib.nullcontext(), ignore_broken_pipe():
             yield
     except OSError as error:
         then = f"resume with out = {out}: what is done is kept"
@@ -197,7 +198,7 @@ def _guarded(stream: TextIO) -> TextIO:
 
 
 @contextlib.contextmanager
-def outlived() -> Iterator[None]:
+def ignore_broken_pipe() -> Iterator[None]:
     """Inside, work goes on that a closed pipe does not end: it is then said."""
     before, Stream.goes_on = Stream.goes_on, True
     try:

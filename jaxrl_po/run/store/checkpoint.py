@@ -86,7 +86,7 @@ class Store:
     def iterations(self) -> list[int]:
         """Returns the iterations that have a checkpoint, in ascending order."""
         self.wait_until_finished()
-        return list(processes.decide(self._steps))
+        return list(processes.on_first_process(self._steps))
 
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
@@ -162,7 +162,7 @@ class Store:
             newest intact one holds other names, shapes or dtypes.
         """
         self.wait_until_finished()
-        newest = processes.decide(lambda: self._drop_damaged(report), CheckpointError)
+        newest = processes.on_first_process(lambda: self._drop_damaged(report), CheckpointError)
         self._manager.reload()  # orbax caches the list of steps
         return None if newest is None else (newest, from_host(self.read(newest), like))
 
@@ -342,7 +342,7 @@ def _leaves(tree: PyTree) -> dict[str, jax.Array]:
 def to_host(state: PyTree) -> Arrays:
     """Copies every leaf of non-zero size to a host array, by leaf path; safe from donation."""
     return {
-        name: processes.whole(jax.random.key_data(x) if _is_key(x) else x)
+        name: processes.gather_array(jax.random.key_data(x) if _is_key(x) else x)
         for name, x in _leaves(state).items()
         if x.size
     }
@@ -366,7 +366,7 @@ def from_host(arrays: Arrays, like: PyTree) -> PyTree:
                 f"the checkpoint holds {stored} for {name}, where "
                 f"{shape.dtype}{list(shape.shape)} is wanted"
             )
-        placed = processes.place(array, getattr(leaf, "sharding", None))
+        placed = processes.place_array(array, getattr(leaf, "sharding", None))
         return jax.random.wrap_key_data(placed, impl=_key_impl(leaf)) if _is_key(leaf) else placed
 
     state = jax.tree_util.tree_map_with_path(restore, like)

@@ -216,7 +216,7 @@ class _Sender(threading.Thread):
         return self._error or f"has not finished within {PATIENCE:g} s" * self.is_alive()
 
 
-class Exporting:
+class ExportingReporter:
     """Reporter that also passes each line to exporters, and waits for them only at the end.
 
     An exporter that fails or hangs is reported once and not used again.
@@ -231,7 +231,7 @@ class Exporting:
         self._senders, self._start = [_Sender(exporter) for exporter in exporters], start
         self.report, self.phase, self._show = reporter.report, reporter.phase, reporter.update
 
-    def __enter__(self) -> "Exporting":
+    def __enter__(self) -> "ExportingReporter":
         return self
 
     def __exit__(self, *_: object) -> None:

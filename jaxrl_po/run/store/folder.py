@@ -15,7 +15,7 @@ from typing import TextIO
 
 from jaxrl_po.config import ConfigError, Json, Setting, Values
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import UserCodeError, format_error, shown, unread_format
+from jaxrl_po.run.errors import UserCodeError, format_error, spell, unread_format
 from jaxrl_po.run.store import provenance, sources
 from jaxrl_po.run.store.metrics import strict, write_atomically
 from jaxrl_po.version import FORMATS
@@ -176,7 +176,7 @@ def require_same(given: Values, stored: Values, fields: Mapping[str, Setting], o
         or_same = ", or the same in a file of the same content" * (name in code)
         raise ConfigError(
             name,
-            f"must be {shown(stored[name])}, as in the run in {out}{or_same}, got {shown(value)}; "
+            f"must be {spell(stored[name])}, as in the run in {out}{or_same}, got {spell(value)}; "
             "leave it out, or choose another folder",
         )
     for name, value in given.items():
@@ -211,7 +211,7 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
                 _clear(folder)
         except OSError as error:
             raise ConfigError("out", f"{out} cannot be used: {format_error(error)}") from None
-        with naming(folder):
+        with naming_path(folder):
             yield folder
 
 
@@ -277,7 +277,7 @@ def require_file(out: str, suffix: str, flag: str = "out") -> Path:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming_path(path: Path) -> Iterator[None]:
     """Context that adds this path to any OSError that names no file."""
     try:
         yield
@@ -289,7 +289,7 @@ def naming(path: Path) -> Iterator[None]:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Context that creates the folder of a file and names the file in any OSError."""
-    with naming(path):
+    with naming_path(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
 
@@ -302,7 +302,7 @@ def removed(stored: Values) -> list[str]:
       ([], ['config.json: reproducible=true is a setting of a former version, without effect now'])
     """
     return [
-        f"{CONFIG}: {name}={shown(stored[name])} is a setting of a former version, without effect "
+        f"{CONFIG}: {name}={spell(stored[name])} is a setting of a former version, without effect "
         "now"
         for name, default in REMOVED.items()
         if stored.get(name, default) != default

@@ -85,7 +85,7 @@ def by_seed(values: Mapping[str, npt.ArrayLike]) -> Row:
     row: Row = {}
     for name, value in values.items():
         row[name] = np.asarray(value, np.float64).tolist()
-        row[f"{name}/mean"] = float(statistics.mean(value))
+        row[f"{name}/mean"] = float(statistics.nan_mean(value))
         row[f"{name}/iqm"] = float(statistics.interquartile_mean(value))
     return row
 
@@ -218,7 +218,7 @@ def in_words(rows: Sequence[Row], score: str) -> str:
         return said
     said += f", worst seed {final.min():.4g}"
     first = next(row for row in rows if score in row)
-    start = float(statistics.mean(np.array(first[score], np.float64)))
+    start = float(statistics.nan_mean(np.array(first[score], np.float64)))
     behind = int(np.sum(~(final - start >= 0.5 * (iqm - start)))) if iqm > start else 0
     seeds = counted(len(final), "seeds")
     less = f": {behind} of {seeds} gained less than half as much as the IQM"

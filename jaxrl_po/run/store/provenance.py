@@ -48,7 +48,7 @@ DATA = {
 PACKAGE = Path(__file__).parent.parent.parent
 
 
-def describe(placement: str, code: Mapping[str, str] = {}) -> Json:
+def describe_process(placement: str, code: Mapping[str, str] = {}) -> Json:
     """Describes layout, devices, machine, versions and code of this process, as JSON by name.
 
     Args:
@@ -147,7 +147,7 @@ def revision(package: Path = PACKAGE) -> Json | None:
 
 
 def differences(now: Values, before: Values) -> list[str]:
-    """Returns the entries of `describe` that changed, as `name: before → now`, without new ones.
+    """Returns the changes of `describe_process` as `name: before → now`, without new entries.
 
     The list includes code whose source could not be read, then or now.
 
@@ -180,7 +180,7 @@ def go_on(now: Values, before: Values) -> Json:
     """Adds different descriptions of earlier starts of the run, as `before`, to the present one.
 
     Args:
-      now: result of `describe` at this start.
+      now: result of `describe_process` at this start.
       before: result of this function at the last start of the resumed run; empty for a new run.
     """
     former = list(before.get("before", []))
@@ -223,14 +223,14 @@ def _backend_runs() -> bool:
     return False
 
 
-def require_same(now: Values, before: Values, out: str) -> None:
+def require_same_process(now: Values, before: Values, out: str) -> None:
     """Raises ConfigError if resuming a deterministic run here could change its bits.
 
     Another commit with the same source digest is allowed.
 
     Args:
-      now: result of `describe` at this start.
-      before: stored result of `describe` for the run in the folder; empty for a new run.
+      now: result of `describe_process` at this start.
+      before: stored result of `describe_process` for the run in the folder; empty for a new run.
       out: value of `--out`.
 
     Raises:

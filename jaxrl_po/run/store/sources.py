@@ -46,7 +46,7 @@ DATA = ("task.train", "task.test", "demonstrations")
 PATHS = ("init_from", "teacher", *DATA)
 
 
-def named(flag: str, value: Any) -> str:
+def name_object(flag: str, value: Any) -> str:
     """Returns the flag value that stands for a Python object: `file.py:name` or `python:name`.
 
     A reward that its worker process can import is returned as a plain `str`; any other object as a
@@ -56,7 +56,7 @@ def named(flag: str, value: Any) -> str:
       ConfigError: The object must be importable, but is not.
 
     Example:
-      >>> named("env", lambda: None), named("env", lambda: None).value is None
+      >>> name_object("env", lambda: None), name_object("env", lambda: None).value is None
       ('python:lambda', False)
     """
     listed = type(value) in (list, tuple)
@@ -66,7 +66,7 @@ def named(flag: str, value: Any) -> str:
     if flag == "reward" and listed:
         if len(value) > 1 and any(isinstance(x, str) and x.startswith("regex:") for x in value):
             raise ConfigError(flag, f"regex:PATTERN must stand alone, got it in {value!r}")
-        each = [_absolute(x) if isinstance(x, str) else named(flag, x) for x in value]
+        each = [_absolute(x) if isinstance(x, str) else name_object(flag, x) for x in value]
         text = ",".join(each)
         held = any(isinstance(x, PythonObject) for x in each)
         return PythonObject.of(text, each) if held else text
@@ -84,7 +84,7 @@ def named(flag: str, value: Any) -> str:
     return PythonObject.of(text, value)
 
 
-def parts(source: str) -> list[str]:
+def list_parts(source: str) -> list[str]:
     """Returns the parts of a flag that lists several: names, or objects as `PythonObject`."""
     if isinstance(source, PythonObject):
         listed = type(source.value) is list and all(isinstance(x, str) for x in source.value)
@@ -115,11 +115,11 @@ def in_file(name: str) -> bool:
     return ".py:" in name
 
 
-def split(source: str) -> tuple[str, str]:
+def split_source(source: str) -> tuple[str, str]:
     """Splits the name of code into its file or module, and the name inside it.
 
     Example:
-      >>> split("my_envs.py:suite:Corridor"), split("package.module:score")
+      >>> split_source("my_envs.py:suite:Corridor"), split_source("package.module:score")
       (('my_envs.py', 'suite:Corridor'), ('package.module', 'score'))
     """
     place, _, name = source.rpartition(".py:" if in_file(source) else ":")
@@ -146,7 +146,7 @@ def absolute(settings: Values) -> dict[str, str]:
 def _absolute(source: str) -> str:
     if not in_file(source):
         return source
-    place, name = split(source)
+    place, name = split_source(source)
     return f"{os.path.abspath(place)}:{name}"
 
 
@@ -168,7 +168,7 @@ def files(settings: Values) -> list[str]:
       ['mine.py', 'rows.jsonl']
     """
     named = [source for name in FLAGS for source in settings.get(name, "").split(",")]
-    code = [split(source)[0] for source in named if in_file(source)]
+    code = [split_source(source)[0] for source in named if in_file(source)]
     return code + [settings[name] for name in DATA if settings.get(name)]
 
 
@@ -179,14 +179,14 @@ def digests(settings: Values) -> dict[str, str]:
     """
     named = {name: settings.get(name, "") for name in FLAGS}
     return {
-        name: ",".join(_digest(part, values=name in LOSS) for part in parts(source))
+        name: ",".join(_digest(part, values=name in LOSS) for part in list_parts(source))
         for name, source in named.items()
         if is_source(source) or (name == "reward" and ":" in source)
     }
 
 
 def _digest(source: str, *, values: bool = False) -> str:
-    place, name = split(source)
+    place, name = split_source(source)
     if isinstance(source, PythonObject) and not in_file(source):
         try:
             texts = repr(sorted(_texts(source.value, values=values)))
@@ -198,7 +198,7 @@ def _digest(source: str, *, values: bool = False) -> str:
         spec = importlib.util.find_spec(package) if package else None
         folders = (spec and spec.submodule_search_locations) or [""]
         place = os.path.join(folders[0], *inner) + ".py" if inner else (spec and spec.origin) or ""
-    return f"{digest(place)}:{name}" if os.path.isfile(place) else source
+    return f"{digest_file(place)}:{name}" if os.path.isfile(place) else source
 
 
 def _texts(value: object, *, values: bool = False) -> set[str]:
@@ -296,7 +296,7 @@ def _text(function: types.FunctionType) -> str:
     return f"{found}{body.rstrip('),' + chr(10))} {constants} {code.co_code.hex()}"
 
 
-def digest(path: str) -> str:
+def digest_file(path: str) -> str:
     """Returns a digest of a file's content."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
@@ -329,7 +329,7 @@ def located(settings: Values, code: Mapping[str, str], before: str, run: Path) -
     def of_code(source: str, digest: str) -> str:
         if not in_file(source):
             return source
-        place, name = split(source)
+        place, name = split_source(source)
         return f"{now(place, lambda path: _digest(f'{path}:{name}') == digest)}:{name}"
 
     found = {name: now(settings[name]) for name in PATHS if settings.get(name)}

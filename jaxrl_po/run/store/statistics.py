@@ -15,7 +15,7 @@ Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 TAILS = (2.5, 97.5)  # percentiles that bound a 95 % interval
 
 
-def mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def nan_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Computes the mean over the leading axis, ignoring NaN; NaN if all values are NaN.
 
     Args:
@@ -151,7 +151,7 @@ def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArra
     """
     x, y = np.asarray(x, np.float64)[:, None], np.asarray(y, np.float64)[None, :]
     wins = np.where(np.isnan(x) | np.isnan(y), np.nan, (x > y) + 0.5 * (x == y))
-    return mean(wins.reshape(-1, *wins.shape[2:]))
+    return nan_mean(wins.reshape(-1, *wins.shape[2:]))
 
 
 def improvement_interval(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:

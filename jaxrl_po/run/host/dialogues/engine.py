@@ -15,17 +15,17 @@ from jaxrl_po.language import conversation_steps as steps
 from jaxrl_po.language.dialogue import longest
 from jaxrl_po.language.dialogues import recorded
 from jaxrl_po.language.dialogues.evaluation import SHOWN, Games, measure, render
-from jaxrl_po.language.dialogues.problem import Recording
+from jaxrl_po.language.dialogues.problem import DialogueRecording
 from jaxrl_po.language.evaluation import GREEDY, SAMPLED
 from jaxrl_po.language.networks import prompt_keys
-from jaxrl_po.language.settings import Sampling
+from jaxrl_po.language.settings import SamplingSettings
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks.types import held_out, num_asked, selecting
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.learner import next_key
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.transcripts import Examples
-from jaxrl_po.run.devices.seeds import STATE_AXES, shape_of, stack
+from jaxrl_po.run.devices.seeds import STATE_AXES, stack, typed_shape
 from jaxrl_po.run.host.rollouts import seed_of
 from jaxrl_po.types import ActorCritic, Metrics, PyTree, Row, TrainState
 
@@ -34,7 +34,7 @@ PARAMS = STATE_AXES.params
 Reporter = Callable[[str], None]
 
 
-class Episode(NamedTuple):
+class DialogueEpisode(NamedTuple):
     """A dialogue to be played.
 
     Attributes:
@@ -46,7 +46,7 @@ class Episode(NamedTuple):
     seeds: tuple[int, int]
 
 
-class Outcome(NamedTuple):
+class DialogueOutcomes(NamedTuple):
     """Results of N dialogues.
 
     Attributes:
@@ -66,18 +66,18 @@ class DialogueEnv(Protocol):
     """Environment that answers messages of N rows, ordered by seed; None for rows without dialogue.
 
     Attributes:
-      names: names of the measures of an `Outcome`.
+      names: names of the measures of an `DialogueOutcomes`.
     """
 
     names: tuple[str, ...]
 
-    def begin(self, episodes: Sequence[Episode | None], num_seeds: int) -> list[list[int]]:
+    def begin(self, episodes: Sequence[DialogueEpisode | None], num_seeds: int) -> list[list[int]]:
         """Returns the token ids of each prompt."""
 
     def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
         """Returns the token ids of each reply; None if the dialogue has ended."""
 
-    def finish(self, *, first: bool, report: Reporter) -> Outcome:
+    def finish(self, *, first: bool, report: Reporter) -> DialogueOutcomes:
         """Returns the results; a failure in the `first` dialogues of a run raises an error."""
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class HostDialogues(NamedTuple):
     task: Task
     model: Transformer
     environment: DialogueEnv
-    settings: Sampling
+    settings: SamplingSettings
     max_turns: int
     prompt_length: int
     reply_length: int
@@ -159,37 +159,37 @@ class DialogueEngine:
             steps.begin, 3, columns=host.columns, pad_token=tokenizer.pad, decoding=decoding
         )
         self._write = {
-            greedy: program(steps.write, 2, 1, decoding=decoding, ends=ends, greedy=greedy)
+            greedy: program(steps.write_messages, 2, 1, decoding=decoding, ends=ends, greedy=greedy)
             for greedy in (False, True)
         }
-        self._read = program(steps.read, 3, 1)
+        self._read = program(steps.read_replies, 3, 1)
         finish = functools.partial(steps.finish, most=host.max_turns * settings.max_new_tokens)
         self._finish = jax.jit(stack(finish, len(seeds), in_axes=(0, 0, 0, 0), out_axes=0))
         self._draw = jax.jit(stack(self._drawn, len(seeds), in_axes=(STATE_AXES,), out_axes=0))
 
-    def recording(self) -> Recording:
+    def recording(self) -> DialogueRecording:
         """Returns the shapes and dtypes of a recording, `[S, B, …]`."""
         host, rows = self._host, self._shape
         sampled = *rows, host.max_turns * host.settings.max_new_tokens
-        number = shape_of(rows, np.float32)
+        number = typed_shape(rows, np.float32)
         kept = jax.eval_shape(
             lambda logits: sampling.no_tokens(logits, host.settings.decoding, sampled[-1]),
-            shape_of((*rows, host.model.vocabulary), np.float32),
+            typed_shape((*rows, host.model.vocabulary), np.float32),
         )
-        return Recording(
-            prompt=shape_of((*rows, host.prompt_length), np.int32),
-            pad=shape_of(rows, np.int32),
+        return DialogueRecording(
+            prompt=typed_shape((*rows, host.prompt_length), np.int32),
+            pad=typed_shape(rows, np.int32),
             held=Conversations(
-                tokens=shape_of((*rows, host.columns), np.int32),
-                position=shape_of(sampled, np.int32),
-                action=shape_of(sampled, np.int32),
-                log_prob=shape_of(sampled, np.float32),
-                mask=shape_of(sampled, np.bool_),
-                message_end=shape_of(sampled, np.bool_),
-                reward=shape_of(sampled, np.float32),
+                tokens=typed_shape((*rows, host.columns), np.int32),
+                position=typed_shape(sampled, np.int32),
+                action=typed_shape(sampled, np.int32),
+                log_prob=typed_shape(sampled, np.float32),
+                mask=typed_shape(sampled, np.bool_),
+                message_end=typed_shape(sampled, np.bool_),
+                reward=typed_shape(sampled, np.float32),
                 state=None,
-                ended=shape_of(rows, np.bool_),
-                turns=shape_of(rows, np.int32),
+                ended=typed_shape(rows, np.bool_),
+                turns=typed_shape(rows, np.int32),
                 kept=kept,
             ),
             score=number,
@@ -213,18 +213,18 @@ class DialogueEngine:
     def hold(
         self,
         params: ActorCritic,
-        episodes: Sequence[Episode | None],
+        episodes: Sequence[DialogueEpisode | None],
         keys: jax.Array,
         *,
         greedy: bool,
         report: Reporter,
-    ) -> tuple[Recording, float]:
+    ) -> tuple[DialogueRecording, float]:
         """Plays S·B dialogues.
 
         Args:
           params: parameters of the policy, leaves `[S, …]`.
           episodes: dialogues, seed by seed; None for a row without a dialogue.
-          keys: `[S, B]`, typed, consumed; see `conversation_steps.Rows`.
+          keys: `[S, B]`, typed, consumed; see `conversation_steps.DialogueRows`.
           greedy: whether to write the most likely tokens.
           report: `(line) -> None`, called with lines for the user.
 
@@ -282,14 +282,14 @@ class DialogueEngine:
             turns.reshape(shape),
         )
         measures = jax.tree.map(lambda x: x.reshape(shape), outcome.measures)
-        made: Any = Recording
+        made: Any = DialogueRecording
         held = jax.device_get(held)  # host arrays, which the update places as it needs them
         recording = made(prompt, pad, held, outcome.score.reshape(shape), measures)
         return recording, max(time.perf_counter() - begun - inside, 0.0)
 
-    def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
-        """Adds a recording to the state with `recorded.with_recording`."""
-        return recorded.with_recording(state, recording)
+    def with_recording(self, state: TrainState, recording: DialogueRecording) -> TrainState:
+        """Adds a recording to the state with `recorded.with_dialogues`."""
+        return recorded.with_dialogues(state, recording)
 
     @property
     def examples(self) -> Examples | None:
@@ -301,7 +301,7 @@ class DialogueEngine:
 
         return Examples(self.describe, shown) if self._host.show else None
 
-    def record(self, state: TrainState, report: Reporter) -> tuple[TrainState, Recording]:
+    def record(self, state: TrainState, report: Reporter) -> tuple[TrainState, DialogueRecording]:
         """Plays the dialogues of one iteration.
 
         Args:
@@ -364,7 +364,7 @@ class DialogueEngine:
         prompts: int | None,
         samples: int,
         seeds: Sequence[int],
-    ) -> Recording:
+    ) -> DialogueRecording:
         """Plays `samples` dialogues per held-out prompt, 0 for a greedy one: `[S, prompts, n, …]`.
 
         See `evaluate` for the other arguments.
@@ -396,16 +396,16 @@ class DialogueEngine:
                 self._params(state), episodes, some, greedy=samples == 0, report=self._report
             )
             parts.append(jax.tree.map(lambda x, within=within: np.asarray(x)[:, within], made))
-        whole: Recording = jax.tree.map(lambda *each: np.concatenate(each, axis=1), *parts)
-        shaped: Recording = jax.tree.map(
+        whole: DialogueRecording = jax.tree.map(lambda *each: np.concatenate(each, axis=1), *parts)
+        shaped: DialogueRecording = jax.tree.map(
             lambda x: x.reshape(every, asked, count, *x.shape[2:]), whole
         )
         return shaped
 
-    def _episode(self, row: np.int32, member: int, *entropy: int) -> Episode:
+    def _episode(self, row: np.int32, member: int, *entropy: int) -> DialogueEpisode:
         """Returns a dialogue of a group, whose resets are determined by `entropy` alone."""
         seeds = seed_of(self._base, *entropy), seed_of(self._base, *entropy, 1 + member)
-        return Episode(int(row), seeds)
+        return DialogueEpisode(int(row), seeds)
 
     def _drawn(self, state: TrainState) -> tuple[jax.Array, jax.Array]:
         """Draws rows `[P]` and keys `[B]` of the coming iteration, as single-turn sampling does."""
@@ -448,7 +448,7 @@ def right_padded(rows: Sequence[Sequence[int]], most: int) -> tuple[Array, Array
     return tokens, lengths
 
 
-def _games(found: Recording) -> Games:
+def _games(found: DialogueRecording) -> Games:
     """Converts a recording to dialogues `[…, P, n, …]` with each measure's mean, 0 if empty."""
     measures = {name: x.total / np.maximum(x.count, 1.0) for name, x in found.measures.items()}
     prompt, pad = found.prompt[..., 0, :], found.pad[..., 0]

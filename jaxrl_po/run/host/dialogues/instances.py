@@ -40,16 +40,17 @@ def serve(pipe: Connection, make: Callable[[], object], start: Json) -> None:
     Args:
       pipe: pipe for requests and replies.
       make: `() -> instance`, usually the class.
-      start: first message: the `columns` for `describe`, and the `timeout` of a method call.
+      start: first message: the `columns` for `describe_environment`, and the `timeout` of a method
+        call.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):  # the system may impose a lower limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a pipe for each child
     children = Children(make, start["timeout"], pipe)
     try:
-        workers.say(pipe, children.offer(start["columns"]))
+        workers.send(pipe, children.offer(start["columns"]))
         while True:
-            workers.say(pipe, children.run(workers.hear(pipe)))
+            workers.send(pipe, children.run(workers.receive(pipe)))
     finally:
         children.close()
 
@@ -68,7 +69,7 @@ class Children:
         self._held: dict[int, workers.Process] = {}
 
     def offer(self, columns: list[str]) -> object:
-        """Calls `describe` in a child, since an instance may open files that must not be shared.
+        """Calls `describe_environment` in a child: an instance may open files not to be shared.
 
         Returns an error in place of the description if the child fails.
         """
@@ -76,7 +77,7 @@ class Children:
         child.send({"offer": columns}, START_LIMIT, f"took more than {START_LIMIT:g} s")
         try:
             return child.receive()
-        except workers.Ended as error:
+        except workers.ProcessEnded as error:
             return {"error": f"making an instance of it {error}"}
         finally:
             child.close()
@@ -103,7 +104,7 @@ class Children:
                     del running[number]
                     try:
                         results[number] = child.receive()
-                    except workers.Ended as error:
+                    except workers.ProcessEnded as error:
                         results[number] = {"killed": str(error)}
                         del self._held[number]
         return [results[number] for number, _ in jobs]
@@ -129,7 +130,7 @@ def answer_jobs(pipe: Connection, make: Callable[[], object], limit: float) -> N
     held: list[Any] = []
     with contextlib.suppress(EOFError, OSError):
         while True:
-            workers.say(pipe, _answer(workers.hear(pipe), held, make, limit))
+            workers.send(pipe, _answer(workers.receive(pipe), held, make, limit))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -139,7 +140,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _answer(job: Json, held: list[object], make: Callable[[], object], limit: float) -> Json:
     try:
         if "offer" in job:
-            return describe(make, job["offer"])
+            return describe_environment(make, job["offer"])
         if "reset" in job:
             if not held:
                 seed(0)  # instances are identical, whenever they are made
@@ -158,10 +159,10 @@ def _answer(job: Json, held: list[object], make: Callable[[], object], limit: fl
         return {"error": str(error)}
     except BaseException as error:
         raised = f"raised {_reason(error, limit)}"
-        return {"error": workers.describe(error) if "offer" in job else raised}
+        return {"error": workers.describe_error(error) if "offer" in job else raised}
 
 
-def describe(make: Callable[[], object], columns: list[str]) -> Json:
+def describe_environment(make: Callable[[], object], columns: list[str]) -> Json:
     """Returns the schemas of an environment's tools, and the columns that its reset takes.
 
     Raises:

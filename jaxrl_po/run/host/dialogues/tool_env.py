@@ -13,7 +13,7 @@ from jaxrl_po.run.data import workers
 from jaxrl_po.run.data.scoring import Floats, HostScore, RewardError
 from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.host.dialogues import instances
-from jaxrl_po.run.host.dialogues.engine import Episode, Outcome, Reporter
+from jaxrl_po.run.host.dialogues.engine import DialogueEpisode, DialogueOutcomes, Reporter
 from jaxrl_po.run.host.vector_envs import PoolError
 
 UNKNOWN = "unknown"  # placeholder for a call to an unknown tool
@@ -65,7 +65,7 @@ class Environments:
         start = {"source": self.source, "timeout": self._timeout, "columns": list(columns)}
         try:
             self._process, found = workers.spawn(instances.__name__, start)
-        except workers.Ended as error:
+        except workers.ProcessEnded as error:
             raise UserCodeError("tools", f"{self.source}: {error}") from None
         return ToolSpec(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
@@ -86,7 +86,7 @@ class Environments:
         self._process.send(list(jobs.items()))  # the worker enforces the time limits
         try:
             return dict(zip(jobs, self._process.receive(), strict=True))
-        except workers.Ended as error:
+        except workers.ProcessEnded as error:
             raise PoolError(f"tools {self.source}: the worker {error}") from None
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Environments:
 class Transcript:
     """Messages of a dialogue after its prompt, and counts of calls; empty without an episode."""
 
-    def __init__(self, episode: Episode | None, dead: str = ""):
+    def __init__(self, episode: DialogueEpisode | None, dead: str = ""):
         self.held, self.row = episode is not None, 0 if episode is None else episode.row
         self.dead, self.failure, self.ended = dead, dead, bool(dead) or episode is None
         self.killed = False
@@ -116,7 +116,7 @@ class ToolEnv:
       rows: columns of each prompt, with its messages as `prompt`.
       reply_length: R, maximal number of tokens in a reply, and in the text that a reset adds to a
         prompt; longer texts are cut.
-      rewarded: functions of `--reward`, whose reward is added to `get_reward`; None to disable.
+      reward_fn: functions of `--reward`, whose reward is added to `get_reward`; None to disable.
     """
 
     def __init__(
@@ -127,20 +127,20 @@ class ToolEnv:
         rows: Sequence[Values],
         *,
         reply_length: int,
-        rewarded: HostScore | None = None,
+        reward_fn: HostScore | None = None,
     ):
         self._environments, self._spec, self._tools = environments, spec, tools
-        self._rows, self._reply_length, self._rewarded = rows, reply_length, rewarded
+        self._rows, self._reply_length, self._reward_fn = rows, reply_length, reward_fn
         self._transcripts: list[Transcript] = []
         self._num_seeds = 1
         self._reported: set[str] = set()
-        self.names = (*MEASURES, *(rewarded.measures if rewarded else ()))
+        self.names = (*MEASURES, *(reward_fn.measures if reward_fn else ()))
 
     def close(self) -> None:
         """Closes the environments."""
         self._environments.close()
 
-    def begin(self, episodes: Sequence[Episode | None], num_seeds: int) -> list[list[int]]:
+    def begin(self, episodes: Sequence[DialogueEpisode | None], num_seeds: int) -> list[list[int]]:
         """Resets the environments; the text of a reset is added to the user's last message."""
         self._num_seeds = num_seeds
         results = self._environments.run(
@@ -171,7 +171,7 @@ class ToolEnv:
         def written(texts: list[str]) -> list[int]:
             return self._tools.prompt(with_observation(messages, texts[0]))
 
-        ids, cut = fit(written, [said], limit, self._tools)
+        ids, cut = cut_to_fit(written, [said], limit, self._tools)
         talk.replies, talk.cut = talk.replies + bool(said), talk.cut + cut
         return ids
 
@@ -229,14 +229,14 @@ class ToolEnv:
                 [{**each, "content": text} for each, text in zip(said, texts, strict=True)]
             )
 
-        ids, cut = fit(
+        ids, cut = cut_to_fit(
             written, [str(each["content"]) for each in said], self._reply_length, self._tools
         )
         if len(ids) > self._reply_length:
             return self._fitted(said[:-1])[0], True
         return ids, cut
 
-    def finish(self, *, first: bool, report: Reporter) -> Outcome:
+    def finish(self, *, first: bool, report: Reporter) -> DialogueOutcomes:
         """Computes rewards, scores and measures of all dialogues; see `DialogueEnv`."""
         talks = self._transcripts
         living = [n for n, talk in enumerate(talks) if talk.held and not talk.dead]
@@ -260,8 +260,8 @@ class ToolEnv:
             KILLED: _mean([talk.killed for talk in talks], held),
             FAILURES: _mean([bool(talk.failure) for talk in talks], held),
         }
-        if self._rewarded is not None:
-            raw, total, further = self._scored(self._rewarded, first, report)
+        if self._reward_fn is not None:
+            raw, total, further = self._scored(self._reward_fn, first, report)
             alive = np.array([t.held and not t.dead and not t.failure for t in talks])
             raw, total = (np.where(alive, np.nan_to_num(x), np.float32(0.0)) for x in (raw, total))
             score = reward if self._spec.reward else raw
@@ -271,7 +271,7 @@ class ToolEnv:
                 for name, values in further.items()
             }
         self._blame(first, report)
-        return Outcome(
+        return DialogueOutcomes(
             reward.astype(np.float32),
             score.astype(np.float32),
             np.array([talk.ended for talk in talks]),
@@ -279,7 +279,7 @@ class ToolEnv:
         )
 
     def _scored(
-        self, rewarded: HostScore, first: bool, report: Reporter
+        self, reward_fn: HostScore, first: bool, report: Reporter
     ) -> tuple[Floats, Floats, Json]:
         """Scores the last message of each dialogue by the reward functions."""
         by_seed = np.array_split(np.arange(len(self._transcripts)), self._num_seeds)
@@ -300,7 +300,7 @@ class ToolEnv:
                     **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
                 }
             )
-        scored = rewarded.score(columns, len(by_seed[0]), first=first, report=report)
+        scored = reward_fn.score(columns, len(by_seed[0]), first=first, report=report)
         flat = {name: values.reshape(-1) for name, values in scored.measures.items()}
         return scored.raw.reshape(-1), scored.reward.reshape(-1), flat
 
@@ -333,7 +333,7 @@ def with_observation(messages: Sequence[Message], said: str) -> list[Message]:
     return [*messages[:last], added, *messages[last + 1 :]]
 
 
-def fit(
+def cut_to_fit(
     written: Callable[[list[str]], list[int]], texts: Sequence[str], limit: int, tools: Tools
 ) -> tuple[list[int], bool]:
     """Cuts texts until at most `limit` tokens remain; returns the ids and whether texts were cut.
