@@ -5,7 +5,7 @@ and the performance profile of the scores (share of the seeds at or above each s
 the probability of improvement over the first run, with the 95 % score interval and the p-value of a
 permutation test. The command writes `plot.png` and `table.txt` to `--out`, or the figure alone to a
 file, and prints the settings in which the runs differ. If runs are on different environments or
-tasks, their labels name these, and the first run is compared only with runs on the same environment
+tasks, labels name the latter, and the first run is compared only with runs on the same environment
 or task.
 """
 
@@ -222,7 +222,7 @@ def scores_of(runs: Sequence[Run], metric: str, by: str) -> list[npt.NDArray[np.
 
 
 def table(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float64]]) -> str:
-    """Returns a line per run, with its score and comparison with the first run, then sentences."""
+    """Returns a line per run (score, comparison with the first run), then comparisons in words."""
     width = max(len(run.label) for run in runs)
     line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}} {{:>8}}".format
     head = "IQM, 95 % interval", "lowest", "better than the first", "p"

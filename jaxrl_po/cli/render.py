@@ -123,7 +123,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
     The episode equals the first episode that `control.make_evaluate` plays with the same key.
     """
-    # A single episode needs a single starting state, so the pool of them is not refreshed.
+    # A single episode needs a single starting state, so no further starting states are prepared.
     environment = adapt(player.world.env)._replace(refresh=None)
     actor = actor_of(player.problem)
     reset_key, step_key = jax.random.split(key)
@@ -179,7 +179,7 @@ def to_draw(seen: PyTree) -> Floats:
 
 
 class Camera:
-    """A single gymnasium environment as a pool of one, which can render images.
+    """A pool of one gymnasium environment, which can render images.
 
     Args:
       env: gymnasium environment made with `render_mode="rgb_array"`.
@@ -209,7 +209,7 @@ class Camera:
 
 
 def film(player: Player, source: Source, options: Options, max_steps: int) -> tuple[Episode, Scene]:
-    """Plays one episode on the host; a scene uses images that the environment renders, if any.
+    """Plays one episode on the host; the scene shows images if the environment renders any.
 
     Raises:
       PoolError: the environment raised an error or died.

@@ -78,7 +78,7 @@ def shown(value: object) -> str:
 
 
 def wrapped(text: str, *, indent: str = "") -> str:
-    """Returns text wrapped between words to the terminal's width, or to 80 columns without one."""
+    """Returns text wrapped between words to the width of the terminal, by default 80 columns."""
     width = shutil.get_terminal_size().columns
     return textwrap.fill(
         text,

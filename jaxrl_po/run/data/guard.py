@@ -61,7 +61,7 @@ class Guard:
         file, outer = frame.f_code.co_filename, frame
         while outer.f_code is not Guard.call.__code__ and outer.f_back:
             if outer.f_code.co_filename.startswith("<frozen importlib"):
-                return True  # code of a module under import, written before any completion
+                return True  # a module under import was written before any completion
             outer = outer.f_back
         installed = "site-packages" in file or "dist-packages" in file
         library = file.startswith(LIBRARY) and not installed

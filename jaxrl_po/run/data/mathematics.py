@@ -75,7 +75,7 @@ def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
                     same = equal(right, text)
                 os.write(there, b"1" if same else b"0")
         finally:
-            os._exit(0)  # in any case, the child must not continue as the worker
+            os._exit(0)  # a forked child must never continue to run the worker's code
     os.close(there)
     with os.fdopen(here, "rb") as pipe:
         scores = [float(each == ord("1")) for each in pipe.read()]

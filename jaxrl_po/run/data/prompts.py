@@ -198,7 +198,7 @@ def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
             raise row.error(f"lacks the column {name!r}; it has {', '.join(map(repr, columns))}")
     answer = columns.get(ANSWER, "")
     if answer is None and not answers:
-        answer = ""  # passes the checks below; reward functions still receive None as the answer
+        answer = ""  # an empty text passes the checks; reward functions still get None
     if isinstance(answer, int) and not isinstance(answer, bool):
         columns[ANSWER] = answer = str(answer)
     if not isinstance(answer, str):

@@ -27,7 +27,7 @@ from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch, Metrics, PyTree
 
-FAILURES, FAILED = "reward_failures", "evaluation_failures"  # metrics of training, of evaluations
+FAILURES, FAILED = "reward_failures", "evaluation_failures"  # metric of training, of evaluations
 ABSENT = ""  # key under which the message about completions that no function scored is stored
 
 Columns = Mapping[str, Sequence[Any]]
@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float32]
 class Scorer(Protocol):
     """A reward that is computed on the host, between `sample` and `update` of a learner.
 
-    A scorer that is a context manager is entered before the first batch and left after the last.
+    If a scorer is a context manager, its context lasts from the start to the end of the run.
     """
 
     def score_batch(

@@ -31,7 +31,7 @@ START_LIMIT = 120.0  # seconds for a worker process to import its modules
 PATIENCE = 1.0  # seconds for a worker process to exit by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ROOT = Path(__file__).parents[3]
-# ROOT is the end of the search path, so that no file in ROOT hides the standard library.
+# ROOT is appended to the search path, so that no file in ROOT hides the standard library.
 BEGIN = f"import sys; sys.path.append({str(ROOT)!r}); from {__name__} import main; main()"
 
 
@@ -145,7 +145,7 @@ def fork(serve: Callable[[Connection], None], others: Iterable[Connection]) -> P
 
     Args:
       serve: `(pipe) -> None`, answers the requests that come through the pipe.
-      others: pipes that the child closes, since open copies would hide their end from readers.
+      others: pipes that the child closes, since an open copy would hide a pipe's end from readers.
     """
     ours, theirs = Pipe()
     pid = os.fork()
@@ -158,7 +158,7 @@ def fork(serve: Callable[[Connection], None], others: Iterable[Connection]) -> P
                 signal.signal(each, signal.SIG_DFL)
             serve(theirs)
         finally:
-            os._exit(0)  # in any case, the child must not continue as the worker
+            os._exit(0)  # a forked child must never continue to run the worker's code
     theirs.close()
     return Process(ours, pid)
 
@@ -183,7 +183,7 @@ def main() -> None:
         else:
             serve(pipe, loaded, start)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the run has ended, or has abandoned this call
+        os._exit(0)  # the run has ended, or has abandoned the call of this worker
 
 
 def say(pipe: Connection, message: object) -> None:

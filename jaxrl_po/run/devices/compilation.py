@@ -41,7 +41,7 @@ class Program(Protocol[Result]):
 def compiled(
     function: Callable[..., Result], *arguments: Any, light: bool = False, **options: Any
 ) -> Program[Result]:
-    """Compiles a function ahead of time for arguments of the same shapes and shardings.
+    """Compiles a function ahead of time for the shapes and shardings of its arguments.
 
     Args:
       function: function to compile.
@@ -70,7 +70,7 @@ def _is_shape(x: object) -> bool:
 
 
 def is_light(state: PyTree) -> bool:
-    """Returns whether a seldom-run program on a state of these shapes is compiled unoptimised."""
+    """Returns whether a seldom-run program on the shapes of `state` is compiled unoptimised."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) <= LIGHT
 
 
@@ -101,7 +101,7 @@ def return_freed_memory() -> None:
 
 
 def suited(arguments: PyTree, *, light: bool) -> dict[str, str | bool]:
-    """Returns XLA options for a program with these arguments; `XLA_FLAGS` takes precedence."""
+    """Returns XLA options for a program on `arguments`; `XLA_FLAGS` takes precedence."""
     here = backend.here()
     if here.on_cpu and light:
         older = {"xla_cpu_use_fusion_emitters": False} if OLDER_EMITTERS else {}

@@ -49,7 +49,7 @@ class Memory(NamedTuple):
         return self._replace(peak=max(self.peak, sampling.peak), floor=sampling.peak)
 
     def fits(self, space: int | None) -> bool:
-        """Returns whether the compiler accepted the program and its known peak fits in `space`."""
+        """Returns whether the compiler accepted the program, and the peak, if known, fits."""
         return not self.refused and (space is None or (self.peak or 0) <= space)
 
     def describe(self, space: int | None = None) -> str:

@@ -114,7 +114,7 @@ def choose(
     num_processes: int = 1,
     described: tuple[Any, ...] = (),
 ) -> Placement:
-    """Decides how to use the devices; must be called first, since the choice splits the CPU.
+    """Decides how to use the devices; must precede all computation, since it may split the CPU.
 
     Seeds are sharded if the number of devices divides the number of seeds, since sharded seeds
     need no communication; otherwise batch rows are sharded. `auto` uses as many devices as help: on
@@ -161,7 +161,7 @@ def choose(
 
 
 def cores(devices: str | int, num_seeds: int) -> tuple[jax.Device, ...]:
-    """Returns one device per CPU core if JAX has already started with one CPU device, else empty.
+    """Returns one device per CPU core if JAX has already started with one CPU device, else none.
 
     JAX accepts another number of devices only before its first computation, and the import of
     gymnax already computes. The returned devices belong to a separate client of the CPU; programs

@@ -97,7 +97,7 @@ def several() -> bool:
 
 
 def is_writer() -> bool:
-    """Returns whether this process, the first or only one, writes files and prints progress."""
+    """Returns whether this process writes files and prints progress, as only the first does."""
     return not several() or jax.process_index() == 0
 
 
@@ -192,7 +192,7 @@ def _compare(settings: list[Json]) -> None:
 
 
 def whole(array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Returns a host copy of an array; all processes that share the array's shards must call."""
+    """Returns a host copy of an array; processes that share its shards must all call `whole`."""
     if isinstance(array, jax.Array) and not (
         array.is_fully_addressable or array.is_fully_replicated
     ):

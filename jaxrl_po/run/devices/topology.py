@@ -77,7 +77,7 @@ class Machine(NamedTuple):
 
 
 def describe(name: str) -> Machine:
-    """Returns the machine with this name: `tpu:v5e:4x4`, `cpu:8`, or `gpu` for the attached GPUs.
+    """Returns the machine that a name describes: `tpu:v5e:4x4`, `cpu:8`, or `gpu` if attached.
 
     Raises:
       ConfigError: The name is unknown, reported with similar names, or a package is missing.

@@ -259,7 +259,7 @@ def build_problem(
 
 
 def steps(config: ControlConfig, world: World | None) -> int:
-    """Returns the environment steps of one iteration; only a vine needs a `world`."""
+    """Returns the environment steps of one iteration; `world` may be None except for a vine."""
     num_actions = 0 if world is None else world.spaces.num_actions
     return sampling(config.run).steps(config.problem, num_actions)
 

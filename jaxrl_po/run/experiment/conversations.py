@@ -23,7 +23,7 @@ from jaxrl_po.run.store import sources
 def make(
     config: LanguageConfig, start: models.Start, rewarded: Scorer | None, placement: Placement
 ) -> HostDialogues:
-    """Returns the dialogues of a run, with the worker of their environments started.
+    """Starts the environments of a run, and returns the dialogues of the run.
 
     Args:
       config: Settings of the run.
@@ -84,7 +84,7 @@ def make(
 def require_fit(
     config: LanguageConfig, start: models.Start, placement: Placement
 ) -> tuple[ChatTemplate, prompts.Text]:
-    """Returns the chat template and its text; raises ConfigError for flags unfit for `--tools`."""
+    """Returns chat template and text conversion; raises ConfigError if flags forbid `--tools`."""
     options = config.run
     if not sources.is_source(options.tools):
         raise ConfigError("tools", "must be a file and a class, file.py:Class")

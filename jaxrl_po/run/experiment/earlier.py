@@ -56,7 +56,7 @@ def read(domain: Domain[Config], flag: str, run: str) -> Config:
 def read_any(
     domains: Collection[Domain[Any]], flag: str, run: str, own: Mapping[str, object] = {}
 ) -> tuple[Domain[Any], RunConfig[Any]]:
-    """Returns the domain, among several, and the config of an earlier run; see `read`.
+    """Returns the domain, one of `domains`, and the config of an earlier run; see `read`.
 
     `own` holds objects of Python that the user passes again, and new paths of files, by flag.
     """
@@ -74,7 +74,7 @@ def read_any(
 
 
 def maker(domains: Collection[Domain[Any]], flag: str, run: str) -> tuple[Domain[Any], Json]:
-    """Returns the domain, among several, of an earlier run, and the run's stored settings."""
+    """Returns the domain, one of `domains`, and the stored settings of an earlier run."""
     makers = " or ".join(f"jaxrl-po {domain.NAME}" for domain in domains)
     if not run:
         raise ConfigError(flag, f"must name the folder of a run of {makers}, e.g. runs/first")
@@ -133,7 +133,7 @@ def state(
         placement = Placement(options.seeds, 1, 1)
         job = domain.build(config, placement, domain.open_world(config))
         stored = folder.read_settings(Path(run), flag)
-        # In its old place a file may change, as may the text of a chat template with today's date.
+        # A file in its old place may change, as may the text of a chat template with today's date.
         moved = any(values.get(name, "") != stored.get(name, "") for name in sources.DATA)
         for entry, digest in job.digests.items():
             if entry == provenance.BASE or moved:
@@ -202,7 +202,7 @@ def unsuitable(flag: str, run: str, error: Exception) -> ConfigError:
 def begun(domain: Domain[Any], problem: Problem, run: str) -> Problem:
     """Returns a problem that starts with the parameters and statistics of an earlier run.
 
-    The critic starts from new parameters if the earlier run has none, or one of other shapes.
+    The critic starts from new parameters if the earlier run has no critic of the same shapes.
 
     Args:
       domain: Domain of the earlier run.

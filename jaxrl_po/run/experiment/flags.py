@@ -363,7 +363,7 @@ def unknown_flag(name: str, sections: Mapping[str, type]) -> str:
 
 
 def _abbreviates(short: str, name: str) -> bool:
-    """Returns whether a name's words begin with the parts or letters of `ent_coef` or `lr`."""
+    """Returns whether `short` abbreviates the words of a name, as `ent_coef` and `lr` do."""
     words = name.split("_")
     return any(
         len(begun) == len(words) > 1 and all(map(str.startswith, words, begun))
@@ -396,7 +396,7 @@ def located(error: ConfigError, sections: Mapping[str, type]) -> ConfigError:
 
 @contextlib.contextmanager
 def locating(sections: Mapping[str, type]) -> Iterator[None]:
-    """Context that raises an error about a field as one about the field's flag; see `located`."""
+    """Context in which an error about a field names the field's flag instead; see `located`."""
     try:
         yield
     except ConfigError as error:
@@ -500,7 +500,8 @@ def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Runs a script and exits with the script's status.
 
     A `ConfigError` is one line on stderr that names the flag, and status 2, as is a `UsageError`; a
-    `RunError`, a `MemoryError` or an `OSError` is one line and status 1. No error has a traceback.
+    `RunError`, a `MemoryError` or an `OSError` is one line and status 1. A closed
+    stdout or stderr is not an error.
     """
     signals.guard()
     try:

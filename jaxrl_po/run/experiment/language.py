@@ -61,7 +61,7 @@ presets, tuned = presets_lib.of_language, presets_lib.of_pretrained
 
 
 def open_world(config: LanguageConfig) -> None:
-    """Returns None: a task depends on its model's tokens, so both are made together later."""
+    """Returns None: `build` makes the task, together with the model whose tokens the task has."""
 
 
 def rows(config: LanguageConfig) -> int:
@@ -254,9 +254,9 @@ def filtered(settings: ProblemSettings, model: Transformer) -> tuple[str, ...]:
 
 
 def learned(config: LanguageConfig, placement: Placement) -> tuple[int, int]:
-    """Returns the rows of a minibatch on one data device, and how many have the same prompt.
+    """Returns the numbers of rows in a minibatch on a data device, and of rows per prompt in it.
 
-    Only consecutive rows with the same prompt count: shuffled rows, or incomplete groups, do not.
+    The second number is 1 if rows are shuffled or lack some members of a group.
     """
     method, sizes = config.method, config.problem
     prompts, members = config.run.entry.learned(method, sizes.num_prompts, sizes.group_size)

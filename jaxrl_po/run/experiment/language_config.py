@@ -43,7 +43,7 @@ def task_entry(name: str) -> TaskEntry:
 
 
 def own_task(source: str, make: Callable[..., TaskLike] | None = None, *read: object) -> TaskLike:
-    """Makes a user-defined task; half of the test rows select the checkpoint if no others do.
+    """Makes a user-defined task; half of its test rows select the checkpoint by default.
 
     Args:
       source: Value of the flag `--task`.
@@ -65,7 +65,7 @@ def own_task(source: str, make: Callable[..., TaskLike] | None = None, *read: ob
 
 
 def is_dialogue(name: str) -> bool:
-    """Returns whether the task with this name is a dialogue."""
+    """Returns whether the task that `name` names is a dialogue."""
     is_object = sources.is_source(name) and not isinstance(user_code.load("task", name), TaskEntry)
     return (
         isinstance(own_task(name), language.Dialogue) if is_object else task_entry(name).is_dialogue

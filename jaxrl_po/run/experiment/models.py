@@ -53,8 +53,8 @@ def root(init_from: str, *seen: str) -> str:
       or if the folder holds neither a run nor a model.
 
     Raises:
-      UserCodeError: A folder on the way is missing, lacks its `config.json`, or leads back to
-        itself.
+      UserCodeError: A folder on the way is missing, lacks its `config.json`, or leads back to a
+        folder of `seen`.
     """
     if not init_from or os.path.isfile(init_from):
         return init_from
@@ -295,7 +295,7 @@ def teacher(domain: Language, config: LanguageConfig, task: TaskLike) -> Teacher
 def _latest(
     domain: Language, flag: str, run: str, settings: LanguageConfig, model: Transformer
 ) -> PyTree:
-    """Returns the newest policy of the first seed of a run with these settings.
+    """Returns the newest policy of the first seed of a run whose settings are `settings`.
 
     Raises:
       ConfigError: The run has no intact checkpoint, or the base model has changed since the run.
@@ -338,7 +338,7 @@ def require_alike(config: LanguageConfig, settings: LanguageConfig, task: TaskLi
 def require_vocabulary(
     flag: str, run: str, config: LanguageConfig, settings: LanguageConfig, task: TaskLike
 ) -> None:
-    """Raises ConfigError unless the run of `settings`, given as a flag, has the task's tokens."""
+    """Raises ConfigError unless the run of `settings`, named by a flag, has the task's tokens."""
     tokenizer = make_task(settings, None, answers=False).tokenizer
     if tokenizer != task.tokenizer:
         raise ConfigError(
@@ -368,7 +368,7 @@ def _parts(params: PyTree, base: Base | None) -> Iterator[Any]:
 
 
 def trained(policy: Transformer, params: ActorCritic) -> PyTree:
-    """Returns the policy of one seed as parameters without adapters, which are merged if any."""
+    """Returns the parameters of one seed's policy; adapters are merged into the base matrices."""
     if policy.lora is None:
         return params.policy
     base = {lora.BASE: params.frozen[lora.BASE]}

@@ -215,7 +215,7 @@ class RunConfig(Generic[OptionsOf]):
         return self
 
     def sections(self) -> dict[str, Record]:
-        """Returns the records by the prefix of their flags; a tuple holds several, by name."""
+        """Returns the records by the prefix of their flags; a field may be a tuple of records."""
         found: dict[str, Any] = {}
         for name, x in vars(self).items():
             found |= x._asdict() if hasattr(x, "_asdict") else {PREFIXES.get(name, name): x}

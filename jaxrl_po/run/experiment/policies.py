@@ -306,7 +306,7 @@ class _Generating(_Rebuilt):
 def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:
     """Returns token ids, with tokens that a pretrained tokenizer adds to any text, such as BOS.
 
-    Prompts are not passed through a chat template, which would write such tokens itself.
+    The tokens are not added twice to a prompt that a chat template has written with them.
     """
     if isinstance(tokenizer, TextTokenizer):
         return tokenizer.encode(prompt, special=True)

@@ -81,7 +81,7 @@ def prepare(
     if options.deterministic:
         provenance.ask_for_determinism()
     values, fields = flags.flatten(config.sections()), fields_of(sections)
-    # All processes must see the same folder, so they also compare whether it holds a run.
+    # Processes also compare whether the folder holds a run, since all must see the same folder.
     holds = f"{options.out} ({'with a run' if before else 'without a run'})"
     require_same({"out": holds, **{x: y for x, y in values.items() if fields[x].compared}})
     earlier = before.get("resolved", {})

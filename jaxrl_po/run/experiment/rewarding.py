@@ -100,7 +100,7 @@ def host_score(
     """Returns the scorer of `--reward`; None if the compiled program computes the reward.
 
     Raises:
-      ConfigError: Functions are invalid or unsuitable; the check does not load them.
+      ConfigError: Functions are invalid or unsuitable, as far as is known without loading them.
     """
     options, own = config.run, own_scorer(config.run)
     sources, arguments = functions(options), pattern(options)
@@ -249,7 +249,9 @@ def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> Json
 def with_reward_model(
     problem: Problem, config: LanguageConfig, task: language.Task, policy: language.Transformer
 ) -> Problem:
-    """Returns the problem with a reward model, fitted to comparisons of initial samples.
+    """Returns the problem with a reward model that is fitted to comparisons.
+
+    The compared completions are samples of the initial policy.
 
     Raises:
       ConfigError: The settings also ask for process rewards of the verifier.

@@ -25,7 +25,7 @@ from jaxrl_po.run.store import sources
 
 @runtime_checkable
 class Suite(Protocol):
-    """Environments by name: a module, an object, or a class whose instance is such an object."""
+    """Environments by name: a module, an object, or a class whose instances have these methods."""
 
     def names(self) -> Sequence[str]:
         """Returns the names of all environments of the suite."""
@@ -35,7 +35,7 @@ class Suite(Protocol):
 
 
 def split(name: str) -> tuple[str, str]:
-    """Returns the suite and the environment in it; the suite is empty for an environment without.
+    """Returns the suite and the environment in it; the suite of any other name is empty.
 
     Example:
       >>> split("brax:hopper"), split("envpool:Hopper-v4"), split("mine.py:suite:Corridor")
@@ -164,7 +164,7 @@ def with_params(name: str, env: object, env_params: str) -> Environment:
 
 
 def _converted(field: str, default: object, value: object) -> object:
-    """Converts a JSON value to the type of a default; raises ConfigError if that changes it."""
+    """Converts a JSON value to a default's type; raises ConfigError if the value would change."""
     default = static_value(field, default)
     if isinstance(default, jax.Array | np.ndarray):
         found = np.array(value)

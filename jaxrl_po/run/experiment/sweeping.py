@@ -280,7 +280,7 @@ def group(
 
 
 def best(domain: Domain[Any], asked: Asked, rows: list[Json], sections: Mapping[str, type]) -> Json:
-    """Returns the flags of the first row that were set or tuned; empty if `rows` is empty."""
+    """Returns set and tuned flags of the best combination, the first row; empty without rows."""
     if not rows:
         return {}
     first = asked.settings(domain, rows[0]["flags"])
@@ -432,7 +432,7 @@ def train(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[
       see `runner.Outcome`.
 
     Raises:
-      KeyboardInterrupt: A signal arrived before the first such line.
+      KeyboardInterrupt: A signal arrived before the first line with an evaluation.
       runner.NoAction, PoolError: See `runner.run`.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -480,7 +480,7 @@ def split(
     """Splits flags into flags with one value, flags with the values of a grid, and distributions.
 
     Args:
-      given: Text of each flag, which may describe a search, or value, by flag name.
+      given: Value of each flag, or text that may describe a search, by flag name.
       fields: Metadata of each flag's field, by flag name; only some fields may vary in a sweep.
 
     Example:

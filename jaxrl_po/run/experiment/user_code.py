@@ -135,7 +135,7 @@ def with_loss(make_learner: Callable[..., Learner], options: Values) -> Callable
     """Returns a method's `make` with the user's surrogate, advantage and optimizer.
 
     Raises:
-      UserCodeError: `make` lacks an argument for them, or the code cannot be used.
+      UserCodeError: `make` has no argument for a part of the loss, or the code cannot be used.
     """
     given, parameters = dict[str, Any](), inspect.signature(make_learner).parameters
     for name, kind in LOSS.items():

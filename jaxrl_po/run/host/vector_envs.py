@@ -59,7 +59,7 @@ class Pool(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Constructor of pools of one kind of environment, with its properties.
+    """One kind of host environment: its properties, and a function that opens pools.
 
     Attributes:
       name: name of the environment, as on the command line.

@@ -244,7 +244,7 @@ class TrainJob:
       evaluation: Evaluation of one seed.
       host: Work on the host in each iteration.
       given: Parameters and prompts that all seeds begin with; `init` then takes `(keys, given)`, so
-        that these arrays are no constants of the compiled program. None if `init` takes only keys.
+        that these arrays are not constants of the compiled program. None if `init` takes only keys.
       warm: Parts of `learner.init` if `init` contains a warm start; otherwise None.
       cheap_init: Whether `init` is compiled with little optimisation if the state is small. False
         for a user-defined learner, whose `init` may contain a warm start.
@@ -289,7 +289,7 @@ class TrainJob:
         return self.evaluation.examples if rollouts is None else rollouts.examples
 
     def measure(self, state: TrainState, key: Any = None) -> Values:
-        """Returns the values of an evaluation, leaves `[S, …]`; `key` is set only after the run."""
+        """Returns the values of an evaluation, leaves `[S, …]`; only later ones get a `key`."""
         own, measure = self.evaluation, self.evaluation.measure
         if key is None:
             key = own.key

@@ -44,9 +44,9 @@ class Programs(NamedTuple):
       init: `(keys) -> state`; with a warm start, `((keys, params)) -> state`.
       warm: Warm start with compiled `begin` and `advance`, which donates its argument `fit`; None
         without a warm start.
-      chunk: `(state, n, report, stop) -> (state, metrics, count, failure)`, runs n iterations, or
-        fewer, but at least one, once the event `stop` is set, or fewer if an environment of the
-        host fails; returns metrics `[count, S]`. The state is donated.
+      chunk: `(state, n, report, stop) -> (state, metrics, count, failure)`, runs n iterations and
+        returns metrics `[count, S]`; the state is donated. The count is below n if the event `stop`
+        is set, but at least 1, or if an environment of the host fails.
       evaluate: `(state) -> {name: [S]}`, evaluates all seeds.
       describe: `(state) -> arrays`, computes the arrays that `Examples.render` reads.
       like: shapes, dtypes and shardings of the training state.
@@ -88,7 +88,7 @@ def check(job: TrainJob) -> None:
 
 
 def in_microbatches(job: TrainJob, number: int) -> TrainJob | None:
-    """Returns the job with `number` microbatches; None if `number` does not divide its rows."""
+    """Returns the job with `number` microbatches; None if `number` does not divide the rows."""
     assert job.rebuild is not None
     learner = job.rebuild(number)
     if learner is None:
@@ -272,7 +272,7 @@ def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk
 
 
 def compile_evaluate(job: TrainJob, like: TrainState) -> tuple["Evaluate | None", Memory | None]:
-    """Compiles the evaluation; returns it and its memory, or None if devices evaluate nothing."""
+    """Compiles the evaluation; returns program and memory, None if devices evaluate nothing."""
     if job.host.rollouts is not None:
         return job.evaluate, None
     if job.evaluation.measure is None:
@@ -329,7 +329,7 @@ def with_shardings(shapes: Tree, shardings: PyTree) -> Tree:
 
 
 def chunk_of(job: TrainJob) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
-    """Returns a chunk as one function, `(state, n) -> (state, metrics)`; n rows are valid."""
+    """Returns a chunk as one function, `(state, n) -> (state, metrics of n rows)`."""
 
     def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
         def body(i: jax.Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
@@ -346,7 +346,7 @@ def chunk_of(job: TrainJob) -> Callable[[TrainState, jax.Array], tuple[TrainStat
 
 
 def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
-    """Returns a chunk that calls its program for some seconds at a time, to stop in between.
+    """Returns a chunk that calls its program for some seconds at a time, and can stop in between.
 
     Short calls also bound memory: where each device is one core, XLA keeps 2.4 KB of most matrix
     products until the call ends, up to 18 MB per second.
@@ -377,7 +377,7 @@ def in_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
 def compile_with_score(
     learner: Learner, scorer: Scorer, like: TrainState, options: dict[str, Any]
 ) -> tuple[Chunk, Memory]:
-    """Compiles a chunk as two programs with scoring in between; returns the larger memory."""
+    """Compiles a chunk as two programs with scoring in between; also returns the larger memory."""
     of_sample = options | {"out_shardings": (options["out_shardings"][0], None)}
     sample = compiled(learner.sample, like, **of_sample)
     shapes: Batch = jax.eval_shape(learner.sample, like)[1]

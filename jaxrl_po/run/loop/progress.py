@@ -33,7 +33,7 @@ OnRow = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 
 class Stop(Exception):
-    """Raised in `on_row`, saves and ends the run after the line; `summary.json` has its text."""
+    """Raised in `on_row`, ends the run, saved, after the line; `summary.json` has the message."""
 
 
 class Progress:

@@ -130,7 +130,7 @@ def run(
         stack.callback(worker.shutdown, wait=False)  # an interrupt does not wait for the compiler
 
         def wait_for(function: Callable[..., PyTree], *args: Any) -> tuple[PyTree, float]:
-            """Returns the result of a call and its seconds; a thread runs it, for signals."""
+            """Returns a call's result and seconds; meanwhile, the main thread handles signals."""
             begun = time.perf_counter()
             result = result_of(worker.submit(lambda: jax.block_until_ready(function(*args))))
             return result, max(time.perf_counter() - begun, 0.0)  # the clock may jump
@@ -175,7 +175,7 @@ def run(
 
 
 def _already_done(job: TrainJob, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
-    """Returns how a run ended if its last iteration is done; None otherwise. Compiles nothing."""
+    """Returns the outcome of a run whose last iteration is done, without compiling; or None."""
     if max(latest.iterations(), default=-1) < job.length.iterations:
         return None
     like = jax.eval_shape(job.learner.init, job.start)
@@ -228,7 +228,7 @@ class _Run:
         """
         rows = metrics_lib.read(self.folder / METRICS)
         failed_line = without_evaluation(self.job, rows, done)
-        # All processes check before one shortens the file, since they evaluate together.
+        # All processes check before a process shortens the file, since they evaluate together.
         again = processes.any_of(bool(failed_line))
         if resume and done < 0 and rows:
             self.reporter.report("no checkpoint is left to resume from: starts at iteration 0")
@@ -238,7 +238,7 @@ class _Run:
         return rows, failed_line
 
     def initial_state(self, leave_if_interrupted: Callable[[], None]) -> TrainState:
-        """Computes the state before the first iteration, after the warm start if there is one."""
+        """Computes the state before the first iteration, including any warm start."""
         start, warm, show = self.job.start, self.programs.warm, self.reporter.phase
         if warm is not None:
             fitted = programs_lib.run_warm_start(
@@ -369,9 +369,8 @@ class _Run:
     def evaluation(self, place: Row) -> Row:
         """Returns the fields of an evaluation and writes the examples, unless the host fails.
 
-        A failure on the host leaves no fields. The failure is raised at the end of the run. Only
-        after a reward function failed between the first and the last evaluation does training
-        continue.
+        A failure on the host leaves no fields, and ends the run. A failure of a reward function
+        ends the run only in the first or the last evaluation; otherwise training continues.
         """
         fields: Row = {}
         try:
@@ -399,7 +398,7 @@ class _Run:
         self.kept = self.iteration
 
     def require_sound(self, before: int, means: Metrics) -> None:
-        """Raises Diverged or NoAction if the metrics of iterations after `before` require it."""
+        """Raises Diverged or NoAction for failures in iterations after `before`; see `run`."""
         if self.stuck is not None:
             where = before + self.stuck[0] + 1
             raise Diverged(
@@ -439,7 +438,7 @@ def read_aside(path: Path, count: int) -> Metrics:
 
 
 def joined(before: Metrics, after: Metrics) -> Metrics:
-    """Joins the metrics of iterations and their successors; drops the former if names differ."""
+    """Joins metrics of earlier and later iterations; drops the earlier if the names differ."""
     if before.keys() != after.keys():
         return after
     return jax.tree.map(lambda *each: np.concatenate(each), before, after)

@@ -69,7 +69,7 @@ def hear_signals(started: threading.Event | None, leave_early: bool) -> Iterator
 
     Args:
       started: event that is set once the run has a state to save; None if the run already has one.
-        Before that, while programs compile and the state is initialised, the first signal ends the
+        Until the event is set, while programs compile and the state is made, a signal ends the
         work of a single process immediately; several processes end together.
       leave_early: whether to end the process, as a command does; if false, the work ends with a
         KeyboardInterrupt, and a notebook keeps its kernel.
@@ -145,7 +145,7 @@ def _leave(status: int) -> NoReturn:
 
 
 class Stream(io.FileIO):
-    """A standard stream that drops text which cannot be written, and notes that on stderr once."""
+    """A standard stream that drops text which cannot be written, and reports so once on stderr."""
 
     goes_on: ClassVar[bool] = False  # whether a closed pipe is reported, too
     _said = False

@@ -113,7 +113,7 @@ class TensorBoard:
 
     def write(self, row: Row) -> None:
         """Writes the numbers of one line of metrics."""
-        # Unlike an `EventsWriter`, a `SummaryWriter` keeps its full queue after a failed write.
+        # A `SummaryWriter` is not used, since its queue stays full after a failed write.
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -138,7 +138,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """Run of Weights & Biases.
 
-    `WANDB_MODE=offline` stores the run in its own folder; `wandb sync` sends the run later. A
+    `WANDB_MODE=offline` stores the data in the run's folder; `wandb sync` sends the data later. A
     resumed run continues under the id that its folder stores.
 
     Args:

@@ -85,7 +85,7 @@ def named(flag: str, value: Any) -> str:
 
 
 def parts(source: str) -> list[str]:
-    """Returns the entries of a flag that lists several: names, or objects as `PythonObject`."""
+    """Returns the entries of a flag that may list several: names, or `PythonObject`s."""
     if isinstance(source, PythonObject):
         listed = type(source.value) is list and all(isinstance(x, str) for x in source.value)
         return source.value if listed else [source]

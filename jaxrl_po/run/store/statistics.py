@@ -1,4 +1,4 @@
-"""Statistics over the scores of seeds; the score of a seed without an evaluation is NaN.
+"""Statistics over the scores of seeds; a missing score is NaN.
 
 The statistics follow Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
 Statistical Precipice" (https://arxiv.org/abs/2108.13264): the interquartile mean over seeds, a
@@ -126,7 +126,7 @@ def with_interval(scores: npt.ArrayLike) -> str:
 
 
 def tails(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Returns the ends of a 95 % interval of resampled estimates; NaN only if all estimates are."""
+    """Returns the ends of a 95 % interval of the numbers in `estimates`; NaN without numbers."""
     known = estimates[~np.isnan(estimates)]
     if not known.size:
         return math.nan, math.nan

@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     Attributes:
       reward: rewards of the dialogues, `[N]`, float32.
       score: raw scores of the dialogues, `[N]`, float32.
-      ended: `[N]`, bool, whether the environment, not the limit of turns, ended the dialogue.
+      ended: `[N]`, bool, whether the dialogue ended before the limit of turns cut it.
       measures: means `[N]` by name of the measure, pooled later.
     """
 
@@ -122,7 +122,7 @@ class HostDialogues(NamedTuple):
         return self.settings.num_prompts * self.settings.group_size
 
     def open(self, base_seed: int, seeds: Sequence[int]) -> "DialogueEngine":
-        """Returns the engine that plays the dialogues of these seeds."""
+        """Returns the engine that plays the dialogues of the seeds `seeds`."""
         return DialogueEngine(self, base_seed, seeds)
 
 
@@ -201,7 +201,7 @@ class DialogueEngine:
         self._host.environment.close()
 
     def compile(self, like: TrainState) -> None:
-        """Compiles the steps that begin and write; `like` has the shapes of the state."""
+        """Compiles the programs that write messages, for a training state of the shapes `like`."""
         params: ActorCritic = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy_of(like))
         prompt, no = np.zeros(self.recording().prompt.shape, np.int32), np.zeros(self._shape, bool)
         keys = jnp.broadcast_to(jax.random.key(0), self._shape)
@@ -284,7 +284,7 @@ class DialogueEngine:
         )
         measures = jax.tree.map(lambda x: x.reshape(shape), outcome.measures)
         made: Any = Recording
-        held = jax.device_get(held)  # host arrays; the update places these on devices as needed
+        held = jax.device_get(held)  # the update places host arrays on devices
         recording = made(prompt, pad, held, outcome.score.reshape(shape), measures)
         return recording, max(time.perf_counter() - begun - inside, 0.0)
 
@@ -366,7 +366,7 @@ class DialogueEngine:
         samples: int,
         seeds: Sequence[int],
     ) -> Recording:
-        """Plays `samples` dialogues per held-out prompt, or a greedy one: `[S, prompts, n, …]`.
+        """Plays `samples` dialogues per held-out prompt, or one greedy: `[S, prompts, n, …]`.
 
         `samples` is 0 for the greedy dialogue; see `evaluate` for the other arguments.
         """

@@ -96,7 +96,7 @@ class Children:
             first = min(child.deadline or 0.0 for child in running.values())
             pipes = [self._pipe, *(child.pipe for child in running.values())]
             ready = wait(pipes, max(first - time.monotonic(), 0.0))
-            if self._pipe in ready:  # before the results are sent, readable only if the run ended
+            if self._pipe in ready:  # the run sends no request before the results, unless it ended
                 raise EOFError
             for number, child in list(running.items()):
                 if child.pipe in ready or (child.deadline or 0.0) <= time.monotonic():
