@@ -27,7 +27,7 @@ the environment of a run is made twice
 arguments are read twice
   cli.launch: test_settings.py::test_arguments_and_environment_are_read_once
   - prepare_experiment(domain, given, options)
-  + prepare_experiment(domain, flags.tokenize(words, {: domain.OPTIONS}), options)
+  + prepare_experiment(domain, flags.tokenize(words, {"": domain.OPTIONS}), options)
 the start of a run is read twice
   run.experiment.models: test_pretrained_input.py::test_start_is_read_once_and_has_presets
   - base = read_base(config.initial.pretrained, config.model)

@@ -16,7 +16,7 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.errors import UserCodeError
-from jaxrl_po.run.experiment import flags, settings, user_code
+from jaxrl_po.run.experiment import flags, settings
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.experiment.options import RunConfig
 from jaxrl_po.run.experiment.settings import Config, Domain
@@ -113,7 +113,7 @@ def state(
       ConfigError: The run has no such checkpoint or one of another version of the library, a file
         of the user is gone, or the base model, or prompts at a new path, differ from the run's.
     """
-    no_loss: Json = dict.fromkeys(user_code.LOSS, "")  # only training needs the parts of the loss
+    no_loss: Json = dict.fromkeys(sources.LOSS, "")  # only training needs the parts of the loss
     options = dataclasses.replace(config.run, **no_loss)
     config = dataclasses.replace(config, run=options)
     values = flags.flatten(config.sections())

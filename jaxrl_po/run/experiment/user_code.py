@@ -16,13 +16,14 @@ from jaxrl_po.optimizers import Optimization
 from jaxrl_po.run import errors
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.errors import UsageError, UserCodeError
+from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.sources import OWN, in_file, is_source, missing, split
 from jaxrl_po.types import Learner
 from jaxrl_po.variables import describe
 
 Entry = TypeVar("Entry")
 # Maps an option that is an argument of a method's `make` to the type of that argument.
-LOSS: dict[str, Any] = dict.fromkeys(("surrogate", "advantage"), Callable)
+LOSS: dict[str, Any] = dict.fromkeys(sources.LOSS, Callable)
 LOSS |= {"optimizer": optax.GradientTransformation}
 REPLACED = {"advantage": Estimation, "optimizer": Optimization}  # replaced fields, by option
 
