@@ -43,14 +43,14 @@ class Options:
     """Options of an evaluation after the run."""
 
     run: str = static("", "folder of a run of jaxrl-po control or jaxrl-po language")
-    out: str = static("", "the file; empty is evaluation.json in the folder of the run")
+    out: str = static("", "file to write; empty for evaluation.json in the folder of the run")
     checkpoint: str = static(
-        "best", f"whose parameters are evaluated; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+        "best", f"checkpoint to evaluate; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     size: int = static(
         0,
-        "episodes or held-out prompts per seed, of a finite test set the first ones; 0 takes the "
-        "number of the run",
+        "episodes or held-out prompts per seed, the first prompts of a finite test set; 0 for as "
+        "many as in the run",
         within=Interval(0, 10**6),
     )
     seed: int = static(1, "seed of the evaluation's random numbers", within=SEED)

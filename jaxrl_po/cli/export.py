@@ -29,7 +29,7 @@ class Options:
     run: str = static("", "folder of a run of jaxrl-po language that began with a pretrained model")
     out: str = static("", "the folder to write, new or empty")
     checkpoint: str = static(
-        "best", f"whose parameters are written; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+        "best", f"checkpoint to write; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     seed_index: int = static(
         0,
@@ -39,7 +39,8 @@ class Options:
     )
     dtype: str = static(
         "",
-        "type of all parameters; empty keeps the base's type where training changed nothing",
+        "dtype of all parameters; empty for float32, except that unchanged parameters keep the "
+        "dtype of the base model",
         choices=("", "float32", "bfloat16", "float16"),
     )
 

@@ -62,12 +62,12 @@ class Options:
     run: str = static("", "folder of a run of jaxrl-po control or language")
     out: str = static(
         "",
-        "the GIF; empty is episode.gif in the folder of the run. The text of a run of language, "
-        "a .txt; empty prints it. The flags that follow are of a GIF",
+        "GIF to write; empty for episode.gif in the folder of the run. For a run of language, .txt "
+        "file to write; empty to print the text. Further flags apply to a GIF alone",
     )
-    seed_index: int = static(0, "which of the run's seeds plays, from 0", within=NON_NEGATIVE)
+    seed_index: int = static(0, "index of the seed that plays, from 0", within=NON_NEGATIVE)
     checkpoint: str = static(
-        "best", f"whose parameters play; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+        "best", f"checkpoint that plays; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     greedy: bool = static(True, "take the mode of the policy; otherwise sample")
     seed: int = static(0, "seed of the episode's random numbers", within=SEED)
@@ -79,7 +79,7 @@ class Options:
     )
     width: int = static(
         480,
-        "width of a frame; its height is three quarters of that",
+        "width of a frame; the height is three quarters of the width",
         unit="pixels",
         within=Interval(120, 1920),
     )

@@ -46,7 +46,7 @@ class Options:
         "metric to compare, higher is better; empty takes the greedy return or the held-out "
         "greedy accuracy",
     )
-    out: str = static("runs/report.html", "the file; an earlier report in it is replaced")
+    out: str = static("runs/report.html", "file to write, in place of an earlier report")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -21,8 +21,8 @@ class Prompts:
 
     template: str = common.static(
         "",
-        "chat: a prompt is a user's message in the model's chat template; or a text with {prompt}; "
-        "empty: a prompt as it is",
+        "text with {prompt} around each prompt; or chat, to make each prompt a user's message in "
+        "the model's chat template; empty to leave prompts unchanged",
     )
     system: str = static("", "system message before a user's message or the row's messages")
     template_arguments: str = static(
@@ -37,7 +37,7 @@ class Prompts:
         within=FRACTION,
     )
     max_prompt_length: int = static(
-        512, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
+        512, "maximal length of a prompt; 0 for no maximum", unit="tokens", within=NON_NEGATIVE
     )
 
     def validate(self) -> None:
@@ -63,7 +63,8 @@ class File(Prompts):
     )
     characters: str = static(
         "",
-        "the alphabet; empty takes the characters of the files, and a pretrained model has its own",
+        "characters of the vocabulary; empty for the characters in the files, or with a pretrained "
+        "model, whose vocabulary is fixed",
     )
 
     def validate(self) -> None:

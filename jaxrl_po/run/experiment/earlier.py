@@ -29,8 +29,8 @@ from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainSt
 TRAIN = "train"  # stored command name of a run with a user-defined learner
 CHECKPOINTS = ("best", "latest")
 WHICH = (
-    "each holds all seeds at one iteration, and best is the one with the highest mean score "
-    "over seeds"
+    "a checkpoint holds all seeds at one iteration, and the best checkpoint has the highest mean "
+    "score over seeds"
 )
 
 

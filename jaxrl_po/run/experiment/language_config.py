@@ -119,12 +119,12 @@ class LanguageOptions(Options):
         VERIFIER,
         f"reward to optimise: `{VERIFIER}`, of the task; `model`, a reward model fitted to "
         "comparisons by the verifier (--reward_model.*, --preferences.*); "
-        "`math`, whether a completion has, in \\boxed{} or after ####, what equals the answer as "
-        "mathematics; `last_number` or `contains`, whether its last number is the answer, or the "
-        "answer stands in it; `regex:PATTERN`, whether the last match, or its first group, is the "
-        "answer; or Python functions that score completions, as in "
-        "rewards.py:nearly,package.module:other, of which the first gives the accuracy and decides "
-        "which groups are informative",
+        "`math`, whether a completion has, in \\boxed{} or after ####, a result that equals the "
+        "answer as mathematics; `last_number`, whether the last number in a completion is the "
+        "answer; `contains`, whether a completion contains the answer; `regex:PATTERN`, whether "
+        "the last match, or its first group, is the answer; or Python functions that score "
+        "completions, as in rewards.py:nearly,package.module:other; the first function gives the "
+        "accuracy and decides which groups are informative",
     )
     eval_prompts: int = option(
         0,
@@ -139,10 +139,10 @@ class LanguageOptions(Options):
         unit="samples",
         within=NON_NEGATIVE,
     )
-    reward_weights: str = option("", "weights of the functions, as in 1,0.2; empty is 1 for each")
+    reward_weights: str = option("", "weights of reward functions, as in 1,0.2; empty for 1 each")
     reward_timeout: float = number(
         60.0,
-        "time limit of one call of a function",
+        "time limit of one call of a reward function",
         unit="seconds",
         within=POSITIVE,
         resume="any",
@@ -223,17 +223,17 @@ class ToolSettings:
     """Settings of dialogues with tools in Python."""
 
     turns: int = static(
-        8, "messages of a dialogue; one that still calls tools then is cut", within=COUNT
+        8, "most messages of a dialogue, which is cut if it still calls tools", within=COUNT
     )
     reply_length: int = static(
         256,
-        "tokens of the longest reply of tools, and of what a reset adds to a prompt; longer ones "
-        "are cut",
+        "most tokens of a reply of tools, and of the text that a reset adds to a prompt; longer "
+        "texts are cut",
         unit="tokens",
         within=COUNT,
     )
     timeout: float = number(
-        10.0, "time limit of one call of a method", unit="seconds", within=POSITIVE
+        10.0, "time limit of one call of a method of the class", unit="seconds", within=POSITIVE
     )
 
 
