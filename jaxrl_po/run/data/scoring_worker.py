@@ -37,7 +37,7 @@ def texts(value: object) -> Iterator[str]:
 
 
 def numbers(result: Any, count: int) -> list[float | None]:
-    """Converts a reward's result to `count` floats; keeps None and NaN; 10⁴⁰⁰ becomes infinite.
+    """Converts a reward's result to `count` floats or Nones; keeps NaN; 10⁴⁰⁰ becomes infinite.
 
     Raises:
       ResultError: the result does not consist of `count` numbers.
@@ -102,7 +102,7 @@ def awaited(result: Any) -> Any:
 
 def answer(function: Callable[..., object], guard: Guard | None, request: Json) -> Json:
     """Computes the reply to one call: `{"scores": [...]}` or `{"error": text}`."""
-    count = len(request["completions"])  # before the call, since the function may change the list
+    count = len(request["completions"])  # counted first, since the function may change the list
     given, written = (
         list(texts([column for name, column in request.items() if (name in WRITTEN) == wrote]))
         for wrote in (False, True)

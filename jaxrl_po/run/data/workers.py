@@ -91,11 +91,11 @@ class Process:
 
 def _end(pipe: Connection, pid: int, patience: float) -> int | None:
     """Closes the pipe, so that the worker exits; kills after `patience`; returns exit status."""
-    if pipe.closed:  # in a forked child, which inherits the worker's objects
+    if pipe.closed:  # a forked child has closed the worker's pipes
         return None
     pipe.close()
     until = time.monotonic() + patience
-    with contextlib.suppress(ChildProcessError):  # the system reaps if SIGCHLD is ignored
+    with contextlib.suppress(ChildProcessError):  # ignoring SIGCHLD reaps children
         while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < until:
             time.sleep(0.002)
         _kill(pid, group_only=bool(ended[0]))

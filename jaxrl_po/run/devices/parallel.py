@@ -277,7 +277,7 @@ def device_count() -> int:
     """
     try:
         return jax.device_count()
-    except (RuntimeError, AssertionError) as error:  # AssertionError: a plugin of unknown name
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that it knows a plugin
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         raise ConfigError(
             "devices",

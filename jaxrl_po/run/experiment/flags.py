@@ -25,7 +25,7 @@ from jaxrl_po.run.store.sources import DIGESTS, READ
 Field = dataclasses.Field[Any]
 EVERYTHING = "--help=all"
 HELP = ("--help", "-help", "-h", EVERYTHING)
-FORMER_SECTIONS = {"tools": "environment"}  # prefixes in folders of former versions
+FORMER_SECTIONS = {"tools": "environment"}  # former prefix by present prefix
 FLAG = re.compile(r"--?[a-zA-Z]")
 ORIGINS = ("given", "stored", "tuned", "preset", "default")  # the first origin with a value wins
 

@@ -43,7 +43,7 @@ def task_entry(name: str) -> TaskEntry:
 
 
 def own_task(source: str, make: Callable[..., TaskLike] | None = None, *read: object) -> TaskLike:
-    """Makes a user-defined task; half of its test rows select the checkpoint by default.
+    """Makes a user-defined task; without validation rows, half of the test rows replace them.
 
     Args:
       source: Value of the flag `--task`.

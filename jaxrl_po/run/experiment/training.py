@@ -336,7 +336,7 @@ def draw(job: TrainJob, out: Path) -> list[Row]:
 def broken_off(out: str, error: OSError) -> str:
     """Returns a line on a run that a failed write ended: reason, intact state, how to continue."""
     newest = None
-    with contextlib.suppress(OSError):  # the failure of the folder may continue
+    with contextlib.suppress(OSError):  # the folder may still be inaccessible
         newest = checkpoint.newest_intact(Path(out) / "checkpoints" / "latest")
     if newest is None:
         return format_error(error, out, "--resume continues from what is there, or begins again")

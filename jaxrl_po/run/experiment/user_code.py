@@ -25,7 +25,7 @@ Entry = TypeVar("Entry")
 # Maps an option that is an argument of a method's `make` to the type of that argument.
 LOSS: dict[str, Any] = dict.fromkeys(sources.LOSS, Callable)
 LOSS |= {"optimizer": optax.GradientTransformation}
-REPLACED = {"advantage": Estimation, "optimizer": Optimization}  # replaced fields, by option
+REPLACED = {"advantage": Estimation, "optimizer": Optimization}  # records by replacing option
 
 
 def load(flag: str, source: str) -> Any:

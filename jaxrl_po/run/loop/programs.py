@@ -102,7 +102,7 @@ def in_microbatches(job: TrainJob, number: int) -> TrainJob | None:
 
 
 def fit_in_memory(job: TrainJob, programs: Programs, space: int | None) -> tuple[int, Programs]:
-    """Compiles the chunk again until it fits; returns the number of microbatches and programs.
+    """Compiles the chunk again until it fits in memory; returns microbatches and programs.
 
     Args:
       job: job with one microbatch and with `rebuild`.

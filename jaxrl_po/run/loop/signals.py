@@ -51,7 +51,7 @@ def _handled(handler: Callable[[int, types.FrameType | None], None]) -> Iterator
 
     Only the main thread may set handlers. A handler in C code could not be restored, and stays.
     """
-    with contextlib.ExitStack() as stack:  # restores every handler, even if a signal interrupts it
+    with contextlib.ExitStack() as stack:  # restores every handler, even if a signal arrives
         for each in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             before = signal.getsignal(each)
             if before is not None and (each, before) != IGNORED:
@@ -128,7 +128,8 @@ def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
 def result_of(call: Future[Result]) -> Result:
     """Returns the result of a call in another thread, once the result is available.
 
-    The wait is repeated in short parts: a signal that arrives just before a wait does not end it.
+    The wait is repeated in short parts: a signal that arrives just before a wait would not end that
+    wait.
     """
     while not wait([call], timeout=0.2).done:
         pass

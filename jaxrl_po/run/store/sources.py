@@ -292,7 +292,7 @@ def _text(function: types.FunctionType) -> str:
     _, found, body = text.partition(function.__name__.strip("<>"))
     if found != "lambda":
         return text
-    code = function.__code__  # distinguishes two lambdas in the same line
+    code = function.__code__  # its bytes distinguish two lambdas in one line
     constants = [x for x in code.co_consts if not isinstance(x, types.CodeType)]
     return f"{found}{body.rstrip('),' + chr(10))} {constants} {code.co_code.hex()}"
 
