@@ -104,7 +104,7 @@ def rows_over_data(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
     and reduce-scatters their gradient. Without the constraint, the compiler may leave the
     parameters in place and shard the width of the activations, with all batch rows on every device.
     Caches and batches inherit the sharding. An array is not constrained if the devices do not
-    divide its number of rows, as for the single row of `init`.
+    divide its number of rows; the single row of `init` is an example.
 
     Args:
       mesh: mesh of the devices, see `parallel.make_mesh`.

@@ -208,7 +208,7 @@ class RunConfig(Generic[OptionsOf]):
         return cls(**found, initial=initial)
 
     def continued(self) -> Self:
-        """Returns the config with which the run is resumed or loaded.
+        """Returns the config that resuming or loading the run uses.
 
         The config lacks the earlier run of `init_from` if the checkpoints hold its parameters.
         """

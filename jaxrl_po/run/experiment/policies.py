@@ -42,8 +42,8 @@ class ControlPolicy(NamedTuple):
       act: `act(observation, key=None) -> action`, jitted; maps an observation of the environment
         `[*shape]`, or a batch of observations `[B, *shape]`, to actions in the environment's own
         units. The action is the mode of the policy or, with a key (consumed), a sample.
-        Observations are normalised as in training. An observation of another shape raises a
-        ConfigError, as does a policy with memory: see `step`.
+        Observations are normalised as in training. An observation of another shape raises
+        ConfigError, as does a policy with memory; see `step`.
       start: Memory at the start of an episode; () for a policy without memory.
       step: `step(memory, observation, key=None) -> (memory, action)`, acts with any policy.
     """

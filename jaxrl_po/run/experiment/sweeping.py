@@ -185,7 +185,7 @@ def carry_out(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     Args:
       domain: Domain of the experiments.
       given: Text or value of each flag, by flag name; see `flags.tokenize`.
-      leave_early: Whether a signal ends the process, as for a command; if false, see `sweep`.
+      leave_early: Whether a signal ends the process, as in a command; if false, see `sweep`.
 
     Raises:
       ConfigError: A flag is invalid, raised before training and before an earlier sweep is

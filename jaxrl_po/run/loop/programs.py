@@ -130,7 +130,7 @@ def choose_microbatches(
     compile_again: Callable[[TrainJob, int], Memory],
     space: int | None,
 ) -> int:
-    """Finds the smallest number of microbatches with which an update fits in memory.
+    """Finds the smallest number of microbatches that lets an update fit in memory.
 
     The peak of an update in n microbatches is about a + b/n bytes. At first, a is the part that
     more microbatches do not reduce; later, a and b follow from the last two compilations, unless

@@ -277,7 +277,7 @@ class MetricWarnings:
 def first_above(metric: Mean | None, limit: float) -> tuple[int, int] | None:
     """Finds where a metric `[n, S]` first exceeds a limit: `(index of the iteration, seed)`.
 
-    The result is None if the metric nowhere exceeds the limit, as for an empty mean or NaN.
+    The result is None if the metric nowhere exceeds the limit; an empty mean or NaN does not.
 
     Example:
       >>> first_above(Mean(np.array([[4.0, 8.0], [0.0, 9.0]]), np.full((2, 2), 8.0)), 1.0)

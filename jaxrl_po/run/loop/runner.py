@@ -59,7 +59,7 @@ FAILURES = Diverged, NoAction, RewardError, PoolError
 
 
 class Outcome(NamedTuple):
-    """State and reason with which a run ended.
+    """Final state of a run, and the reason of its end.
 
     Attributes:
       state: final training state.
@@ -108,7 +108,7 @@ def run(
         leaves the number open.
 
     Returns:
-      The state and the reason with which the run ended.
+      Final state of the run, and the reason of its end.
 
     Raises:
       RunError: the run does not fit in memory.
