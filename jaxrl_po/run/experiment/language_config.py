@@ -43,7 +43,7 @@ def task_entry(name: str) -> TaskEntry:
 
 
 def own_task(source: str, make: Callable[..., TaskLike] | None = None, *read: object) -> TaskLike:
-    """Makes a user-defined task; without validation rows, half of the test rows replace them.
+    """Makes a user-defined task; half of the test rows serve as missing validation rows.
 
     Args:
       source: Value of the flag `--task`.

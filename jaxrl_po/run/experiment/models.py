@@ -140,7 +140,7 @@ class Start(NamedTuple):
       params: Parameters `{"params": …}` on the host, of the first policy or of the base under the
         adapters; None if each seed draws its own parameters.
       base: Pretrained model, without parameters; None for a model of this library.
-      digest: Digest of `params` under adapters; empty without adapters.
+      digest: Digest of the base parameters below adapters; empty without adapters.
       critic: Transformer of the critic; None without a critic.
       teacher: Final policy of an earlier run; None without a teacher.
     """
