@@ -58,8 +58,72 @@ TEXTS = {
     ],
     "task": [("a function of", "a function or entry of")],
     "seed_index": [
-        ("which of the run's seeds (", "index of the seed whose parameters are written, from 0 (")
+        ("which of the run's seeds (", "index of the seed whose parameters are written, from 0 ("),
+        ("which of the run's seeds plays", "index of the seed that plays"),
     ],
+    "out": [
+        ("the GIF; empty is episode.gif", "GIF to write; empty for episode.gif"),
+        ("The text of a run of language, a .txt", "For a run of language, .txt file to write"),
+        (
+            "empty prints it. The flags that follow are of a GIF",
+            "empty to print the text. Further flags apply to a GIF alone",
+        ),
+        ("the file; empty is evaluation.json", "file to write; empty for evaluation.json"),
+        (
+            "the file; an earlier report in it is replaced",
+            "file to write, in place of an earlier report",
+        ),
+    ],
+    "checkpoint": [
+        ("whose parameters play", "checkpoint that plays"),
+        ("whose parameters are evaluated", "checkpoint to evaluate"),
+        ("whose parameters are written", "checkpoint to write"),
+        ("each holds all seeds", "a checkpoint holds all seeds"),
+        ("best is the one with the highest", "the best checkpoint has the highest"),
+    ],
+    "width": [
+        ("its height is three quarters of that", "the height is three quarters of the width")
+    ],
+    "size": [
+        ("of a finite test set the first ones", "the first prompts of a finite test set"),
+        ("0 takes the number of the run", "0 for as many as in the run"),
+    ],
+    "task.max_prompt_length": [
+        (
+            "a longer prompt is an error; 0 allows any",
+            "maximal length of a prompt; 0 for no maximum",
+        )
+    ],
+    "tools.turns": [
+        (
+            "messages of a dialogue; one that still",
+            "most messages of a dialogue, which is cut if it",
+        ),
+        ("it calls tools then is cut", "it still calls tools"),
+    ],
+    "tools.reply_length": [
+        (
+            "tokens of the longest reply of tools, and of what",
+            "most tokens of a reply of tools, and of the text that",
+        ),
+        ("longer ones", "longer texts"),
+    ],
+    "reward": [
+        ("what equals the answer", "a result that equals the answer"),
+        (
+            "`last_number` or `contains`, whether its last number is the answer, or the answer "
+            "stands in it",
+            "`last_number`, whether the last number in a completion is the answer; `contains`, "
+            "whether a completion contains the answer",
+        ),
+        (", of which the first gives", "; the first function gives"),
+    ],
+    "reward_weights": [
+        ("the functions, as", "reward functions, as"),
+        ("empty is 1 for", "empty for 1"),
+    ],
+    "reward_timeout": [("a function", "a reward function")],
+    "tools.timeout": [("a method", "a method of the class")],
     "tools": [
         (
             "class with tools for a pretrained model, as file.py:Class",
@@ -75,7 +139,22 @@ CHANGED: dict[str, list[object]] = {
     "network.state_dependent_std": [
         *("bool", False),
         "compute σ of a Gaussian policy from the state instead of one vector for all states",
-    ]
+    ],
+    "dtype": [
+        *("str", ""),
+        "dtype of all parameters; empty for float32, except that unchanged parameters keep the "
+        "dtype of the base model (one of , float32, bfloat16, float16)",
+    ],
+    "task.template": [
+        *("str", ""),
+        "text with {prompt} around each prompt; or chat, to make each prompt a user's message in "
+        "the model's chat template; empty to leave prompts unchanged",
+    ],
+    "task.characters": [
+        *("str", ""),
+        "characters of the vocabulary; empty for the characters in the files, or with a pretrained "
+        "model, whose vocabulary is fixed",
+    ],
 }
 ADDED = {"tuned", "exporter", "surrogate", "advantage", "optimizer", "actor_critic"}
 ADDED |= {"by", "title", "labels"}

@@ -1,10 +1,11 @@
 """Evaluates the policies of a run again: `jaxrl-po evaluate --run=runs/first --size=1024`.
 
-Every seed is evaluated greedily, all at the same iteration: the best checkpoint by the mean score
-over seeds, or the latest. The score that selected the best checkpoint is biased upwards by that
-selection. Episodes, and prompts that a task generates, are therefore drawn anew, from `--seed`. For
-prompts in a file, each row of the test set is asked once; the test set does not select checkpoints.
-The command writes `evaluation.json` to the folder of the run, or to `--out`.
+Every seed is evaluated greedily, all seeds at the same iteration: the best checkpoint by the mean
+score over seeds, or the latest checkpoint. The score that selected the best checkpoint is biased
+upwards by the selection. Episodes, and prompts that a task generates, are therefore drawn anew,
+from `--seed`. For prompts in a file, each prompt of the test set is asked once; the test set does
+not select checkpoints. The command writes `evaluation.json` to the folder of the run, or to
+`--out`.
 """
 
 import contextlib
@@ -34,22 +35,22 @@ from jaxrl_po.run.store import folder, statistics
 SIZES = {"control": "eval_episodes", "language": "eval_prompts"}
 
 Scores = dict[str, np.ndarray[Any, Any]]
-"""Maps the name of a score to the mean of each seed, `[S]`."""
+"""Maps the name of a score to the mean score of each seed, `[S]`."""
 
 
 @config_lib.record
 class EvaluateOptions:
-    """The evaluation."""
+    """Options of an evaluation after the run."""
 
     run: str = static("", "folder of a run of jaxrl-po control or jaxrl-po language")
-    out: str = static("", "the file; empty is evaluation.json in the folder of the run")
+    out: str = static("", "file to write; empty for evaluation.json in the folder of the run")
     checkpoint: str = static(
-        "best", f"whose parameters are evaluated; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+        "best", f"checkpoint to evaluate; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     size: int = static(
         0,
-        "episodes or held-out prompts per seed, of a finite test set the first ones; 0 takes the "
-        "number of the run",
+        "episodes or held-out prompts per seed, the first prompts of a finite test set; 0 for as "
+        "many as in the run",
         within=Interval(0, 10**6),
     )
     seed: int = static(1, "seed of the evaluation's random numbers", within=SEED)
@@ -63,10 +64,10 @@ class EvaluateOptions:
 def evaluate_run(
     options: EvaluateOptions, domain: Domain[Any], config: RunConfig[Any]
 ) -> tuple[int, str, Scores]:
-    """Evaluates every seed of the run; `--size` replaces the size of its config.
+    """Evaluates every seed of a run; `--size` replaces the evaluation size in the run's config.
 
     Returns:
-      Iteration of the checkpoint; number of episodes or prompts per seed, in words; the scores.
+      Iteration of the checkpoint; number of episodes or prompts per seed, in words; and the scores.
     """
     if options.size:
         sizes: Any = {SIZES[domain.NAME]: options.size}
@@ -121,7 +122,7 @@ def record_episodes(options: EvaluateOptions, domain: Domain[Any], config: RunCo
 
 
 def format_scores(scores: Scores) -> str:
-    """Formats a line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
+    """Formats a line per score: mean, interquartile mean with 95 % interval, and lowest seed."""
     lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
     for name, values in scores.items():
         iqm = statistics.with_interval(values)
@@ -130,7 +131,7 @@ def format_scores(scores: Scores) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command `evaluate`; returns the exit status."""
     summary = "Evaluates the policies of a run again."
     options = flags.ask(argv, "jaxrl-po evaluate", summary, EvaluateOptions)
     if options is None:

@@ -1,8 +1,8 @@
 """Writes the model that a run trained: `jaxrl-po export --run=runs/first --out=trained`.
 
 `transformers` and `--init_from` can read the folder; adapters are merged into the matrices. A
-parameter that training did not change keeps the type of the base model; any other is float32, which
-preserves the training result exactly.
+parameter that training did not change keeps the dtype of the base model; a changed parameter is
+float32, which preserves the training result exactly.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ from jaxrl_po.types import PyTree
 
 @config_lib.record
 class ExportOptions:
-    """The export."""
+    """Options of an export."""
 
     run: str = static("", "folder of a run of jaxrl-po language that began with a pretrained model")
     out: str = static("", "the folder to write, new or empty")
     checkpoint: str = static(
-        "best", f"whose parameters are written; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+        "best", f"checkpoint to write; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     seed_index: int = static(
         0,
@@ -39,13 +39,14 @@ class ExportOptions:
     )
     dtype: str = static(
         "",
-        "type of all parameters; empty keeps the base's type where training changed nothing",
+        "dtype of all parameters; empty for float32, except that unchanged parameters keep the "
+        "dtype of the base model",
         choices=("", "float32", "bfloat16", "float16"),
     )
 
 
 def as_base(params: PyTree, base: PyTree) -> PyTree:
-    """Returns the parameters; those that equal the base model's get its type back."""
+    """Returns the parameters; a parameter that equals the base model's gets the base's dtype."""
 
     def kept(x: jax.Array, before: jax.Array) -> jax.Array:
         return before if np.array_equal(x, before.astype(x.dtype)) else x
@@ -54,7 +55,7 @@ def as_base(params: PyTree, base: PyTree) -> PyTree:
 
 
 def rounded_away(params: PyTree, base: PyTree, dtype: str) -> tuple[int, int]:
-    """Counts numbers that training changed, and how many of them a type rounds back to the base.
+    """Counts the numbers that training changed, and the changed numbers that `dtype` rounds back.
 
     Example:
       >>> base, params = np.array([1.0, 1.0]), np.array([1.0, 1.0001])
@@ -72,7 +73,7 @@ def rounded_away(params: PyTree, base: PyTree, dtype: str) -> tuple[int, int]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command `export`; returns the exit status."""
     summary = "Writes the model of a run for transformers."
     options = flags.ask(argv, "jaxrl-po export", summary, ExportOptions)
     if options is None:

@@ -1,4 +1,4 @@
-"""Common part of the training commands: from arguments to an experiment and an exit status."""
+"""Common part of the training commands: arguments become an experiment and an exit status."""
 
 import functools
 import json
@@ -15,15 +15,15 @@ from jaxrl_po.run.experiment.settings import Domain
 
 
 def main(domain: Domain[Any], argv: Sequence[str]) -> int:
-    """Runs a training command on its arguments; returns its exit status.
+    """Runs a training command on its arguments; returns the exit status.
 
-    The status is 0 if the run is done, or was interrupted and saved. It is 1 if the run diverged, a
-    reward function failed on the first batch, an environment failed, or the folder could no longer
-    be written.
+    The exit status is 0 if the run is done, or was interrupted and saved. The exit status is 1 if
+    the run diverged, a reward function failed on the first batch, an environment failed, or the
+    folder could no longer be written.
 
     Raises:
-      ConfigError: invalid flags, before anything is compiled or the folder is changed; or later, a
-        resumed run without any usable checkpoint.
+      ConfigError: a flag is invalid, raised before a program is compiled or the folder is changed;
+        or a resumed run has no usable checkpoint, raised later.
     """
     asks, words = flags.help_of(argv)
     given = flags.tokenize(words, {"": domain.OPTIONS})
@@ -46,7 +46,7 @@ def main(domain: Domain[Any], argv: Sequence[str]) -> int:
 
 
 def _compile(experiment: Experiment, options: RunOptions) -> int:
-    """Prints the memory of each program; returns 1 if one does not fit, else 0."""
+    """Prints the memory of each program; returns 1 if a program does not fit, else 0."""
     from jaxrl_po.run import aot
 
     platform, _, count = options.compile_for.partition(":")

@@ -1,11 +1,12 @@
 """Compares runs: `jaxrl-po plot runs/a runs/b --out=runs/plot`.
 
 The figure shows learning curves (interquartile mean over seeds with its 95 % bootstrap interval)
-and the performance profile of the scores (share of the seeds at or above each score); the table has
-the probability of improvement over the first run, with its 95 % score interval and the p-value of a
+and the performance profile of the scores (share of the seeds at or above each score). The table has
+the probability of improvement over the first run, with the 95 % score interval and the p-value of a
 permutation test. The command writes `plot.png` and `table.txt` to `--out`, or the figure alone to a
 file, and prints the settings in which the runs differ. If runs are on different environments or
-tasks, their labels say so, and the first run is compared only with runs on its own.
+tasks, labels name the latter, and the first run is compared only with runs on the same environment
+or task.
 """
 
 import itertools
@@ -36,7 +37,7 @@ FINAL, AREA = "final", "area"
 
 @config.record
 class PlotOptions:
-    """The comparison; the folders of the runs come before the flags."""
+    """Options of a comparison; the folders of the runs come before the flags."""
 
     metric: str = static(
         "",
@@ -62,9 +63,9 @@ class Run(NamedTuple):
     """An earlier run, as read from its folder.
 
     Attributes:
-      label: folder of the run, without the part that all runs share; with the place if that differs
-        between runs.
-      rows: lines of metrics.
+      label: folder of the run, without the leading folders that all runs share; followed by the
+        environment or task if the runs differ in it.
+      rows: lines of metrics of the run.
       config: settings of the run, by flag name.
       place: environment or task of the run.
     """
@@ -76,15 +77,16 @@ class Run(NamedTuple):
 
 
 def read_runs(paths: Sequence[str], names: str = "") -> list[Run]:
-    """Reads the runs in these folders.
+    """Reads the runs in the folders `paths`.
 
     Args:
-      paths: Folders.
+      paths: Folders of the runs.
       names: Labels of the runs, separated by commas; empty for `labels`.
 
     Raises:
-      UsageError: no folders, more folders than colours, or a folder that does not hold a run.
-      ConfigError: Another number of names than of folders.
+      UsageError: No folder is named, more folders than colours are named, or a folder does not hold
+        a run.
+      ConfigError: The number of names differs from the number of folders.
     """
     if not 1 <= len(paths) <= len(COLOURS):
         raise UsageError(
@@ -144,7 +146,7 @@ def differ(runs: Sequence[Run]) -> bool:
 
 
 def labels(paths: Sequence[str]) -> list[str]:
-    """Returns the paths without their common leading folders.
+    """Returns the paths without the leading folders that all paths share.
 
     Example:
       >>> labels(["runs/a/first", "runs/b/first"]), labels(["runs/a"])
@@ -161,7 +163,7 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     """Returns the name of the metric to compare: `asked`, or a score that all runs have.
 
     Raises:
-      ConfigError: some run does not have the metric.
+      ConfigError: a run lacks the metric `asked`.
       UsageError: the runs have no metric in common.
     """
     available = [
@@ -186,7 +188,7 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
 
 
 def final_values(run: Run, metric: str) -> npt.NDArray[np.float64]:
-    """Returns the last logged value of each seed, `[S]`; −∞ if it is not a finite number."""
+    """Returns the last logged value of each seed, `[S]`; −∞ for a value that is not finite."""
     return statistics.worst_if_missing(_curve(run, metric)[1][:, -1])
 
 
@@ -196,12 +198,12 @@ def _curve(run: Run, metric: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[
 
 
 def scores_of(runs: Sequence[Run], metric: str, by: str) -> list[npt.NDArray[np.float64]]:
-    """Returns the score of each seed, `[S]` per run; −∞ if it is not a finite number.
+    """Returns the scores of seeds, `[S]` per run; −∞ for a score that is not a finite number.
 
     Args:
       runs: Runs as `read_runs` returns them.
       metric: Name of the metric.
-      by: Score of a seed, as in `PlotOptions`. A curve is linear between its points.
+      by: Definition of a seed's score, as in `PlotOptions`. A curve is linear between its points.
     """
     if by == FINAL:
         return [final_values(run, metric) for run in runs]
@@ -220,7 +222,7 @@ def scores_of(runs: Sequence[Run], metric: str, by: str) -> list[npt.NDArray[np.
 
 
 def format_comparison(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float64]]) -> str:
-    """Returns a line per run: its score and how it compares with the first run, then sentences."""
+    """Returns a line per run (score, comparison with the first run), then comparisons in words."""
     width = max(len(run.label) for run in runs)
     line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}} {{:>8}}".format
     head = "IQM, 95 % interval", "lowest", "better than the first", "p"
@@ -244,7 +246,7 @@ def format_comparison(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Returns `name: value, value, …` of each setting that all runs have and that differs.
+    """Returns `name: value, value, …` for each setting that all runs have with different values.
 
     Example:
       >>> runs = [Run("", [], {"algorithm": x, "seeds": 8}, "") for x in ("ppo", "trpo")]
@@ -261,7 +263,7 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
 
 
 def is_tuned(run: Run) -> bool:
-    """Returns whether the run took a setting that was tuned for its environment or task."""
+    """Returns whether the run used a setting that was tuned for its environment or task."""
     return "tuned" in run.config.get("resolved", {}).get("origin", {}).values()
 
 
@@ -272,16 +274,16 @@ def draw_profiles(
     everything = np.concatenate(finals)
     finite = everything[np.isfinite(everything)]
     low, high = (finite.min(), finite.max()) if finite.size else (np.nan, np.nan)
-    # Levels end at the best score, at which a run has share 1 if all of its seeds reach it.
+    # Levels end at the best score, where a run has share 1 if all of its seeds reach that score.
     levels = np.linspace(low - 0.05 * (high - low or abs(high) or 1.0), high, 200)
     below = np.nextafter(levels, -np.inf)
     for i, (scores, colour) in enumerate(zip(finals, COLOURS, strict=False)):
-        # [S, R]: R bootstrap resamples of the seeds.
+        # Array [S, R] of R bootstrap resamples of the seeds.
         draws = scores[np.random.default_rng(0).integers(len(scores), size=(len(scores), 2000))]
         band = np.percentile(statistics.performance_profile(draws, below), statistics.TAILS, axis=1)
         axes.fill_between(levels, *band, color=colour, alpha=0.18, linewidth=0)
         profile = statistics.performance_profile(scores, below)
-        # Equal profiles lie on top of each other, so the first one drawn is the widest.
+        # Equal profiles lie on top of each other, so the profile that is drawn first is the widest.
         width = 2.2 + 1.5 * (len(finals) - 1 - i)
         axes.plot(levels, profile, color=colour, linewidth=width, solid_capstyle="butt")
     axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -293,7 +295,7 @@ def draw_profiles(
 def save_figure(
     runs: Sequence[Run], metric: str, path: Path, *, by: str = FINAL, title: str = ""
 ) -> None:
-    """Writes the figure, curves beside profiles; see `plotting.write_figure` and `PlotOptions`."""
+    """Writes the figure with curves beside profiles; see `plotting.write_figure`, `PlotOptions`."""
     series = [Series(metric, run.label, run.rows) for run in runs]
     units = dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
     unit, name = " or ".join(units), metrics.label(metric)
@@ -319,7 +321,7 @@ def split_arguments(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command `plot`; returns the exit status."""
     summary = "Compares runs: jaxrl-po plot runs/a runs/b --out=runs/plot"
     folders, options = split_arguments(argv, "jaxrl-po plot", summary, PlotOptions)
     if options is None:

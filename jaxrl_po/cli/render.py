@@ -1,8 +1,8 @@
 """Shows the trained policy: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
 
 For a `jaxrl-po control` run, finished or still running, the command plays one episode of one seed
-from a checkpoint, which is only read, and writes a GIF. For a `jaxrl-po language` run, it prints
-the completions of the first seed at the last evaluation.
+from a checkpoint, which is only read, and writes a GIF. For a `jaxrl-po language` run, the command
+prints the completions of the first seed at the last evaluation.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Scene(NamedTuple):
 
     Attributes:
       draw: `(axes, episode, t) -> None`, draws one time step.
-      fps: frames per second that suit the environment's pace.
+      fps: number of frames per second that suits the pace of the environment.
     """
 
     draw: Draw
@@ -57,17 +57,17 @@ OTHER = Scene(rendering.components, 10)
 
 @config_lib.record
 class RenderOptions:
-    """The episode and its rendering."""
+    """Options of the episode to play and of the episode's rendering."""
 
     run: str = static("", "folder of a run of jaxrl-po control or language")
     out: str = static(
         "",
-        "the GIF; empty is episode.gif in the folder of the run. The text of a run of language, "
-        "a .txt; empty prints it. The flags that follow are of a GIF",
+        "GIF to write; empty for episode.gif in the folder of the run. For a run of language, .txt "
+        "file to write; empty to print the text. Further flags apply to a GIF alone",
     )
-    seed_index: int = static(0, "which of the run's seeds plays, from 0", within=NON_NEGATIVE)
+    seed_index: int = static(0, "index of the seed that plays, from 0", within=NON_NEGATIVE)
     checkpoint: str = static(
-        "best", f"whose parameters play; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+        "best", f"checkpoint that plays; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     greedy: bool = static(True, "take the mode of the policy; otherwise sample")
     seed: int = static(0, "seed of the episode's random numbers", within=SEED)
@@ -79,24 +79,24 @@ class RenderOptions:
     )
     width: int = static(
         480,
-        "width of a frame; its height is three quarters of that",
+        "width of a frame; the height is three quarters of the width",
         unit="pixels",
         within=Interval(120, 1920),
     )
 
 
-STEPS = 1000  # number of steps in one call of the compiled program that plays
+STEPS = 1000  # number of time steps in one call of the compiled program that plays an episode
 
 
 class Player(NamedTuple):
-    """One seed at one checkpoint.
+    """Policy of one seed at one checkpoint, with the environment to play in.
 
     Attributes:
       world: Environment of the run.
       problem: Problem whose policy acts.
-      state: State of the seed; its observation statistics are not updated.
+      state: Training state of the seed; playing does not update the observation statistics.
       iteration: Iteration of the checkpoint.
-      title: Algorithm, environment and seed, as a title.
+      title: Algorithm, environment and seed, as a title of the animation.
     """
 
     world: control.World
@@ -107,7 +107,7 @@ class Player(NamedTuple):
 
 
 def restore(options: RenderOptions, config: ControlConfig) -> Player:
-    """Rebuilds the problem of the run and reads the checkpoint."""
+    """Rebuilds the problem of a run and reads the checkpoint that the options name."""
     run = config.run
     earlier.require_seed("seed_index", options.seed_index, run.seeds, "run", options.run)
     which = options.run, options.checkpoint
@@ -119,11 +119,11 @@ def restore(options: RenderOptions, config: ControlConfig) -> Player:
 
 
 def play_episode(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
-    """Plays one episode; `key` is consumed.
+    """Plays one episode; consumes `key`.
 
-    The episode is the first one that `control.make_evaluate` plays with the same key.
+    The episode equals the first episode that `control.make_evaluate` plays with the same key.
     """
-    # One episode needs one starting state.
+    # A single episode needs a single starting state, so no further starting states are prepared.
     environment = adapt(player.world.env)._replace(refresh=None)
     actor = actor_of(player.problem)
     reset_key, step_key = jax.random.split(key)
@@ -150,7 +150,7 @@ def play_episode(player: Player, key: jax.Array, *, max_steps: int, greedy: bool
         over = bool((part.transition.terminated | part.transition.truncated).any())
     trajectory = jax.tree.map(lambda *parts: np.concatenate(parts), *parts)
     transition = trajectory.transition
-    # The environment resets itself and continues, so cut after the first end.
+    # The environment resets itself and continues, so the trajectory is cut after its first end.
     ended = np.flatnonzero(transition.terminated | transition.truncated)
     length = min(int(ended[0]) + 1 if over else max_steps, max_steps)
     seen = jax.tree.map(
@@ -164,8 +164,8 @@ def play_episode(player: Player, key: jax.Array, *, max_steps: int, greedy: bool
 def to_draw(seen: PyTree) -> Floats:
     """Returns the drawn part of an episode's observations `[T + 1, …]`; bytes are scaled to [0, 1].
 
-    An array is drawn completely; a structured observation by its image, or without an image by all
-    numbers that the policy reads, side by side.
+    An observation of one array is drawn completely. A structured observation is drawn as its image
+    or, without an image, as all numbers that the policy reads, side by side.
     """
     policy = seen.policy if isinstance(seen, Observation) else seen
     leaves = [
@@ -179,11 +179,11 @@ def to_draw(seen: PyTree) -> Floats:
 
 
 class Camera:
-    """A single gymnasium environment as a pool of one, which can render images.
+    """A pool of one gymnasium environment, which can render images.
 
     Args:
-      env: environment made with `render_mode="rgb_array"`.
-      seed: random seed of its first episode.
+      env: gymnasium environment made with `render_mode="rgb_array"`.
+      seed: random seed of the environment's first episode.
     """
 
     def __init__(self, env: Any, seed: int):
@@ -200,21 +200,21 @@ class Camera:
         return PoolStep(np.asarray(observation)[None], *(np.asarray(x)[None] for x in others))
 
     def picture(self) -> Frame:
-        """Renders the environment in its present state, `[H, W, 3]`."""
+        """Renders an image `[H, W, 3]` of the environment in its present state."""
         return np.asarray(self._env.render(), np.uint8)
 
     def close(self) -> None:
-        """Closes the environment."""
+        """Closes the gymnasium environment."""
         self._env.close()
 
 
 def film(
     player: Player, source: Source, options: RenderOptions, max_steps: int
 ) -> tuple[Episode, Scene]:
-    """Plays one episode on the host, drawn from the environment's own images if it renders any.
+    """Plays one episode on the host; the scene shows images if the environment renders any.
 
     Raises:
-      PoolError: the environment failed.
+      PoolError: the environment raised an error or died.
     """
     problem, greedy = player.problem, options.greedy
     act = jax.jit(functools.partial(recorded.act, problem, source.spaces, greedy=greedy))
@@ -241,17 +241,17 @@ def film(
         draw = functools.partial(rendering.picture, pictures=taken)
         return episode, Scene(draw, min(camera.fps, 50))
     print(f"drawn from the observations, since gymnasium takes no pictures here: {why}")
-    if observed.ndim == 4:  # images: draw only the newest of stacked frames
+    if observed.ndim == 4:  # observations are images: draws only the newest of stacked frames
         return episode._replace(observation=observed[..., -1:] / 255.0), Scene(rendering.grid, 15)
     return episode, OTHER
 
 
 def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
-    """Returns a camera on the gymnasium environment, or None and why it cannot render."""
+    """Returns a camera on the gymnasium environment, or None and the reason why no image exists."""
     import gymnasium
 
     if not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # read when MuJoCo is imported
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo reads the variable at its import
     suite, _, name = source.name.partition(":")
     of_many = ("vectorization_mode", "num_threads")
     arguments = {key: value for key, value in source.arguments.items() if key not in of_many}
@@ -262,7 +262,7 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
             camera = Camera(gymnasium.make(name, render_mode="rgb_array", **arguments), seed)
             seen = camera.reset()
             camera.picture()
-    except Exception as error:  # any error of another package: it or a display may be missing
+    except Exception as error:  # any error of gymnasium: a package or a display may be missing
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
     observed = jax.eval_shape(source.spaces.observe, seen[0]).shape
     if observed != source.spaces.observation.shape:
@@ -272,7 +272,7 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
 
 
 def transcribe(options: RenderOptions) -> int:
-    """Prints the latest samples of a language run, or writes them to a file."""
+    """Prints the latest samples of a language run, or writes the samples to a file."""
     for name in vars(options):
         if name not in ("run", "out") and config_lib.changed(options, name):
             raise ConfigError(name, "must be left out with a run of jaxrl-po language")
@@ -291,7 +291,7 @@ def transcribe(options: RenderOptions) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command `render`; returns the exit status."""
     options = flags.ask(argv, "jaxrl-po render", "Shows what a run learned.", RenderOptions)
     if options is None:
         return 0

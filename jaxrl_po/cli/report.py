@@ -1,8 +1,8 @@
 """Writes an HTML page about runs: `jaxrl-po report runs/a runs/b --out=runs/report.html`.
 
-Figures and style are embedded, so the file can be sent and read anywhere. It contains the final
-scores, the learning curves and their comparison, sample completions, the hardware and software of
-each run, and the settings (settings that differ come first).
+Figures and style are embedded, so the file can be sent and read anywhere. The page contains the
+final scores, the learning curves and their comparison, sample completions, the hardware and
+software of each run, and the settings (settings that differ come first).
 """
 
 import base64
@@ -39,18 +39,18 @@ td.differs { background: #fdf3e7; }
 
 @config.record
 class ReportOptions:
-    """The report; the folders of the runs come before the flags."""
+    """Options of a report; the folders of the runs come before the flags."""
 
     metric: str = static(
         "",
         "metric to compare, higher is better; empty takes the greedy return or the held-out "
         "greedy accuracy",
     )
-    out: str = static("runs/report.html", "the file; an earlier report in it is replaced")
+    out: str = static("runs/report.html", "file to write, in place of an earlier report")
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns an HTML table; a cell is HTML, with or without its own `<td>`."""
+    """Returns an HTML table; the text of a cell is HTML, with or without the tag `<td>`."""
     cells = [[f"<th>{cell}</th>" for cell in head]]
     cells += [[x if x.startswith("<td") else f"<td>{x}</td>" for x in row] for row in rows]
     lines = (f"<tr>{''.join(row)}</tr>" for row in cells)
@@ -65,7 +65,7 @@ def html_image(path: Path, text: str, kind: str = "") -> str:
 
 
 def settings_table(runs: Sequence[plot.Run]) -> str:
-    """Returns a table of all settings; settings that differ come first and are marked."""
+    """Returns a table of all settings of the runs; different settings come first and are marked."""
     names = dict.fromkeys(name for run in runs for name in run.config if name != "resolved")
     shown = {name: [json.dumps(run.config.get(name)) for run in runs] for name in names}
     rows = []
@@ -95,14 +95,14 @@ def examples_table(path: Path) -> str:
 
 
 def circumstances_table(run: plot.Run) -> str:
-    """Returns a table of influences besides the settings: hardware, versions and code."""
+    """Returns a table of conditions, besides settings, of a run: hardware, versions and code."""
     resolved: dict[str, Any] = run.config.get("resolved", {})
     said = {name: json.dumps(value, ensure_ascii=False) for name, value in resolved.items()}
     return html_table(["", ""], [[html.escape(x) for x in row] for row in said.items()])
 
 
 def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
-    """Returns the complete HTML document."""
+    """Returns the complete HTML document of a report."""
     title = " · ".join(run.label for run in runs)
     with tempfile.TemporaryDirectory() as scratch:
         comparison = Path(scratch) / "plot.png"
@@ -125,7 +125,7 @@ def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command `report`; returns the exit status."""
     summary = "One page for runs: jaxrl-po report runs/a runs/b --out=a.html"
     folders, options = plot.split_arguments(argv, "jaxrl-po report", summary, ReportOptions)
     if options is None:

@@ -4,12 +4,12 @@
 --config.gamma=0.9,0.95`
 
 A `--config.*`, `--problem.*` or `--network.*` flag of `jaxrl-po control` with several
-comma-separated values is swept; several such flags form the grid of all combinations of their
+comma-separated values is swept; several swept flags form the grid of all combinations of their
 values. A flag with a distribution, such as `log_uniform(1e-5,1e-2)`, is drawn `--draws` times.
 Combinations that differ only in numeric settings of the method share a program. The command writes
 `sweep.json`, `table.txt` and `sweep.png` to `--out`, and prints the flags of the best combination.
-It updates `sweep.json` after each program: an interrupted sweep resumes with `--out=… --resume`
-alone. The files in `jaxrl_po/run/experiment/configs/` were found in this way.
+`sweep.json` is updated after each program: an interrupted sweep resumes with `--out=… --resume`
+alone. Sweeps found the settings in the files of `jaxrl_po/run/experiment/configs/`.
 """
 
 import sys
@@ -19,7 +19,7 @@ from jaxrl_po.run.experiment import control, flags, settings, sweeping, training
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit status, which is 1 if an environment failed."""
+    """Runs the command `sweep`; returns the exit status, which is 1 if an environment failed."""
     asks, words = flags.help_of(argv)
     record = sweeping.RECORDS[control.NAME]
     given = flags.tokenize(words, {"": record})

@@ -4,9 +4,9 @@ From Python: `run.train` runs an `Experiment` or trains a learner, `run.resume` 
 `run.load` returns its policy, and `run.sweep` searches hyperparameters. An `on_row` callback that
 raises `run.Stop` ends a run. `run.TensorBoard` and `run.WeightsAndBiases` are exporters for
 `run.train`; `run.MethodEntry`, `run.TaskEntry` and `run.Scorer` register user-defined methods,
-tasks and rewards. If the user interrupts one of these functions, it raises `run.Interrupted`,
-which holds the result so far. Each name is imported at its first use, so that a worker process
-does not import JAX.
+tasks and rewards. If the user interrupts a function of this package, the function raises
+`run.Interrupted`, which holds the result so far. Each name is imported at its first use, so that a
+worker process does not import JAX.
 """
 
 import importlib

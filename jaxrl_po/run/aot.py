@@ -35,15 +35,15 @@ class CompiledProgram:
     """One program of a training iteration, compiled for one machine.
 
     Attributes:
-      name: Name of the program, followed by its number of microbatches if that is above 1.
-      machine: Name of the machine, as in `--compile_for`.
-      compile_seconds: Seconds that compilation took on this computer.
+      name: Name of the program, followed by the number of microbatches if there are several.
+      machine: Name of the target machine, as in `--compile_for`.
+      compile_seconds: Seconds that compilation took on the compiling computer.
       memory: Bytes per device that the compiler reports: `arguments`, `outputs`, `temporaries`,
         `code` and `total`; at most `total` for a program that the compiler refused.
       capacity: Bytes of a device's memory; None if unknown.
-      fits: Whether the total is within the capacity.
-      reason: Compiler's message about a program that it refused; otherwise empty.
-      executable: JAX's compiled program; None if the compiler refused it.
+      fits: Whether the total memory is within the capacity of a device.
+      reason: Compiler's message if the program was refused; otherwise empty.
+      executable: JAX's compiled program; None if the compiler refused the program.
     """
 
     name: str
@@ -65,7 +65,7 @@ class CompiledProgram:
         return {name: getattr(self, name) for name in fields}
 
     def describe(self) -> str:
-        """Returns one human-readable line."""
+        """Returns a line for users that states whether the program fits on the machine."""
         need = self.reason
         if not need:
             sizes = {name: filesize.decimal(size) for name, size in self.memory.items()}
@@ -79,25 +79,26 @@ class CompiledProgram:
 
 
 def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgram]:
-    """Compiles the programs of an iteration, one after another; trains nothing, writes no files.
+    """Compiles the programs of an iteration, one after another, without training or writing files.
 
     Args:
-      experiment: Experiment to compile; its folder is not touched.
+      experiment: Experiment to compile; the folder of the experiment is not touched.
       machine: `tpu:v5e:2x4` (also v5p and v6e, with any topology that the installed libtpu knows),
         `gpu` for the attached GPUs, or `cpu:8`, for which `jax_num_cpu_devices` must be set first.
 
     Yields:
-      One `CompiledProgram` per program.
+      One `CompiledProgram` per program of an iteration.
 
     Raises:
-      ConfigError: Unknown machine, or a number of devices that does not divide seeds or rows.
-      RunError: The experiment does not fit in memory, whatever the number of microbatches; raised
-        after the programs.
+      ConfigError: The machine is unknown, or the number of its devices divides neither the number
+        of seeds nor the number of batch rows.
+      RunError: The experiment does not fit in memory with any number of microbatches; raised after
+        all programs were yielded.
     """
     if machine.startswith("tpu:"):
         errors.require("compile_for", "libtpu", "tpu-compile")
     described = topology.parse_machine(machine)
-    # Do not cache: this computer cannot run these programs.
+    # The programs are not cached, since the compiling computer may be unable to run them.
     settings = experiment.read()
     options = dataclasses.replace(settings.config.run, compilation_cache="")
     settings = settings._replace(config=dataclasses.replace(settings.config, run=options))
@@ -113,7 +114,7 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[CompiledProgra
 
 
 def _fitting(job: TrainJob, machine: Machine) -> Iterator[CompiledProgram]:
-    """Yields the programs with the fewest microbatches whose update fits in memory."""
+    """Yields the programs for the smallest number of microbatches whose update fits in memory."""
     found = list[CompiledProgram]()
 
     def compile_job(job: TrainJob, number: int = 1) -> DeviceMemory:
@@ -123,7 +124,7 @@ def _fitting(job: TrainJob, machine: Machine) -> Iterator[CompiledProgram]:
             compile_program(f"{name}{suffix}", function, arguments, machine)
             for name, function, arguments in functions
         ]
-        # Counts memory as a training run does, so that both choose the same num_microbatches.
+        # Memory is counted as in a training run, which then chooses the same num_microbatches.
         like = functions[0][2][0]
         *sampling, memory = [
             measure_memory(each.executable, like)
@@ -154,7 +155,7 @@ def _functions(job: TrainJob) -> Iterator[tuple[str, Callable[..., PyTree], tupl
 
 
 def _state_like(job: TrainJob) -> TrainState:
-    """Returns the shapes, dtypes and shardings of the training state."""
+    """Returns the shapes, dtypes and shardings of the training state of a job."""
     placement, axes = job.layout.placement, job.layout.axes
     shapes: TrainState = jax.eval_shape(job.learner.init, job.start)
     if axes is None or not placement.cuts_params:
@@ -173,7 +174,7 @@ def _placed(shapes: PyTree, specs: PyTree, placement: Placement) -> PyTree:
 def compile_program(
     name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...], machine: Machine
 ) -> CompiledProgram:
-    """Compiles a function and donates its first argument."""
+    """Compiles a function whose first argument is donated; see `CompiledProgram` for the result."""
     begun = time.perf_counter()
     lowered = jax.jit(function, donate_argnums=0).lower(*arguments)
     try:

@@ -28,9 +28,9 @@ class UserCodeError(ConfigError):
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean …?` with the nearest known name.
+    """Returns `; did you mean …?` with the known name that is most similar to `word`.
 
-    Without a near name, the text lists all known names, or nothing if they exceed 100.
+    Without a similar name, the text lists the known names, or is empty if more than 100 are known.
 
     Example:
       >>> suggest("CartPol", ["Pendulum-v1", "CartPole-v1"])
@@ -44,14 +44,14 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def lookup(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    """Returns `table[name]`; raises ConfigError with the nearest name if it is missing."""
+    """Returns `table[name]`; raises ConfigError with a similar name if the table lacks the name."""
     if name not in table:
         raise ConfigError(flag, f"unknown name {name!r}{suggest(name, table)}")
     return table[name]
 
 
 def require(flag: str, package: str, extra: str) -> None:
-    """Raises ConfigError if a package that only this flag needs is not installed."""
+    """Raises ConfigError if `package`, which only the flag `flag` needs, is not installed."""
     if importlib.util.find_spec(package) is None:
         message = f"needs the package {package}: pip install 'jaxrl_po[{extra}]'"
         raise ConfigError(flag, message)
@@ -66,7 +66,7 @@ def json_object(flag: str, text: str) -> Json:
 
 
 def spell(value: object) -> str:
-    """Returns a value as it would be typed on a command line.
+    """Returns the text that a user would type on a command line for a value.
 
     Example:
       >>> spell(True), spell((64, 64)), spell(0.1)
@@ -78,7 +78,7 @@ def spell(value: object) -> str:
 
 
 def wrapped(text: str, *, indent: str = "") -> str:
-    """Returns text wrapped between words to the terminal's width, or to 80 without a terminal."""
+    """Returns text wrapped between words to the width of the terminal, by default 80 columns."""
     width = shutil.get_terminal_size().columns
     return textwrap.fill(
         text,
@@ -94,8 +94,8 @@ def format_error(error: OSError, place: str | Path = "", then: str = "") -> str:
     """Returns one line that describes a failure of the operating system.
 
     Args:
-      error: the failure; a failed write does not name its file.
-      place: file or folder to name if the error names no file.
+      error: failure of the operating system; a failed write does not name its file.
+      place: file or folder that the line names if the error names no file.
       then: advice that ends the line.
 
     Example:
@@ -108,7 +108,7 @@ def format_error(error: OSError, place: str | Path = "", then: str = "") -> str:
 
 
 def unread_format(number: object) -> str:
-    """Returns why files with this format number cannot be read; an empty text if they can."""
+    """Returns why files with a format number cannot be read; an empty text if they can be read."""
     if number in FORMATS:
         return ""
     reads = f"and jaxrl_po {__version__} reads {', '.join(map(str, FORMATS))}"

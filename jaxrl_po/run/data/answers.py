@@ -1,6 +1,6 @@
 """Rewards that find an answer in free text: `last_number`, `contains` and `regex:…`.
 
-These rewards run in the worker process of `scoring`, so this module imports only the standard
+The rewards run in the worker process of `scoring`, so this module imports only the standard
 library.
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 # A minus between numbers or words is not a sign; 1,500 is one number, and 1e3 is a thousand.
 DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?"
 NUMBER = re.compile(rf"(?:(?<![\w.)])-)?(?:(?<!\w){DIGITS}[eE][+-]?\d{{1,6}}(?!\w)|{DIGITS})")
-# Unicode's minus signs, and its hyphens and dashes unless a range or compound may precede them.
+# Unicode's minus signs, and hyphens and dashes of Unicode unless they may form a range or compound.
 MINUS = re.compile(r"[\u2212\ufe63\uff0d](?=\.?\d)|(?<![^\s(=\[{])[\u2010-\u2015](?=\.?\d)")
 
 
 def ascii_minus(text: str) -> str:
-    """Replaces the minus signs of numbers in a text by ASCII's.
+    """Replaces the minus signs of numbers in a text by the minus sign of ASCII.
 
     Example:
       >>> ascii_minus("a – b is −5")
@@ -27,7 +27,7 @@ def ascii_minus(text: str) -> str:
 
 
 def same(found: str, answer: str) -> bool:
-    """Returns whether two texts are the same number, or equal except for surrounding space.
+    """Returns whether two texts are the same number, or equal except for surrounding spaces.
 
     Example:
       >>> same("1,200.0", "1200"), same(" Paris", "Paris"), same("1e3", "1000"), same("−5", "-5")
@@ -43,7 +43,7 @@ def same(found: str, answer: str) -> bool:
 def last_number(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
     """Scores 1 for a completion whose last number is the answer, else 0.
 
-    "1,500" and "2e3" are one number each; "−5" with Unicode's minus sign is −5, and "3–5" a range.
+    "1,500" and "2e3" are one number each; "−5" with Unicode's minus sign is −5; "3–5" is a range.
 
     Example:
       >>> last_number(["2 + 3 is 5.", "5, or 6"], ["5", "5"])
@@ -75,7 +75,7 @@ def contains(completions: Sequence[str], answer: Sequence[str], **columns: Any) 
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Returns whether a part of a text is delimited, not within a longer word or number."""
+    """Returns whether a part of a text stands alone, not within a longer word or number."""
     before, after = text[max(start - 1, 0) : start], text[end : end + 2]
     joined = re.match(r"\w|\.\d", after)
     return not (re.match(r"[\w.-]", before) or joined)
@@ -84,7 +84,7 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 def regex(
     completions: Sequence[str], answer: Sequence[str], *, pattern: str, **columns: Any
 ) -> list[float]:
-    r"""Scores 1 if a pattern's last match, or its first group, is the answer, else 0.
+    r"""Scores 1 if the last match of a pattern, or its first group, is the answer, else 0.
 
     Example:
       >>> regex(["Answer: 4. Answer: 5."], ["5"], pattern=r"Answer: (\d+)")

@@ -19,12 +19,12 @@ class Guard:
     """Audit hook that refuses to run text as code, except for text from the data set.
 
     The standard library, installed packages and modules that are being imported may compile text,
-    unless the text calls, imports or defines a name that a completion also does. A refusal is
-    recorded even if the reward function catches its exception.
+    unless the text calls, imports or defines a name that a completion also calls, imports or
+    defines. A refusal is recorded even if the reward function catches the exception.
 
     Args:
-      harmless: `(text, file) -> bool`, whether a file may compile this text as well; for a function
-        of this package that handles refusals itself. None to allow no further text.
+      harmless: `(text, file) -> bool`, whether a file may compile a text that is otherwise refused;
+        for a reward function of this package that handles refusals itself. None to allow no text.
     """
 
     def __init__(self, harmless: Callable[[str, str], bool] | None = None) -> None:
@@ -34,7 +34,7 @@ class Guard:
         sys.addaudithook(self._hear)
 
     def call(self, run: Callable[[], Any], given: Iterable[str], written: Iterable[str]) -> Any:
-        """Returns `run()`, which may run the `given` texts as code, but never `written` ones."""
+        """Returns `run()`, which may run the `given` texts as code, but never `written` texts."""
         self._deeds = {deed for text in written for deed in deeds(text)}
         self._given, self.refused = frozenset(given), False
         self._untrusted.clear()
@@ -61,7 +61,7 @@ class Guard:
         file, outer = frame.f_code.co_filename, frame
         while outer.f_code is not Guard.call.__code__ and outer.f_back:
             if outer.f_code.co_filename.startswith("<frozen importlib"):
-                return True  # code of a module under import, written before any completion
+                return True  # a module under import was written before any completion
             outer = outer.f_back
         installed = "site-packages" in file or "dist-packages" in file
         library = file.startswith(LIBRARY) and not installed
@@ -72,7 +72,7 @@ class Guard:
 
 
 def deeds(text: str) -> set[str]:
-    r"""Returns the names that a text calls, imports and defines, if the text is code.
+    r"""Returns the names that a text, if it is code, calls, imports and defines.
 
     >>> sorted(deeds("import os\ndef f(x): return len (x)")), sorted(deeds("x**2 + 2*x"))
     (['import os', 'len'], [])

@@ -1,7 +1,8 @@
 r"""The reward `math`: 1 if the answer in `\boxed{}`, or after `####`, is right.
 
-The library `math-verify` (extra `math`) compares both as mathematics: ½, 0.5 and \frac{1}{2} are
-equal. The worker process of `scoring` runs this module, so it imports only the necessary packages.
+The library `math-verify` (extra `math`) compares two answers as mathematics: ½, 0.5 and \frac{1}{2}
+are equal. The worker process of `scoring` runs this module, which therefore imports only the
+necessary packages.
 """
 
 import contextlib
@@ -15,21 +16,21 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 
 BOXED, HASHES = re.compile(r"\\boxed\s*(?=\{)"), "####"
-# A lone number, for texts without braces; \boxed 1/2 must not be read as a box of 1.
+# Matches a number without braces; \boxed 1/2 must not be read as a box of 1.
 BARE = re.compile(r"\\boxed\s*(-?(?:\d[\d,]*\d|\d)?(?:\.\d+)?)(?=[$\s)]|[.,;!?](?!\d)|$)")
 # Omits the extraction of expressions outside LaTeX, which sympy reads by `eval`.
 LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
-# Longer texts are not answers; neither are towers of powers, whose evaluation never ends.
+# Longer texts are not answers; nor are towers of powers, whose evaluation never ends.
 LONGEST = 256
 TOWER = re.compile(r"\^.{0,8}\^|\^\{?\d{4,}|!\s*!|\d{4,}\s*!")
-# One number with grouped digits, such as 1,234 or 1\,234 or 1{,}234, not a list of numbers.
+# Matches one number with grouped digits, such as 1,234 or 1\,234 or 1{,}234, not a list of numbers.
 SEPARATOR = r"(?:,|\{,\}|\\[,!: ]|[ ~\u00a0\u2009\u202f])"
 THOUSANDS = re.compile(rf"-?\d{{1,3}}(?:{SEPARATOR}\d{{3}})+(?:\.\d+)?(?:\\?%)?")
-MIXED = re.compile(r"(-?)(\d+)\s+(\d+)\s*/\s*(\d+)")  # 3 1/2
-EXPONENT = re.compile(r"(-?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,3})")  # 1.5e3
+MIXED = re.compile(r"(-?)(\d+)\s+(\d+)\s*/\s*(\d+)")  # matches 3 1/2
+EXPONENT = re.compile(r"(-?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,3})")  # matches 1.5e3
 MINUS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
-LIMIT = 2.0  # seconds allowed per completion
-# Text that sympy itself compiles: its names, and literals of numbers and symbols.
+LIMIT = 2.0  # seconds allowed for comparing one completion
+# Matches text that sympy itself compiles: names of sympy, and literals of numbers and symbols.
 NAMES = re.compile(
     r"from sympy import \*|(Integer|Float|Rational|Symbol) ?\( ?'?[\w.]*'? ?\) ?|\w+ ?"
 )
@@ -38,7 +39,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def harmless(text: str, file: str) -> bool:
-    """Returns whether a text compiled while an answer is read comes from sympy itself.
+    """Returns whether a text that is compiled while an answer is read comes from sympy itself.
 
     Example:
       >>> harmless("Integer (12 )", ""), harmless("__import__('os').system('ls')", "")
@@ -48,10 +49,10 @@ def harmless(text: str, file: str) -> bool:
 
 
 def correct(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """Scores 1 for a completion whose answer equals its row's answer, else 0.
+    """Scores 1 for a completion whose answer equals the answer in the prompt's row, else 0.
 
-    The score is 0 for a completion without an answer, and for one that takes longer than `LIMIT`,
-    as the value of 9^(9·10⁹) does.
+    The score is 0 for a completion without an answer, and for a completion whose comparison takes
+    longer than `LIMIT`, as the value of 9^(9·10⁹) does.
     """
     pairs = list(zip(answer, completions, strict=True))
     scores: list[float] = []
@@ -61,7 +62,7 @@ def correct(completions: Sequence[str], answer: Sequence[str], **columns: Any) -
 
 
 def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """Scores pairs in a child process, up to one that hangs or crashes it, which scores 0."""
+    """Scores pairs in a child process, up to a pair that hangs or crashes it, which scores 0."""
     here, there = os.pipe()
     child = os.fork()
     if child == 0:
@@ -69,12 +70,12 @@ def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             for right, text in pairs:
                 same = False
-                signal.setitimer(signal.ITIMER_REAL, LIMIT)  # ends the child whatever it computes
+                signal.setitimer(signal.ITIMER_REAL, LIMIT)  # ends the child even inside C code
                 with contextlib.suppress(Exception):  # a parser's error is a wrong answer
                     same = equal(right, text)
                 os.write(there, b"1" if same else b"0")
         finally:
-            os._exit(0)  # in any case, the child must not continue as the worker
+            os._exit(0)  # a forked child must never continue to run the worker's code
     os.close(there)
     with os.fdopen(here, "rb") as pipe:
         scores = [float(each == ord("1")) for each in pipe.read()]
@@ -109,7 +110,7 @@ def equal(right: str, text: str) -> bool:
     r"""Returns whether a text ends with the right answer.
 
     Args:
-      right: answer alone, or a text that ends with it.
+      right: answer alone, or a text that ends with the answer.
       text: text of a completion.
 
     Example:

@@ -20,7 +20,7 @@ from jaxrl_po.types import PyTree
 PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
 COMPLETION, TEXT = "completion", "text"  # columns of demonstrations
 CHAT = "chat"  # value of task.template that makes a prompt a user's message
-# Arguments of reward functions that do not come from columns of the file.
+# Keyword arguments of reward functions that do not come from columns of the file.
 TAKEN = ("prompts", "completions", "completion_ids")
 TWICE = "a prompt begins with what the tokenizer adds, such as BOS: it is not written twice"
 
@@ -29,10 +29,10 @@ class PromptEncoder(NamedTuple):
     """Conversion of prompts to the tokens of a pretrained model.
 
     Attributes:
-      tokenizer: the model's tokenizer.
-      template: chat template that makes a prompt from messages; None if the model has none.
+      tokenizer: tokenizer of the pretrained model.
+      template: chat template that makes a prompt from messages; None if the model has no template.
       context: maximal number of tokens in a text; 0 if the model states no maximum.
-      arguments: arguments of the template, besides the messages.
+      arguments: arguments of the chat template, besides the messages.
     """
 
     tokenizer: TextTokenizer
@@ -41,9 +41,9 @@ class PromptEncoder(NamedTuple):
     arguments: Mapping[str, Any] = {}
 
     def encode(self, row: "Row") -> tuple[int, ...]:
-        """Returns the ids of a row's prompt: its messages in the chat template, or its text.
+        """Returns the token ids of a row's prompt: messages in the chat template, or plain text.
 
-        If the last message is the assistant's, the completion continues it.
+        If the last message is the assistant's, the completion continues that message.
 
         Raises:
           ConfigError: the model has no template, the template refuses the messages, or a token
@@ -58,7 +58,7 @@ class PromptEncoder(NamedTuple):
                     warnings.warn(TWICE, stacklevel=2)
                 return tuple(self.tokenizer.encode(row.prompt, special=True))
             continued = {"continue_final_message": messages[-1]["role"] == ASSISTANT}
-            # The template writes BOS, if the model has one.
+            # The template itself writes the BOS token, if the model has one.
             text = template.render(messages, **continued | dict(self.arguments))
             return tuple(self.tokenizer.encode(text))
         except ConfigError as error:
@@ -66,12 +66,12 @@ class PromptEncoder(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One prompt.
+    """One prompt of a file, with its further columns.
 
     Attributes:
-      columns: `prompt` or `messages`, `answer` and any other columns.
-      place: file and line, for error messages.
-      flag: setting that names the file, for error messages.
+      columns: values of `prompt` or `messages`, `answer` and any other columns, by name.
+      place: file and line of the row, for error messages.
+      flag: name of the setting that names the file, for error messages.
     """
 
     columns: Mapping[str, Any]
@@ -79,18 +79,18 @@ class Row(NamedTuple):
     flag: str = "task.train"
 
     def error(self, message: str) -> ConfigError:
-        """Returns the error for an invalid row."""
+        """Returns the error for an invalid row, with the row's file and line."""
         return ConfigError(self.flag, f"{self.place}: {message}")
 
     @property
     def prompt(self) -> str:
-        """Returns the prompt; messages are returned as JSON."""
+        """Returns the text of the prompt; a prompt of messages is returned as JSON."""
         if MESSAGES in self.columns:
             return json.dumps(self.columns[MESSAGES], sort_keys=True)
         return str(self.columns[PROMPT])
 
     def worded(self, template: str, system: str) -> "Row":
-        """Returns the row with its prompt in a template, and with a system message.
+        """Returns the row with its prompt inserted in a template, and with a system message.
 
         Raises:
           ConfigError: the row has messages where a prompt is needed, or already a system message.
@@ -140,13 +140,13 @@ class Row(NamedTuple):
 def read_jsonl(
     path: str, *, answers: bool = True, texts: bool = False, flag: str = "task.train"
 ) -> list[Row]:
-    """Reads the rows of a file and skips empty lines.
+    """Reads the prompt rows of a JSONL file and skips empty lines.
 
     Args:
       path: path of the file.
       answers: whether each row must have an answer.
       texts: whether a row may consist of a text without a prompt.
-      flag: setting that names the file, for error messages.
+      flag: name of the setting that names the file, for error messages.
 
     Raises:
       ConfigError: a line does not parse, lacks a column, or has other columns than the first line;
@@ -161,7 +161,7 @@ def read_jsonl(
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            # Concatenated files may contain byte order marks inside.
+            # Concatenated files may contain byte order marks at the start of later lines.
             row = Row({}, f"{path} line {number}", flag)
             rows.append(_parse(line.removeprefix("\ufeff"), row, answers, texts))
             if rows[-1].columns.keys() != rows[0].columns.keys():
@@ -177,7 +177,7 @@ def read_jsonl(
 def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
     try:
         columns = json.loads(line)
-        if "\\ud" in line.lower():  # perhaps half of a surrogate pair, which cannot be encoded
+        if "\\ud" in line.lower():  # may be half of a surrogate pair, which cannot be encoded
             json.dumps(columns, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise row.error(f"is not JSON: {error}") from None
@@ -198,7 +198,7 @@ def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
             raise row.error(f"lacks the column {name!r}; it has {', '.join(map(repr, columns))}")
     answer = columns.get(ANSWER, "")
     if answer is None and not answers:
-        answer = ""  # passes the checks below; reward functions still receive None
+        answer = ""  # an empty text passes the checks; reward functions still get None
     if isinstance(answer, int) and not isinstance(answer, bool):
         columns[ANSWER] = answer = str(answer)
     if not isinstance(answer, str):
@@ -217,7 +217,7 @@ def _parse(line: str, row: Row, answers: bool, texts: bool) -> Row:
 
 
 def _check_chat(messages: Any, row: Row) -> None:
-    """Raises ConfigError, with message number and field, unless each message has a text."""
+    """Raises ConfigError, with message number and field, unless every message has a text."""
     if not messages or not isinstance(messages, list):
         got = "an empty list" if messages == [] else type(messages).__name__
         raise row.error(f"{MESSAGES} must be a list of messages, got {got}")
@@ -236,41 +236,41 @@ def _check_chat(messages: Any, row: Row) -> None:
 
 
 class PromptColumns:
-    """Function that returns the columns of rows, without the prompt; see `tasks.Task`.
+    """Function that returns the columns of prompt rows, without the prompt; see `tasks.Task`.
 
     Args:
-      rows: rows that a problem is an index into.
+      rows: prompt rows; a problem of the task is an index into this sequence.
     """
 
     def __init__(self, rows: Sequence[Row]):
         self.rows = rows
 
     def __call__(self, problem: PyTree) -> Json:
-        """Returns each column of the rows with these indices, as lists `[B]`."""
+        """Returns each column of the rows with the given indices, as lists `[B]`."""
         chosen = [self.rows[i].columns for i in np.asarray(problem).tolist()]
         names = [name for name in self.rows[0].columns if name not in (PROMPT, MESSAGES)]
         return {name: [each[name] for each in chosen] for name in names}
 
     def answered(self) -> bool:
-        """Returns whether each row has an answer, which may be empty but not null."""
+        """Returns whether each row has an answer; an answer may be empty but not null."""
         return all(row.columns.get(ANSWER) is not None for row in self.rows)
 
 
 def hash_split(
     rows: Sequence[Row], fraction: float, parts: int = 1, *, whole: bool = False
 ) -> list[list[Row]]:
-    """Splits rows into training rows and equal held-out parts, by a hash of the prompt.
+    """Splits prompt rows into training rows and equal held-out parts, by a hash of the prompt.
 
-    Equal prompts therefore fall into the same split, and the order of the rows does not matter.
+    Equal prompts therefore fall into the same part, and the order of the rows does not matter.
 
     Args:
-      rows: rows of a single file.
+      rows: prompt rows of a single file.
       fraction: approximate share of the prompts to hold out; each part gets at least one prompt.
       parts: number of held-out parts.
-      whole: whether to distinguish rows by all of their columns.
+      whole: whether rows with equal prompts differ if any of their columns differ.
 
     Raises:
-      ConfigError: no row remains to train on.
+      ConfigError: the split leaves no row to train on.
 
     Example:
       >>> rows = [Row({"prompt": f"{i}?", "answer": "!"}, "") for i in range(1000)]
@@ -309,25 +309,25 @@ def make_task_from_rows(
     text: PromptEncoder | None = None,
     whole: bool = False,
 ) -> Task:
-    """Makes a task from rows, in a pretrained model's tokens, or with one token per character.
+    """Makes a task from prompt rows, in a pretrained model's tokens, or one token per character.
 
     Args:
       name: name of the task.
       train: training rows.
       test: held-out rows.
       validation: held-out rows that select a checkpoint, disjoint from `train`.
-      characters: alphabet of the tokenizer; empty for the characters that occur.
+      characters: alphabet of the tokenizer; empty for the characters that occur in the rows.
       max_prompt_length: maximum number of tokens in a prompt; 0 for no maximum.
       text: conversion of prompts for a pretrained model; None for one token per character.
       whole: whether to distinguish rows by all of their columns, so that prompts may repeat.
 
     Returns:
-      The task. A completion is correct if it equals `answer`, or if it is empty and the rows have
-      no answer. The columns of the task are the columns of the rows, without the prompt.
+      The task of the rows. A completion is correct if it equals `answer`, or if the completion is
+      empty and the rows have no answer. The task has the columns of the rows, without the prompt.
 
     Raises:
-      ConfigError: a prompt is too long, is in both splits, or cannot be written in the tokens; the
-        message names the line.
+      ConfigError: a prompt is too long, is in both training and test rows, or cannot be written in
+        the tokens; the message names the line.
     """
     known = [*train, *validation]
     rows = [*known, *test]

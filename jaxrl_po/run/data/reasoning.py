@@ -1,7 +1,7 @@
-"""Tasks of reasoning-gym (extra `language`): their items as prompts, their scores as a reward.
+"""Tasks of reasoning-gym (extra `language`): items as prompts, and their scores as rewards.
 
-The worker process of `scoring` also imports this module, which therefore imports nothing beyond
-the needs of scoring.
+The worker process of `scoring` also imports this module, which therefore imports only packages that
+scoring needs.
 """
 
 import functools
@@ -28,8 +28,8 @@ def items(name: str, *, seed: int, size: int, options: Mapping[str, object]) -> 
       options: further fields of the data set's config.
 
     Raises:
-      ValueError: options that the data set does not accept, an item without a reference answer, or
-        items that can no longer be scored after a round trip through JSON.
+      ValueError: the data set does not accept an option, an item has no reference answer, or an
+        item can no longer be scored after a round trip through JSON.
     """
     try:
         dataset = reasoning_gym.create_dataset(name, seed=seed, size=size, **options)
@@ -68,7 +68,7 @@ def score_answer(
     metadata: Sequence[object],
     **columns: Any,
 ) -> list[float]:
-    """Returns reasoning-gym's score per completion, in [0, 1]; 0 if its parser raises."""
+    """Returns reasoning-gym's score per completion, in [0, 1]; 0 if its answer parser raises."""
     scores = []
     rows = zip(completions, dataset, options, question, answer, metadata, strict=True)
     for completion, name, given, *parts in rows:

@@ -14,7 +14,7 @@ def read(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:
     """Reads observations and actions `[N, …]` of recorded episodes.
 
     Raises:
-      ConfigError: the file cannot be read, lacks an array, or fits another environment.
+      ConfigError: the file cannot be read, lacks an array, or fits only another environment.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -1,8 +1,9 @@
 """Reward functions in Python: called on text, between `sample` and `update` of a learner.
 
-Each function runs in its own process, `scoring_worker`, so that a call that exceeds its time limit
-can be killed, which is impossible in a thread. As in TRL's GRPOTrainer, a function is called with
-keyword arguments (prompts, completions, columns of the task) and returns a number per completion.
+Each reward function runs in its own process, `scoring_worker`, so that a call that exceeds its time
+limit can be killed, which is impossible in a thread. As in TRL's GRPOTrainer, a function is called
+with keyword arguments (prompts, completions, columns of the task) and returns a number per
+completion.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch, Metrics, PyTree
 
-FAILURES, FAILED = "reward_failures", "evaluation_failures"  # in training, in evaluations
-ABSENT = ""  # key of the report on completions that no function scored
+FAILURES, FAILED = "reward_failures", "evaluation_failures"  # metric of training, of evaluations
+ABSENT = ""  # key under which the message about completions that no function scored is stored
 
 Columns = Mapping[str, Sequence[Any]]
 """Columns by name: a list with one JSON value per completion."""
@@ -38,7 +39,7 @@ Floats = npt.NDArray[np.float32]
 class Scorer(Protocol):
     """A reward that is computed on the host, between `sample` and `update` of a learner.
 
-    A scorer that is a context manager is entered for the duration of the run.
+    If a scorer is a context manager, its context lasts from the start to the end of the run.
     """
 
     def score_batch(
@@ -48,13 +49,13 @@ class Scorer(Protocol):
 
         Args:
           batch: batch stacked over S seeds, without a reward; see `language.give_reward`.
-          first: flag for the first batch of the run, whose failures should end the run.
-          report: `(line) -> None`, called with lines for the user.
+          first: whether the batch is the first of the run, whose failures should end the run.
+          report: `(line) -> None`, called with each line that the user should see.
         """
 
 
 def opened(scorer: Scorer | None) -> contextlib.AbstractContextManager[object]:
-    """Returns the scorer's context manager, or a null context if it is not one."""
+    """Returns the scorer itself if it is a context manager, or else a null context."""
     if isinstance(scorer, contextlib.AbstractContextManager):
         return scorer
     return contextlib.nullcontext()
@@ -68,8 +69,8 @@ class Reward(NamedTuple):
     """A reward function and its weight.
 
     Attributes:
-      source: `file.py:function` or `module:function`.
-      weight: factor of its score in the reward, which is the sum over functions.
+      source: name of the function, `file.py:function` or `module:function`.
+      weight: factor of the function's score in the reward, which is the sum over functions.
       arguments: keyword arguments of each call, besides the columns.
     """
 
@@ -79,7 +80,7 @@ class Reward(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns the function's name, which also names its metrics."""
+        """Returns the name of the function, which also names the function's metrics."""
         return self.source.rpartition(":")[2]
 
 
@@ -87,9 +88,9 @@ class Scores(NamedTuple):
     """Result of one call of a reward function.
 
     Attributes:
-      values: scores `[B]`: 0 if the function failed, NaN if it returned None (does not score it).
-      failed: `[B]`, bool, the completions on which it failed.
-      why: reason of the failure, or empty.
+      values: scores `[B]`: 0 if the function failed, NaN if the function returned None instead.
+      failed: `[B]`, bool, true for the completions on which the function failed.
+      why: reason of the failure; empty if the call succeeded.
     """
 
     values: Floats
@@ -103,7 +104,7 @@ class ScoredCompletions(NamedTuple):
     Attributes:
       raw: raw scores; NaN, as in the other fields, if every function returned None.
       reward: weighted sum over the functions that returned a score.
-      measures: values by name, logged as their means.
+      measures: values `[S, B]` by name of the metric; the log contains their means.
     """
 
     raw: Floats
@@ -112,7 +113,7 @@ class ScoredCompletions(NamedTuple):
 
 
 class InProcessFunction:
-    """A function passed in Python, called in this process: a call that hangs cannot be killed.
+    """A function passed in Python, called in the training process: a hanging call never ends.
 
     Args:
       function: reward function, see `Reward`.
@@ -122,11 +123,11 @@ class InProcessFunction:
         self._function, self._message = function, ""
 
     def send(self, message: object, limit: float | None = None, late: str = "") -> None:
-        """Stores the request as JSON, as it would reach another process."""
+        """Stores the request as JSON, as another process would receive the request."""
         self._message = json.dumps(message)
 
     def receive(self) -> Json:
-        """Calls the function on the stored request and returns its reply."""
+        """Calls the function on the stored request and returns the reply."""
         return scoring_worker.answer_request(self._function, None, json.loads(self._message))
 
     def close(self) -> None:
@@ -137,18 +138,19 @@ class Worker:
     """A reward function in its own process, which is restarted after it was killed or died.
 
     Args:
-      source: name of the function, see `Reward`; a function passed in Python runs in this process.
-      timeout: time limit of one call, seconds.
+      source: name of the function, see `Reward`; a function passed in Python runs in the training
+        process.
+      timeout: time limit of one call, in seconds.
       arguments: keyword arguments of each call, see `Reward`.
     """
 
     def __init__(self, source: str, timeout: float, arguments: Mapping[str, object] = {}):
         self._source, self._timeout, self._arguments = source, timeout, arguments
         self._process: workers.Process | InProcessFunction | None = None
-        self._asked = (0, "")  # pending call: number of completions, reason of a failure
+        self._asked = (0, "")  # number of completions in the pending call, and reason of a failure
 
     def start(self) -> None:
-        """Starts the process and loads the function, unless it is running.
+        """Starts the process and loads the function, unless the process is already running.
 
         Raises:
           RewardError: the function cannot be loaded.
@@ -165,7 +167,7 @@ class Worker:
                 raise RewardError(f"{self._source} cannot be loaded: {error}") from None
 
     def ask(self, columns: Columns, count: int) -> None:
-        """Starts a call on `count` completions; its time limit starts now."""
+        """Starts a call on `count` completions; the time limit of the call starts now."""
         self._asked = count, ""
         try:
             self.start()
@@ -176,7 +178,7 @@ class Worker:
             self._process.send(columns, self._timeout, late)
 
     def take(self) -> Scores:
-        """Waits for the result of the pending call, at most until its time limit."""
+        """Waits for the result of the pending call, at most until the time limit of the call."""
         count, why = self._asked
         reply = {"error": why}
         if self._process is not None:
@@ -198,40 +200,40 @@ class Worker:
         return Scores(np.where(failed, np.float32(0.0), values), failed, why)
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process of the reward function."""
         if self._process is not None:
             self._process.close()
         self._process = None
 
 
 class HostScore:
-    """A `Scorer` that calls reward functions.
+    """A `Scorer` that calls reward functions on the text of completions.
 
-    The functions run concurrently. Each is called once per seed, so that a seed's rewards do not
-    depend on the other seeds. The reward is Σ weight · score, at the last token. The raw score is
-    the first function's score; it decides which groups are informative.
+    The functions run concurrently. Each function is called once per seed, so that a seed's rewards
+    do not depend on the other seeds. The reward is Σ weight · score, at the last token. The raw
+    score is the first function's score; the raw scores decide which groups are informative.
 
-    If a function fails (it raises, exceeds its time limit, or returns something other than a
+    If a function fails (raises an error, exceeds its time limit, or returns something other than a
     finite number per completion), the score is 0. On the first batch of a run, a failure is an
-    error instead. If a function returns None for a completion, only the other functions score it;
-    if all return None, the completion takes no part; see `language.give_reward`.
+    error instead. If a function returns None for a completion, only the other functions score that
+    completion; if all functions return None, the completion is ignored; see `language.give_reward`.
 
     Args:
-      rewards: at least one function, with different names.
-      task: task whose columns are passed to the functions; without columns, its demonstration is
-        passed as `answer`.
-      timeout: time limit of one call, seconds.
-      require_end: whether a completion without an end within its token budget gets raw score and
-        reward 0.
+      rewards: at least one reward function, with different names.
+      task: task whose columns are passed to the functions; if the task has no columns, its
+        demonstration is passed as `answer`.
+      timeout: time limit of one call, in seconds.
+      require_end: whether raw score and reward are 0 for a completion that does not end within its
+        token budget.
 
     Metrics:
       `accuracy` (the raw score), `wrong_length` (tokens of the completions with raw score 0),
-      `dead_groups` (share of the groups whose raw scores are all equal), `reward/<name>` of each
-      function, `reward` (their weighted sum), `reward_failures` (share of the completions on which
-      any function failed).
+      `dead_groups` (share of the groups whose raw scores are all equal), `reward/<name>` (score of
+      each function), `reward` (weighted sum of the scores), `reward_failures` (share of the
+      completions on which any function failed).
 
     Raises:
-      ConfigError: an argument cannot work; the error names it.
+      ConfigError: an argument is invalid; the error names that argument.
     """
 
     def __init__(
@@ -251,7 +253,7 @@ class HostScore:
         self._say: Callable[[str], None] = functools.partial(print, flush=True)
 
     def __enter__(self) -> "HostScore":
-        """Loads the functions; raises ConfigError if one of them cannot be loaded."""
+        """Loads the functions; raises ConfigError if a function cannot be loaded."""
         try:
             for worker in self._workers:
                 worker.start()
@@ -261,7 +263,7 @@ class HostScore:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Ends the worker processes."""
+        """Ends the worker processes of all functions."""
         for worker in self._workers:
             worker.close()
 
@@ -271,8 +273,8 @@ class HostScore:
         """Scores a batch as `Scorer` specifies; leaves of `batch` lead with `[S]`.
 
         Args:
-          batch: batch without a reward.
-          first: whether this is the first batch of the run.
+          batch: batch stacked over seeds, without a reward.
+          first: whether the batch is the first of the run.
           report: `(line) -> None`, called when a function fails for the first time.
 
         Raises:
@@ -309,12 +311,12 @@ class HostScore:
     def score(
         self, columns: Sequence[Columns], count: int, *, first: bool, report: Callable[[str], None]
     ) -> "ScoredCompletions":
-        """Calls the functions, once per seed.
+        """Calls the reward functions, once per seed.
 
         Args:
           columns: keyword arguments of the functions, for each seed.
-          count: B, number of completions per seed.
-          first: flag for the first batch of the run, see `Scorer`.
+          count: number B of completions per seed.
+          first: whether the batch is the first of the run, see `Scorer`.
           report: `(line) -> None`, called with lines for the user, see `Scorer`.
 
         Raises:
@@ -356,16 +358,17 @@ class HostScore:
         return ("reward", FAILURES, *(f"reward/{reward.name}" for reward in self._rewards))
 
     def score_answers(self, answers: Answers) -> tuple[Answers, npt.NDArray[np.bool_]]:
-        """Scores the answers of one seed by the function of the raw score.
+        """Scores the answers of one seed by the first function, whose score is the raw score.
 
-        Answers for which that function returns None are scored by the other functions, in order.
+        Answers for which the first function returns None are scored by the next functions, in
+        order.
 
         Returns:
-          The answers, with score NaN if every function returned None or one failed; and a mask of
-          the failures, `[n, samples]`.
+          The answers, with score NaN if every function returned None or a function failed; and a
+          mask of the failures, `[n, samples]`.
 
         Raises:
-          RewardError: a function failed for all of the answers.
+          RewardError: the function failed on all of the answers.
         """
         host: Any = jax.tree.map(np.asarray, answers)
         count, samples, budget = host.tokens.shape
@@ -408,7 +411,7 @@ class HostScore:
         mask: npt.NDArray[np.bool_],
         problem: PyTree,
     ) -> Json:
-        """Returns the keyword arguments of functions for one seed's completions, lists `[B]`."""
+        """Returns the functions' keyword arguments for one seed's completions, as lists `[B]`."""
         return {
             "prompts": self._tokenizer.decode_rows(
                 prompts, np.arange(prompts.shape[1]) >= pad[:, None]
@@ -427,7 +430,7 @@ class HostScore:
 
 
 def demonstrated_answers(task: Task) -> Callable[[PyTree], Json]:
-    """Returns `problem [B, …] -> {"answer": texts}`, for a task without columns."""
+    """Returns `problem [B, …] -> {"answer": texts}`, for a task that has no columns."""
     demonstrate = jax.jit(jax.vmap(task.demonstrate))
 
     def columns(problem: PyTree) -> Json:
@@ -438,7 +441,7 @@ def demonstrated_answers(task: Task) -> Callable[[PyTree], Json]:
 
 
 def check_rewards(rewards: Sequence[Reward]) -> None:
-    """Raises ConfigError for invalid reward functions; loads none of them."""
+    """Raises ConfigError for invalid reward functions, without loading the functions."""
     names = [reward.name for reward in rewards]
     for reward in rewards:
         place = reward.source.rpartition(":")[0]
@@ -461,7 +464,7 @@ def _equal(score: Floats) -> Floats:
 
 
 def _mean(values: npt.NDArray[Any], counted: npt.NDArray[np.bool_] | None = None) -> Mean:
-    """Averages values `[S, B]` per seed over the counted ones; by default over all but NaN."""
+    """Averages values `[S, B]` per seed where `counted` is true; by default, ignores only NaN."""
     counted = ~np.isnan(values) if counted is None else counted
     total = np.where(counted, values, 0).sum(axis=1, dtype=np.float32)
     return Mean(total, counted.sum(axis=1, dtype=np.float32))

@@ -17,13 +17,13 @@ from jaxrl_po.run.data import workers
 from jaxrl_po.run.data.guard import Guard
 from jaxrl_po.run.data.workers import Json
 
-# Text by a model, or by its partner in a dialogue; the other columns are data.
+# Columns of text by a model, or by its partner in a dialogue; all other columns are data.
 WRITTEN = ("completions", "messages")
 GRACE = 10.0  # seconds past the time limit after which a worker that was not killed ends itself
 
 
 class ResultError(Exception):
-    """A function returned something other than a list of scores."""
+    """A reward function returned something other than a list of scores."""
 
 
 def texts(value: object) -> Iterator[str]:
@@ -37,10 +37,10 @@ def texts(value: object) -> Iterator[str]:
 
 
 def parse_scores(result: Any, count: int) -> list[float | None]:
-    """Converts a reward function's result to `count` floats; keeps None and NaN, 10⁴⁰⁰ is infinite.
+    """Converts a reward's result to `count` floats or Nones; keeps NaN; 10⁴⁰⁰ becomes infinite.
 
     Raises:
-      ResultError: the result is not that many numbers.
+      ResultError: the result does not consist of `count` numbers.
 
     Example:
       >>> parse_scores((1, True, None), 3)
@@ -94,7 +94,7 @@ def awaited(result: Any) -> Any:
         return await (asyncio.gather(*result) if several else result)
 
     try:
-        asyncio.get_running_loop()  # exists in the thread of a notebook, for example
+        asyncio.get_running_loop()  # a running loop exists, for example, in a notebook's thread
     except RuntimeError:
         return _runner().run(wait())
     return _thread().submit(_runner().run, wait()).result()
@@ -102,13 +102,13 @@ def awaited(result: Any) -> Any:
 
 def answer_request(function: Callable[..., object], guard: Guard | None, request: Json) -> Json:
     """Computes the reply to one call: `{"scores": [...]}` or `{"error": text}`."""
-    count = len(request["completions"])  # before the call, since the function may change the list
+    count = len(request["completions"])  # counted first, since the function may change the list
     given, written = (
         list(texts([column for name, column in request.items() if (name in WRITTEN) == wrote]))
         for wrote in (False, True)
     )
     try:
-        # Inside the guard, since the code of a generator runs only while it is read.
+        # The guard includes the conversion, since a generator's code runs only while it is read.
         def call() -> list[float | None]:
             return parse_scores(awaited(function(**request)), count)
 
@@ -133,9 +133,9 @@ def serve(pipe: Connection, function: Callable[..., object], start: Json) -> Non
 
     Args:
       pipe: pipe for requests and replies, see `answer_request`.
-      function: reward function; this package's own functions may define `harmless`, see `Guard`.
-      start: first message: the function's `source`, further `arguments`, and the `timeout` of a
-        call.
+      function: reward function; a function of this package may define `harmless`, see `Guard`.
+      start: first message: `source` and further `arguments` of the function, and the `timeout` of
+        a call.
     """
     ours = start["source"].startswith("jaxrl_po.")
     guard = Guard(vars(sys.modules[function.__module__]).get("harmless") if ours else None)
@@ -144,7 +144,7 @@ def serve(pipe: Connection, function: Callable[..., object], start: Json) -> Non
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         while True:
             request = workers.receive(pipe)
-            # A watchdog: if the run was killed, it can no longer kill a call that hangs.
+            # A watchdog ends a call that hangs if the run was killed and can no longer kill it.
             faulthandler.dump_traceback_later(start["timeout"] + GRACE, exit=True, file=nowhere)
             reply = answer_request(function, guard, request)
             faulthandler.cancel_dump_traceback_later()

@@ -17,12 +17,12 @@ FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
 
 @config.record
 class Prompts:
-    """Format of prompts, and the share of them to hold out."""
+    """Format of prompts, and the share of the prompts to hold out."""
 
     template: str = common.static(
         "",
-        "chat: a prompt is a user's message in the model's chat template; or a text with {prompt}; "
-        "empty: a prompt as it is",
+        "text with {prompt} around each prompt; or chat, to make each prompt a user's message in "
+        "the model's chat template; empty to leave prompts unchanged",
     )
     system: str = static("", "system message before a user's message or the row's messages")
     template_arguments: str = static(
@@ -37,7 +37,7 @@ class Prompts:
         within=FRACTION,
     )
     max_prompt_length: int = static(
-        512, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
+        512, "maximal length of a prompt; 0 for no maximum", unit="tokens", within=NON_NEGATIVE
     )
 
     def validate(self) -> None:
@@ -63,7 +63,8 @@ class File(Prompts):
     )
     characters: str = static(
         "",
-        "the alphabet; empty takes the characters of the files, and a pretrained model has its own",
+        "characters of the vocabulary; empty for the characters in the files, or with a pretrained "
+        "model, whose vocabulary is fixed",
     )
 
     def validate(self) -> None:
@@ -89,10 +90,10 @@ class NoSettings:
 
 
 class TableReading(NamedTuple):
-    """Options for the conversion of a table's rows to a task.
+    """Options for the conversion of a table's prompt rows to a task.
 
     Attributes:
-      text: Conversion of prompts for a pretrained model; None without such a model.
+      text: Conversion of prompts for a pretrained model; None for training without such a model.
       answers: Whether each prompt needs an answer.
       whole: Whether prompts may repeat; see `prompts.make_task_from_rows`.
       supervised: Whether answers come from `prompts.Row.demonstrations`.
@@ -122,12 +123,13 @@ def from_file(settings: File, reading: TableReading) -> language.Task:
 
 
 def read_demonstrations(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Row]]:
-    """Returns the demonstrations of each part, without any that an earlier part contains.
+    """Returns the demonstrations of each part that no earlier part contains.
 
-    Different conversations may start with the same messages.
+    Two parts can contain equal demonstrations: different conversations may start with the same
+    messages.
 
     Raises:
-      ConfigError: no demonstration remains to hold out.
+      ConfigError: all demonstrations of a held-out part are training demonstrations as well.
     """
     found, seen = list[list[prompts.Row]](), set[str]()
     for part in parts:
@@ -150,7 +152,7 @@ def _as_task(
     """Formats the prompts of training, validation and test rows and makes a task from them.
 
     Raises:
-      ConfigError: Arguments are set for a template that is unused, or the rows form no valid task.
+      ConfigError: Arguments are set for an unused chat template, or the rows form no valid task.
     """
     rows = [[row.worded(settings.template, settings.system) for row in part] for part in parts]
     arguments = errors.json_object("task.template_arguments", settings.template_arguments)
@@ -175,7 +177,7 @@ def _as_task(
 def read_rows(
     settings: File, *, answers: bool, whole: bool, texts: bool = False
 ) -> list[list[prompts.Row]]:
-    """Reads the training, validation and test rows of `--task=file`, in the order of its task.
+    """Reads the training, validation and test rows of `--task=file`, in the order of the task.
 
     Raises:
       ConfigError: A file is unusable; the message names the flag, the file and the line.
@@ -189,10 +191,10 @@ def read_rows(
 def from_reasoning_gym(settings: ReasoningGym, reading: TableReading) -> language.Task:
     """Makes the task of `--task=reasoning_gym`; items with the same question share a split.
 
-    All items have answers.
+    All items of a reasoning-gym data set have answers.
 
     Raises:
-      ConfigError: The extra is not installed, or a flag is invalid; the message names the flag.
+      ConfigError: The extra `language` is missing, or a flag is invalid; the message names it.
     """
     errors.require("task", "reasoning_gym", "language")
     from jaxrl_po.run.data import reasoning
@@ -211,7 +213,7 @@ def from_reasoning_gym(settings: ReasoningGym, reading: TableReading) -> languag
 
 
 def make_random_prompts(settings: RandomPromptsSettings, reading: TableReading) -> language.Task:
-    """Makes the task of `--task=random`; raises ConfigError without a known shape."""
+    """Makes the task of `--task=random`; raises ConfigError unless the model's shape is known."""
     if reading.shape not in SHAPES:
         raise ConfigError("task", "random needs a model.shape, which gives its vocabulary")
     return language.tasks.random_prompts(SHAPES[reading.shape]["vocab_size"], **vars(settings))

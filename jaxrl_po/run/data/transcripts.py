@@ -17,8 +17,8 @@ class Examples(NamedTuple):
     """Sample outputs of the policy at an evaluation, for people to read.
 
     Attributes:
-      describe: `(state) -> arrays`, computes the outputs with its own fixed key; compiled, unless
-        it comes from `Rollouts`.
+      describe: `(state) -> arrays`, computes the outputs with a fixed PRNG key; compiled, unless
+        the function comes from `Rollouts`.
       render: `(arrays) -> rows`, converts the arrays, on the host, to rows of `samples.jsonl`.
     """
 
@@ -29,8 +29,8 @@ class Examples(NamedTuple):
 def transcript(row: Row) -> str:
     """Formats the completion of a row, or its dialogue: a line per message and per reply.
 
-    A message is followed by the reward of its turn, unless that is 0, and in a group also by the
-    advantage.
+    A message is followed by the reward of its turn, unless the reward is 0, and in a group also by
+    the advantage of the turn.
     """
     if "turns" not in row:
         return str(row["completion"])

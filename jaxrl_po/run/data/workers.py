@@ -1,7 +1,8 @@
 """Worker processes for the user's code, which exchange JSON with the run through a pipe.
 
-Both ends are defined here and import only the standard library: a worker imports neither JAX nor
-the main program, unless the user's code imports them. A process that takes too long is killed.
+This module defines both ends of the pipe and imports only the standard library: a worker imports
+neither JAX nor the main program, unless the user's code imports them. A worker that takes too long
+is killed.
 """
 
 import contextlib
@@ -26,11 +27,11 @@ from typing import Any
 from jaxrl_po.run.data import guard
 
 Json = dict[str, Any]
-START_LIMIT = 120.0  # seconds for a process to import its modules
-PATIENCE = 1.0  # seconds for a process to exit by itself
+START_LIMIT = 120.0  # seconds for a worker process to import its modules
+PATIENCE = 1.0  # seconds for a worker process to exit by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ROOT = Path(__file__).parents[3]
-# At the end of the search path, so that no file in that folder hides the standard library.
+# ROOT is appended to the search path, so that no file in ROOT hides the standard library.
 BEGIN = f"import sys; sys.path.append({str(ROOT)!r}); from {__name__} import main; main()"
 
 
@@ -39,18 +40,18 @@ class ProcessEnded(Exception):
 
 
 class Process:
-    """A child process that answers each message with another.
+    """A child process that answers each message with another message.
 
     Attributes:
-      pipe: connection to the process.
-      pid: process id.
-      deadline: latest time of its next answer, as `time.monotonic`; None for no limit.
+      pipe: connection to the child process.
+      pid: process id of the child process.
+      deadline: latest time of the next answer, as `time.monotonic`; None for no limit.
       close: `() -> status`, ends the process; also runs when the object is garbage-collected.
 
     Args:
-      pipe: connection to the process.
+      pipe: connection to the child process.
       pid: process id of a child of this process.
-      patience: seconds that the process has to exit by itself when it is closed.
+      patience: seconds that the child process has to exit by itself when it is closed.
     """
 
     def __init__(self, pipe: Connection, pid: int, patience: float = 0.0):
@@ -60,7 +61,7 @@ class Process:
         self.close = weakref.finalize(self, _end, pipe, pid, patience)
 
     def send(self, message: object, limit: float | None = None, late: str = "") -> None:
-        """Sends a message; if the process cannot receive it, `receive` raises the error.
+        """Sends a message; if the process cannot receive messages, `receive` raises the error.
 
         Args:
           message: message of JSON values.
@@ -75,7 +76,7 @@ class Process:
         """Returns the answer to the last message.
 
         Raises:
-          ProcessEnded: the process ended or exceeded its limit before it answered.
+          ProcessEnded: the process ended or exceeded its time limit before it answered.
         """
         left = None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
         try:
@@ -89,12 +90,12 @@ class Process:
 
 
 def _end(pipe: Connection, pid: int, patience: float) -> int | None:
-    """Closes the pipe, so that a worker exits, kills it after `patience` and returns its status."""
-    if pipe.closed:  # in a forked child, which inherits the worker's objects
+    """Closes the pipe, so that the worker exits; kills after `patience`; returns exit status."""
+    if pipe.closed:  # a forked child has closed the worker's pipes
         return None
     pipe.close()
     until = time.monotonic() + patience
-    with contextlib.suppress(ChildProcessError):  # with SIGCHLD ignored, the system has reaped it
+    with contextlib.suppress(ChildProcessError):  # ignoring SIGCHLD reaps children
         while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < until:
             time.sleep(0.002)
         _kill(pid, group_only=bool(ended[0]))
@@ -103,21 +104,21 @@ def _end(pipe: Connection, pid: int, patience: float) -> int | None:
 
 
 def _kill(pid: int, *, group_only: bool = False) -> None:
-    """Kills a process, and the process group that it leads, if any."""
+    """Kills a process, and the process group whose leader the process is, if any."""
     for kill in (os.killpg,) if group_only else (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
-    """Starts a worker and returns it with its first message; see `main`.
+    """Starts a worker process and returns the process with its first message; see `main`.
 
     Args:
-      module: module whose `serve` the worker calls.
+      module: module whose function `serve` the worker calls.
       start: arguments of `serve`; `source` names the object to load.
 
     Raises:
-      ProcessEnded: the worker cannot be used.
+      ProcessEnded: the worker process ended, or could not load the object that `source` names.
     """
     ours, theirs = Pipe()
     with theirs:
@@ -140,11 +141,11 @@ def spawn(module: str, start: Mapping[str, object]) -> tuple[Process, Json]:
 
 
 def fork(serve: Callable[[Connection], None], others: Iterable[Connection]) -> Process:
-    """Forks a child of a worker, which shares the modules that the worker has imported.
+    """Forks a child of a worker; the child shares the modules that the worker has imported.
 
     Args:
       serve: `(pipe) -> None`, answers the requests that come through the pipe.
-      others: pipes that the child closes, since open copies would hide their end from readers.
+      others: pipes that the child closes, since an open copy would hide a pipe's end from readers.
     """
     ours, theirs = Pipe()
     pid = os.fork()
@@ -157,15 +158,15 @@ def fork(serve: Callable[[Connection], None], others: Iterable[Connection]) -> P
                 signal.signal(each, signal.SIG_DFL)
             serve(theirs)
         finally:
-            os._exit(0)  # in any case, the child must not continue as the worker
+            os._exit(0)  # a forked child must never continue to run the worker's code
     theirs.close()
     return Process(ours, pid)
 
 
 def main() -> None:
-    """Runs a worker; its command-line arguments are the pipe's file descriptor and a module."""
+    """Runs a worker; the command-line arguments are the pipe's file descriptor and a module."""
     pipe, module = Connection(int(sys.argv[1])), sys.argv[2]
-    # Ctrl-C reaches every process of the terminal, but the run still needs this one for its chunk.
+    # Ctrl-C reaches every process of the terminal, but the run needs the worker for its last chunk.
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     try:
@@ -182,7 +183,7 @@ def main() -> None:
         else:
             serve(pipe, loaded, start)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the run has ended, or it abandoned this call
+        os._exit(0)  # the run has ended, or has abandoned the call of this worker
 
 
 def send(pipe: Connection, message: object) -> None:
@@ -219,7 +220,7 @@ def load_source(source: str) -> object:
 
 @functools.cache
 def _import(path: Path, content: bytes) -> types.ModuleType:
-    """Imports a file of the user's code, once per version of its content."""
+    """Imports a file of the user's code, once per version of the file's content."""
     del content
     sys.path.insert(0, str(path.parent))
     # Data classes look their module up by name; the name must not shadow another module.
@@ -246,6 +247,6 @@ def describe_error(error: BaseException) -> str:
     where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     try:
         said = " ".join(str(error).split())
-    except Exception:  # `__str__` may be the user's code and raise, too
+    except Exception:  # the user's code may define `__str__`, which may raise, too
         said = "(it has no message)"
     return f"{type(error).__name__}: {said}{where}"

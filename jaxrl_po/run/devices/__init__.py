@@ -1,1 +1,1 @@
-"""Distribution of seeds, rows and parameters over devices and processes."""
+"""Distribution of seeds, batch rows and parameters over devices and processes."""

@@ -23,10 +23,10 @@ class DeviceMemory(NamedTuple):
     Attributes:
       state: bytes of the device's shard of the training state.
       peak: bytes of state, metrics and temporaries while a program runs; None if the compiler does
-        not report them.
+        not report these bytes.
       fixed: bytes of arguments and outputs, which more microbatches do not reduce; 0 if unknown.
-      floor: peak of the sampling program, which runs separately from the update.
-      refused: compiler's message if it refused the program for lack of memory; otherwise empty.
+      floor: peak bytes of the sampling program, which runs separately from the update.
+      refused: compiler's message if the program was refused for lack of memory; otherwise empty.
     """
 
     state: int
@@ -36,7 +36,7 @@ class DeviceMemory(NamedTuple):
     refused: str = ""
 
     def beside(self, sampling: "DeviceMemory") -> "DeviceMemory":
-        """Combines the memory of an update and of sampling, which microbatches do not reduce.
+        """Combines the memory of an update with that of sampling, which microbatches do not reduce.
 
         Example:
           >>> DeviceMemory(1, 70, fixed=6).beside(DeviceMemory(1, 90, fixed=5))
@@ -49,14 +49,14 @@ class DeviceMemory(NamedTuple):
         return self._replace(peak=max(self.peak, sampling.peak), floor=sampling.peak)
 
     def fits(self, space: int | None) -> bool:
-        """Returns whether the compiler accepted it and its peak, if known, is within `space`."""
+        """Returns whether the compiler accepted the program, and the peak, if known, fits."""
         return not self.refused and (space is None or (self.peak or 0) <= space)
 
     def describe(self, space: int | None = None) -> str:
-        """Returns one human-readable line.
+        """Returns a line for users about the memory of a device.
 
         Args:
-          space: bytes of a device that programs may use; None if unknown.
+          space: bytes of a device's memory that programs may use; None if unknown.
 
         Example:
           >>> DeviceMemory(3_100_000, 12_440_000).describe(space=8_000_000_000)
@@ -91,11 +91,11 @@ class ProgramMemory(NamedTuple):
 
 
 def program_memory(program: Any) -> ProgramMemory | None:
-    """Returns the compiler's memory analysis of a program; None if it is not available."""
+    """Returns the compiler's memory analysis of a program; None if the compiler offers none."""
     sizes = program.memory_analysis()
     if sizes is None:
         return None
-    # A donated argument and its output share one buffer, which both sizes include.
+    # Both sizes include the buffer that a donated argument and its output share.
     return ProgramMemory(
         sizes.argument_size_in_bytes,
         sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
@@ -105,11 +105,11 @@ def program_memory(program: Any) -> ProgramMemory | None:
 
 
 def measure_memory(program: Any, like: PyTree) -> DeviceMemory:
-    """Computes the memory of one device: state from its shardings, the rest from the compiler.
+    """Computes the memory of one device: state from the shardings, the rest from the compiler.
 
     Args:
       program: compiled function of the training state.
-      like: `jax.ShapeDtypeStruct`s of the state, with shardings.
+      like: `jax.ShapeDtypeStruct`s of the training state, with shardings.
     """
     state = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -125,7 +125,7 @@ def measure_memory(program: Any, like: PyTree) -> DeviceMemory:
 def refusal(error: Exception) -> DeviceMemory | None:
     """Returns the memory estimate in an out-of-memory error of the compiler.
 
-    Returns None for any other error. The peak is None if the message does not state it.
+    The result is None for any other error. Its peak is None if the message does not state a size.
 
     Example:
       >>> refusal(RuntimeError("RESOURCE_EXHAUSTED: Used 20.00G of 15.75G hbm.")).peak
@@ -148,15 +148,15 @@ def _excess(message: str) -> str:
 
 
 def available_bytes(devices: int) -> int | None:
-    """Returns the bytes per device that programs may use; None if the system does not report it.
+    """Returns the bytes per device that programs may use; None if the system does not report them.
 
     All processes get the minimum over processes. The result is the memory of the device, minus its
-    arrays and, on a CPU, minus everything else in this process's memory. CPU devices share one
-    memory, and so do the processes of a run on one host. The memory of unrelated processes does
-    not count, so that a run makes the same decisions whatever runs beside it.
+    arrays and, on a CPU, minus everything else in the memory of the process. The CPU devices of a
+    process share one memory, as do the processes of a run on one host. The memory of unrelated
+    processes does not count, so that concurrent jobs never change the decisions of a run.
 
     Args:
-      devices: number of devices that this process uses.
+      devices: number of devices that the calling process uses.
     """
     limit, host = limit_bytes(), platform.node()
     sharing = processes.gather_values(host).count(host)
@@ -188,7 +188,7 @@ def container_limits() -> list[int]:
         group = CGROUPS / name.rpartition("/")[0]
         for part in ["", *path.strip("/").split("/")]:
             group /= part
-            with contextlib.suppress(OSError, ValueError):  # the file reads `max` if unlimited
+            with contextlib.suppress(OSError, ValueError):  # an unlimited group's file reads `max`
                 found.append(int((group / name.rpartition("/")[2]).read_text(encoding="utf-8")))
     return found
 
@@ -201,7 +201,7 @@ def resident_bytes() -> int:
 
 
 def _kilobytes(path: str, entry: str) -> int | None:
-    """Reads an entry in kB from a system file and returns it in bytes."""
+    """Reads an entry in kB from a system file and returns the number of bytes."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError:

@@ -1,7 +1,8 @@
-"""Sharding over devices: whole seeds, the rows of each seed, or the parameters of each seed.
+"""Sharding over devices: of whole seeds, of a seed's batch rows, or of a seed's parameters.
 
-Seeds on one device are vmapped. To shard parameters (see `sharding`), the same learner is made
-without a device axis: under `jit`, arrays are global and the partitioner inserts communication.
+Seeds on one device are vmapped. Parameters are sharded (see `sharding`) by building the same
+learner without a device axis: under `jit`, arrays are global and the partitioner inserts the
+communication.
 """
 
 import contextlib
@@ -30,23 +31,23 @@ from jaxrl_po.run.devices.sharding import (
 )
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
 
-# Rows per device below which the all-reduce of gradients costs more than sharding them saves.
+# With fewer batch rows per device, the all-reduce of gradients costs more than sharding saves.
 MIN_ROWS = 16
 
 
 class Placement(NamedTuple):
-    """Placement of seeds, rows and parameters on devices.
+    """Placement of seeds, batch rows and parameters on devices.
 
     Attributes:
       num_seeds: number of seeds that train side by side.
       seed_devices: number of devices that seeds are sharded over.
-      data_devices: number of devices that the rows of each seed are sharded over.
+      data_devices: number of devices that the batch rows of each seed are sharded over.
       model_devices: number of devices that the parameters of each seed are sharded over (tensor
         parallel).
       shard_params: whether parameters are also sharded over the data devices (fully sharded data
         parallel).
       described: Devices of a machine that is not attached, or the result of `core_devices`; empty
-        for devices of the default backend.
+        to use the devices of the default backend.
     """
 
     num_seeds: int
@@ -65,17 +66,17 @@ class Placement(NamedTuple):
 
     @property
     def cuts_params(self) -> bool:
-        """Returns whether parameters are sharded: by `over_mesh` then, instead of `shard_map`."""
+        """Returns whether parameters are sharded; `over_mesh` then replaces `shard_map`."""
         return self.shard_params or self.model_devices > 1
 
     @property
     def axis_name(self) -> str | None:
-        """Returns the axis name `data`, for config and problem, if `shard_map` shards rows."""
+        """Returns the name `data` of the device axis if `shard_map` shards batch rows, or None."""
         return "data" if self.data_devices > 1 and not self.cuts_params else None
 
     @property
     def num_devices(self) -> int:
-        """Returns the number of devices in use."""
+        """Returns the number of devices that the placement uses."""
         return self.seed_devices * self.data_devices * self.model_devices
 
     @property
@@ -84,7 +85,7 @@ class Placement(NamedTuple):
         return self.num_devices == 1
 
     def describe(self) -> str:
-        """Returns one human-readable line about the placement."""
+        """Returns a line for users about the placement of seeds on devices."""
         seeds = f"{self.num_seeds:,} seed" + "s" * (self.num_seeds != 1)
         each = self.num_seeds // self.seed_devices
         if self.is_one:
@@ -113,31 +114,32 @@ def choose(
     num_processes: int = 1,
     described: tuple[Any, ...] = (),
 ) -> Placement:
-    """Decides how to use the devices; call it first, since it sets the number of CPU devices.
+    """Decides how to use the devices; must precede all computation, since it may split the CPU.
 
-    Seeds are sharded if their number is divisible by the devices, since that needs no
-    communication; otherwise rows are sharded. `auto` uses as many devices as help: on a CPU one
-    per core, because XLA runs small batched matrix products on a single core. Rows are sharded
-    only with `MIN_ROWS` or more per device. A mesh overrides all of this.
+    Seeds are sharded if the number of devices divides the number of seeds, since sharded seeds
+    need no communication; otherwise batch rows are sharded. `auto` uses as many devices as help: on
+    a CPU one per core, because XLA runs small batched matrix products on a single core. Batch rows
+    are sharded only with `MIN_ROWS` or more per device. A mesh overrides all these rules.
 
     Args:
       devices: `auto`, or the number of devices.
       num_seeds: number of seeds that train side by side.
-      num_rows: number of rows (environments or prompts) of each seed.
+      num_rows: number of batch rows (environments or prompts) of each seed.
       mesh: `seed:S,data:D,model:M`, the number of devices per axis; an axis that is left out
         counts 1, an empty text chooses automatically.
-      shard_params: whether to shard parameters over the data devices; rows are then sharded, not
-        seeds.
+      shard_params: whether to shard parameters over the data devices; batch rows are then sharded,
+        but seeds are not.
       num_processes: number of processes, which together must use all devices; 0 if only the
-        cluster knows it.
-      described: devices to use, all of them, in place of the backend's; see `Placement`.
+        cluster knows the number.
+      described: devices that replace the backend's devices and are all used; see `Placement`.
 
     Returns:
-      The placement.
+      The placement of seeds, batch rows and parameters on devices.
 
     Raises:
-      ConfigError: a count below 1, more devices than exist, a mesh that contradicts `devices`,
-        seeds or rows not divisible by their devices, devices not divisible by the processes.
+      ConfigError: a count is below 1, more devices are wanted than exist, a mesh contradicts
+        `devices`, seeds or batch rows are not divisible by their devices, or devices are not
+        divisible by the processes.
     """
     wanted = len(described) or _parse_devices(devices)
     axes = _parse_mesh(mesh, wanted) if mesh else {}
@@ -159,11 +161,11 @@ def choose(
 
 
 def core_devices(devices: str | int, num_seeds: int) -> tuple[jax.Device, ...]:
-    """Returns one device per CPU core if JAX has already started with one CPU device, else empty.
+    """Returns one device per CPU core if JAX has already started with one CPU device, else none.
 
-    JAX accepts another number of devices only before its first computation, such as the import of
-    gymnax. The returned devices belong to a separate client; programs compiled for them also
-    accept arrays of JAX's own device.
+    JAX accepts another number of devices only before its first computation, and the import of
+    gymnax already computes. The returned devices belong to a separate client of the CPU; programs
+    compiled for these devices also accept arrays of JAX's own device.
 
     Args:
       devices: Number of devices; `auto` chooses the most cores that divide the seeds evenly.
@@ -177,7 +179,7 @@ def core_devices(devices: str | int, num_seeds: int) -> tuple[jax.Device, ...]:
 
 @functools.cache
 def _cpu_devices(count: int) -> tuple[jax.Device, ...]:
-    """Returns the devices of a second client of the CPU; empty if jaxlib makes none."""
+    """Returns the devices of a second client of the CPU; empty if jaxlib cannot create a client."""
     try:  # jaxlib does not document its clients
         from jaxlib import xla_client
 
@@ -211,7 +213,7 @@ def _choose(
 
 
 def _parse_mesh(mesh: str, devices: int | None) -> dict[str, int]:
-    """Returns the number of devices along each axis."""
+    """Returns the number of devices along each axis of a mesh that a flag describes."""
     axes: dict[str, int] = {}
     for part in mesh.split(","):
         name, _, count = part.partition(":")
@@ -254,7 +256,7 @@ def _parse_devices(devices: str | int) -> int | None:
 
 
 def _available(wanted: int | None, num_processes: int, described: tuple[Any, ...] = ()) -> int:
-    """Counts devices after splitting a CPU into `wanted` devices, or into one per core."""
+    """Counts devices after splitting a CPU into `wanted` devices, or into one device per core."""
     if described:
         return len(described)
     if wanted and num_processes and wanted % num_processes:
@@ -262,7 +264,7 @@ def _available(wanted: int | None, num_processes: int, described: tuple[Any, ...
             "devices", f"must be a multiple of the {num_processes} processes, got {wanted}"
         )
     count = wanted // num_processes if wanted and num_processes else backend.cores()
-    with contextlib.suppress(RuntimeError):  # the backend already runs: use its devices
+    with contextlib.suppress(RuntimeError):  # a backend that already runs keeps its devices
         jax.config.update("jax_num_cpu_devices", count)
     return device_count()
 
@@ -275,7 +277,7 @@ def device_count() -> int:
     """
     try:
         return jax.device_count()
-    except (RuntimeError, AssertionError) as error:  # AssertionError: a plugin of unknown name
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that it knows a plugin
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         raise ConfigError(
             "devices",
@@ -290,9 +292,9 @@ SEEDS: Any = P("seed")
 def on_devices(
     function: Callable[..., Any], placement: Placement, in_specs: Any, out_specs: Any = SEEDS
 ) -> Callable[..., Any]:
-    """Runs a function on every device, each on its own shard of the arguments."""
-    # Unchecked: a result is replicated over `data` because the function reduces over that axis,
-    # or because every device computes the same result.
+    """Runs a function on every device, each device on its own shard of the arguments."""
+    # Replication is not checked: a result is replicated over `data` because the function reduces
+    # over that axis, or because every device computes the same result.
     specs = {"in_specs": in_specs, "out_specs": out_specs}
     return jax.shard_map(function, mesh=make_mesh(placement), **specs, check_vma=False)
 
@@ -307,7 +309,8 @@ def spread(
       placement: placement of seeds on devices, see `choose`.
       in_specs: partition spec of the arguments; by default over the seed axis.
     """
-    # In these cases XLA partitions the function itself, according to its arguments' shardings.
+    # With one seed device or sharded parameters, XLA partitions the function itself, according to
+    # the shardings of the arguments.
     if placement.seed_devices == 1 or placement.cuts_params:
         return function
     return on_devices(function, placement, in_specs)
@@ -331,7 +334,8 @@ def each_seed(
     Args:
       function: function of a single seed, without communication.
       placement: placement of seeds on devices, see `choose`.
-      in_axes: prefix trees of the arguments: 0 if leaves lead with `[S]`, None if seeds share them.
+      in_axes: prefix trees of the arguments: 0 if leaves lead with `[S]`, None if all seeds share
+        the leaves.
       axes: logical axes of sharded parameters, see `over_devices`.
     """
     if axes is not None and placement.cuts_params:
@@ -350,9 +354,9 @@ def each_seed(
 
 
 def state_spec() -> PyTree:
-    """Returns the partition of a stacked state: seeds over `seed`.
+    """Returns the partition of a training state stacked over seeds, with the seeds over `seed`.
 
-    `collector.sharded` is also sharded over `data`; everything else is replicated over `data`.
+    `collector.sharded` is also sharded over `data`; all other leaves are replicated over `data`.
     Frozen parameters are replicated over all devices.
     """
     rows: Any = P("seed", "data")
@@ -362,7 +366,7 @@ def state_spec() -> PyTree:
 
 
 def whole_state_spec() -> PyTree:
-    """Returns the partition of a stacked state with unsharded rows: only seeds, over `seed`."""
+    """Returns the partition of a stacked training state whose batch rows are not sharded."""
     return state_spec()._replace(collector=SEEDS)
 
 
@@ -392,21 +396,22 @@ def over_devices(
     dtype: DTypeLike | None = None,
     start: PyTree = 0,
 ) -> Learner:
-    """Maps a learner over stacked seeds and devices.
+    """Maps a learner of one seed over stacked seeds and devices.
 
-    Under `jax.shard_map`, every device steps its own seeds on its own rows. The learner, made with
-    `axis_name=placement.axis_name`, reduces means, statistics and gradients over `data` itself.
+    Under `jax.shard_map`, every device steps its own seeds on its own batch rows. The learner, made
+    with `axis_name=placement.axis_name`, itself reduces means, statistics and gradients over
+    `data`.
 
     Args:
       learner: learner of a single seed.
-      placement: placement of seeds, rows and parameters, see `choose`.
+      placement: placement of seeds, batch rows and parameters, see `choose`.
       axes: logical axes of a model whose parameters the placement may shard, see `over_mesh`.
-      dtype: type of the products in blocks, see `over_mesh`.
+      dtype: dtype of the matrix products in transformer blocks, see `over_mesh`.
       start: prefix tree of the argument of `init`, see `over_seeds`.
 
     Returns:
-      The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
-      except for the order of floating-point sums.
+      The learner of all seeds, to be jitted; leaves lead with `[S]`. Results do not depend on the
+      placement, except for the order of floating-point sums.
     """
     if axes is not None and placement.cuts_params:
         return over_mesh(
@@ -424,8 +429,8 @@ def over_devices(
     local = over_seeds(learner, each, start=start, target=placement.target)
     mesh, state, batch = make_mesh(placement), state_spec(), batch_spec()
     over = functools.partial(on_devices, placement=placement)
-    # Each device initialises all rows of its seeds, which are sharded afterwards, so that the
-    # random numbers do not depend on the mesh.
+    # Each device initialises all batch rows of its seeds; the rows are sharded afterwards, so that
+    # the random numbers do not depend on the mesh.
     init = over(local.init, in_specs=(specs_of(start),), out_specs=whole_state_spec())
     placed = jax.tree.map(functools.partial(NamedSharding, mesh), state)
 

@@ -3,7 +3,7 @@
 Every process runs the same code on its own devices; the first process writes the files. Values
 that may differ between processes (a signal, the state of the file system) are exchanged, so that
 all processes take the same branches and enter the same collectives. With a single process, every
-function here returns at once.
+function of this module returns at once.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ ABSENT = "absent"
 def join_processes(
     *, coordinator: str = "", num_processes: int = 0, process_id: int = -1, timeout: int = 120
 ) -> None:
-    """Joins the processes of this run; call it before any computation.
+    """Joins the processes of a run; must be called before any computation of JAX.
 
     The cluster (SLURM, Kubernetes, a TPU pod, Open MPI) provides any arguments that are left out.
 
@@ -35,7 +35,7 @@ def join_processes(
       coordinator: `host:port` where process 0 listens; empty to ask the cluster.
       num_processes: number of processes in the run; 0 to ask the cluster.
       process_id: number of this process, from 0; -1 to ask the cluster.
-      timeout: seconds to wait for all processes to join, and later for a heartbeat of each.
+      timeout: seconds to wait for all processes to join, and later for a heartbeat of a process.
 
     Raises:
       ConfigError: the cluster is unknown, or not all processes joined in time.
@@ -51,7 +51,7 @@ def join_processes(
             f"must be below num_processes = {num_processes}, got {process_id}; the first is 0",
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # The service would intercept SIGTERM, which the runner handles itself.
+    # JAX's preemption service would intercept SIGTERM, which the runner handles itself.
     jax.config.update("jax_enable_preemption_service", False)
     failures: list[Exception] = []
 
@@ -68,8 +68,8 @@ def join_processes(
         except Exception as error:
             failures.append(error)
 
-    # JAX's own timeout, twice as long, aborts the process with a stack trace; this timeout expires
-    # first and abandons the thread.
+    # JAX's own timeout, twice as long, aborts the process with a stack trace; the timeout of
+    # `thread.join` expires first and abandons the thread.
     thread = threading.Thread(target=join, daemon=True)
     thread.start()
     thread.join(timeout)
@@ -92,12 +92,12 @@ def join_processes(
 
 
 def is_multi_process() -> bool:
-    """Returns whether this process is one of several."""
+    """Returns whether this process is one of several processes of a run."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_writer() -> bool:
-    """Returns whether this process, the first or only one, writes files and prints progress."""
+    """Returns whether this process writes files and prints progress, as only the first does."""
     return not is_multi_process() or jax.process_index() == 0
 
 
@@ -108,10 +108,10 @@ def any_of(flag: bool) -> bool:
 
 
 def gather_values(value: Value) -> list[Value]:
-    """Returns the values of all processes, in process order; all processes must call it.
+    """Returns the values of all processes, in process order; all processes must call `gather`.
 
     Args:
-      value: this process's value, of any type that JSON supports.
+      value: value of the calling process, of any type that JSON supports.
 
     Example:
       >>> gather_values({"seed": 1})
@@ -121,13 +121,13 @@ def gather_values(value: Value) -> list[Value]:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     of_all = multihost_utils.process_allgather
-    lengths = of_all(np.int32(text.size))  # the gather needs equal shapes, hence the padding
+    lengths = of_all(np.int32(text.size))  # the gather needs equal shapes, so texts are padded
     texts = of_all(np.pad(text, (0, int(lengths.max()) - text.size)))
     return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
 
 
 def on_first_process(function: Callable[[], Value], error: type[Exception] = UsageError) -> Value:
-    """Calls `function` in the first process only and returns its result in every process.
+    """Calls `function` in the first process only and returns the result in every process.
 
     Args:
       function: `() -> value`, with a result that JSON supports.
@@ -152,11 +152,11 @@ def on_first_process(function: Callable[[], Value], error: type[Exception] = Usa
 
 @contextlib.contextmanager
 def collective_errors() -> Iterator[Callable[[Values], None]]:
-    """Context that all processes leave together: a usage error in one is raised in all.
+    """Context that all processes leave together: a usage error of one process is raised in all.
 
     Yields:
-      `require_same(settings)`, to be called in the context with flag names and values that must be
-      equal in all processes.
+      `require_same(settings)`, to be called in the context with the flag names and values that must
+      be equal in all processes.
 
     Raises:
       UsageError, ConfigError: an error raised in the context by this or another process.
@@ -193,7 +193,7 @@ def _compare(settings: list[Json]) -> None:
 
 
 def gather_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Returns a host copy of an array; processes that share its shards must all call this."""
+    """Returns a host copy of an array; processes that share its shards must all call `whole`."""
     if isinstance(array, jax.Array) and not (
         array.is_fully_addressable or array.is_fully_replicated
     ):
@@ -205,7 +205,7 @@ def place_array(array: npt.NDArray[Any], sharding: jax.sharding.Sharding | None)
     """Puts a host array on devices; each process puts the shards of its own devices.
 
     Args:
-      array: full array, identical in all processes.
+      array: array with its global shape, identical in all processes.
       sharding: sharding of the result, or None for the default device.
     """
     if sharding is None or sharding.is_fully_addressable:

@@ -14,8 +14,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, PyTree, TrainState
 
 # Number of seeds that one CPU core updates together. Parameters, moments and gradients of eight
-# small networks stay in its cache between gradient steps, which makes 128 seeds 1.2 to 1.3 times
-# as fast.
+# small networks stay in the core's cache between gradient steps, which makes 128 seeds 1.2 to 1.3
+# times as fast.
 SIDE_BY_SIDE = 8
 
 # Seed axis of a stacked state, for `jax.vmap`; all seeds share the frozen parameters.
@@ -34,15 +34,15 @@ def stack(
 ) -> Callable[..., PyTree]:
     """Maps a function over a leading seed axis, `[S]`.
 
-    A single seed is not vmapped but only gains and loses the axis, since batched sorts and gathers
-    are slower even for a batch of one.
+    A single seed is not vmapped: its leaves only lose and regain the seed axis, since batched sorts
+    and gathers are slower even for a batch of one.
 
     Args:
       function: function of a single seed.
-      num_seeds: S, the number of seeds.
+      num_seeds: number S of seeds.
       in_axes: prefix tree per argument: 0 if leaves lead with the seeds, None if all seeds share
-        them.
-      out_axes: prefix tree of the result: 0 or None, with the same meaning.
+        the leaves.
+      out_axes: prefix tree of the result: 0 if leaves lead with the seeds, None if shared.
       spmd_axis_name: mesh axis of the seeds, for sharding constraints inside the function.
     """
     if num_seeds > 1:
@@ -68,9 +68,9 @@ def over_seeds(
 
     Args:
       learner: learner of a single seed.
-      num_seeds: S, the number of seeds.
-      start: prefix tree of the argument of `init`: 0 if its leaves lead with `[S]`, None if all
-        seeds share them.
+      num_seeds: number S of seeds.
+      start: prefix tree of the argument of `init`: 0 if leaves lead with `[S]`, None if all seeds
+        share the leaves.
       spmd_axis_name: mesh axis of the seeds, see `stack`.
       target: machine that the program is compiled for; None for `backend.here()`.
     """
@@ -94,7 +94,8 @@ def over_seeds(
 def group_size(num_seeds: int, target: Target) -> int:
     """Returns the number of seeds to update together.
 
-    On a single core this is the largest divisor from 8 down to 4; otherwise it is all seeds.
+    On a single core, the number is the largest divisor of `num_seeds` from 8 down to 4; otherwise
+    all seeds are updated together.
 
     Args:
       num_seeds: number of seeds on the device.
@@ -112,7 +113,7 @@ def update_in_groups(
 
     Args:
       update: `(state, batch) -> (state, metrics)` for `size` seeds.
-      size: number of seeds in a group; it divides the number of all seeds.
+      size: number of seeds in a group; must divide the number of all seeds.
     """
 
     def grouped(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -136,7 +137,7 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: PyT
     Args:
       learner: learner of a single seed.
       start: argument of the learner's `init`.
-      state: state that `init` returned.
+      state: training state that `init` returned.
       axes: prefix tree of `start`, see `over_seeds`.
 
     Raises:
@@ -156,13 +157,13 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: PyT
 
 
 def select_seed(state: TrainState, index: int = 0) -> TrainState:
-    """Returns the state of one seed from a stacked state."""
+    """Returns the training state of one seed from a stacked training state."""
     taken: TrainState = _each(STATE_AXES, lambda x: x[index], state)
     return taken
 
 
 def typed_shape(shape: tuple[int, ...], dtype: npt.DTypeLike) -> jax.Array:
-    """Returns a shape with its dtype, typed as the array that it stands for."""
+    """Returns a shape with its dtype, typed as the array that the shape stands for."""
     made: Any = jax.ShapeDtypeStruct(shape, dtype)
     return cast(jax.Array, made)
 

@@ -1,4 +1,4 @@
-"""Sharding of every array of a state over a mesh, and a learner whose parameters are sharded.
+"""Sharding of every array of a training state over a mesh, and a learner of sharded parameters.
 
 A table maps parameters to logical axes, and rules map logical axes to mesh axes. Parameters,
 reference and optimizer state are looked up in the same table, by the ends of their paths.
@@ -30,19 +30,19 @@ def partition(
 ) -> P:
     """Returns the partition spec of one array of a state.
 
-    A dimension is replicated if its mesh axis does not divide it. An array is replicated if its
-    path ends like a parameter's but its number of dimensions differs.
+    A dimension is replicated if the size of its mesh axis does not divide it. An array is
+    replicated if its path ends like a parameter's path but its number of dimensions differs.
 
     Args:
-      path: path of the leaf, as `jax.tree_util` returns it. The path of an Adam moment ends with
-        its parameter's path.
+      path: path of the leaf, as `jax.tree_util` returns paths. The path of an Adam moment ends with
+        the path of the moment's parameter.
       shape: shape of the leaf.
       mesh: mesh of the devices, see `make_mesh`.
       axes: logical axes of the parameters, see `LogicalAxes`.
       rules: mesh axes of the logical axes, see `Rules`.
 
     Returns:
-      The partition spec; empty if the array is not in the table.
+      The partition spec; empty if the table `axes` does not contain the array.
 
     Example:
       >>> from jax.tree_util import DictKey
@@ -59,7 +59,7 @@ def partition(
 
 
 def logical_of(path: KeyPath, axes: LogicalAxes) -> tuple[str, ...]:
-    """Returns the logical axes of the array at a path; empty if it is not in the table."""
+    """Returns the logical axes of the array at a path; empty if the table lacks that path."""
     return axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
 
 
@@ -75,7 +75,7 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
     Returns:
       A tree like `state` of `NamedSharding`s: seeds over `seed`. Within a seed, parameters,
       reference and optimizer state follow their logical axes, `collector.sharded` is sharded over
-      `data`, and everything else is replicated.
+      `data`, and every other leaf is replicated.
     """
     placed: TrainState = by_axes(state, mesh, axes, rules)
     # Frozen parameters have no seed axis.
@@ -97,14 +97,14 @@ def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> PyTree
 
 
 def rows_over_data(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that shards the rows of activations over `data`.
+    """Returns a function that shards the batch rows of activations over `data`.
 
-    It serves as `Transformer.constrain`. The constraint decides how the work is split. With it,
-    the compiler all-gathers a block's parameters at the block that uses them and reduce-scatters
-    their gradient. Without it, the compiler may leave the parameters in place and shard the width
-    of the activations, with all rows on every device. Caches and batches inherit the sharding.
-    Arrays whose number of rows the devices do not divide (the single row of `init`) are not
-    constrained.
+    The function serves as `Transformer.constrain`. The constraint decides how the work is split.
+    With the constraint, the compiler all-gathers a block's parameters at the block that uses them
+    and reduce-scatters their gradient. Without the constraint, the compiler may leave the
+    parameters in place and shard the width of the activations, with all batch rows on every device.
+    Caches and batches inherit the sharding. An array is not constrained if the devices do not
+    divide its number of rows; the single row of `init` is an example.
 
     Args:
       mesh: mesh of the devices, see `parallel.make_mesh`.
@@ -119,11 +119,12 @@ def rows_over_data(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
 
 
 def over_rows(mesh: Mesh) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:
-    """Returns a wrapper that runs a function of parameters and rows on the devices of the rows.
+    """Returns a wrapper that runs a function of parameters and batch rows on the rows' devices.
 
-    It serves as `Transformer.over_rows`. A loop over parts of the rows then gathers neither rows
-    nor parameters, and sums no gradient over devices, in each iteration: both happen once, outside
-    the loop. If the devices do not divide the rows, the compiler partitions the function.
+    The wrapper serves as `Transformer.over_rows`. A loop over parts of the rows then gathers
+    neither rows nor parameters, and sums no gradient over devices, in each iteration: gather and
+    sum happen once, outside the loop. If the number of devices does not divide the number of rows,
+    the compiler partitions the function.
 
     Args:
       mesh: mesh of the devices, see `parallel.make_mesh`.
@@ -159,7 +160,7 @@ def over_mesh(
     start: PyTree = 0,
     flat_up_to: int = FLAT_UP_TO,
 ) -> Learner:
-    """Maps a learner over stacked seeds, with its parameters sharded over the mesh.
+    """Maps a learner over stacked seeds, with the learner's parameters sharded over the mesh.
 
     Args:
       learner: learner of a single seed, made without a device axis, with a model whose activations
@@ -167,17 +168,17 @@ def over_mesh(
       mesh: mesh of the devices, see `parallel.make_mesh`.
       axes: logical axes of the parameters, see `LogicalAxes`.
       rules: mesh axes of the logical axes, see `Rules`.
-      num_seeds: S, the number of seeds over all devices.
-      dtype: type of the products in blocks; the sampler may round the blocks' parameters to it.
-        None for the type of the parameters.
+      num_seeds: number S of seeds over all devices.
+      dtype: dtype of the matrix products in transformer blocks; the sampler may round the blocks'
+        parameters to this dtype. None for the dtype of the parameters.
       start: prefix tree of the argument of `init`, see `over_seeds`.
       flat_up_to: largest number of parameters per seed that an update gathers. The optimizer
-        flattens so few into one vector, see `optimizers.flat_if_small`; to flatten shards would
-        cost hundreds of permutations.
+        flattens parameters up to this number into one vector, see `optimizers.flat_if_small`;
+        flattening shards instead would cost hundreds of permutations.
 
     Returns:
-      The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
-      except for the order of floating-point sums.
+      The learner of all seeds, to be jitted; leaves lead with `[S]`. Results do not depend on the
+      placement, except for the order of floating-point sums.
     """
     stacked = over_seeds(learner, num_seeds, start=start, spmd_axis_name="seed")
 
@@ -187,8 +188,8 @@ def over_mesh(
         return placed
 
     def sample(state: TrainState) -> tuple[TrainState, Batch]:
-        # The decode loop reads every parameter of the policy in each step: they are gathered once,
-        # before the loop, at the precision that the loop reads.
+        # The decode loop reads every parameter of the policy in each step: the parameters are
+        # gathered once, before the loop, at the precision that the loop reads.
         state = place(state)
         read = state.params._replace(value=None)
         if dtype is not None:

@@ -1,4 +1,4 @@
-"""Target machines that need not be attached: their devices, and the memory of each device."""
+"""Target machines, attached or not: the devices of a machine and the memory of each device."""
 
 import difflib
 import glob
@@ -13,12 +13,12 @@ from jaxrl_po.config import ConfigError
 
 
 class Chip(NamedTuple):
-    """A generation of TPU chips, with figures from its page at cloud.google.com/tpu/docs.
+    """A generation of TPU chips, with numbers from the chip's page at cloud.google.com/tpu/docs.
 
     Attributes:
-      memory: Bytes of HBM.
+      memory: Bytes of HBM per chip.
       bounds: Number of chips of one host along each axis.
-      sizes: Topologies on offer.
+      sizes: Topologies that Google Cloud offers.
     """
 
     memory: int
@@ -34,8 +34,8 @@ CHIPS = {
     "v6e": Chip(32_000_000_000, (2, 4, 1), FLAT),
 }
 
-DEVICES = "/dev/accel*", "/dev/vfio/[0-9]*"  # files of attached chips
-# Environment variables that libtpu reads at its start: query no metadata server, lock no TPU.
+DEVICES = "/dev/accel*", "/dev/vfio/[0-9]*"  # device files of attached TPU chips
+# Environment variables that libtpu reads when it starts: query no metadata server, lock no TPU.
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -48,10 +48,10 @@ WITHOUT_TPU = {
 def silence_libtpu() -> None:
     """Keeps an installed libtpu from printing warnings on a machine without a TPU.
 
-    Call it after the import of JAX and before JAX starts a backend.
+    The call must come after the import of JAX and before JAX starts a backend.
     """
     asked = "tpu" in os.environ.get("JAX_PLATFORMS", "") or "JAX_FORCE_TPU_INIT" in os.environ
-    # JAX sets the variable if it finds no TPU; on a TPU host, the user may have set it.
+    # JAX sets TPU_SKIP_MDS_QUERY if no TPU is found; on a TPU host, the user may have set it.
     if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and not any((asked, *map(glob.glob, DEVICES))):
         _pretend_tpu_host()
 
@@ -63,7 +63,7 @@ def _pretend_tpu_host() -> None:
 
 
 class Machine(NamedTuple):
-    """A target machine of a program that is compiled ahead of time.
+    """A target machine that programs are compiled for ahead of time.
 
     Attributes:
       name: Name of the machine, as in `--compile_for`.
@@ -77,10 +77,10 @@ class Machine(NamedTuple):
 
 
 def parse_machine(name: str) -> Machine:
-    """Returns the machine with this name: `tpu:v5e:4x4`, `cpu:8`, or `gpu` for the attached GPUs.
+    """Returns the machine that a name describes: `tpu:v5e:4x4`, `cpu:8`, or `gpu` if attached.
 
     Raises:
-      ConfigError: Unknown name, reported with similar names, or a missing package.
+      ConfigError: The name is unknown, reported with similar names, or a package is missing.
     """
     platform, _, rest = name.partition(":")
     if platform == "tpu":

@@ -1,1 +1,1 @@
-"""Experiments: their settings, tasks, models and environments by name."""
+"""Experiments: the settings, tasks, models and environments that flags name."""

@@ -50,13 +50,13 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 class Sampling(NamedTuple):
-    """A way to collect rollouts.
+    """A way to collect rollouts in a control environment.
 
     Attributes:
-      settings: Record of `--problem.*`.
-      build: `(env, **settings, network=…, axis_name=…, policy=…, …) -> Problem`; only trajectories
-        pool statistics over devices and have a critic.
-      rows: `(settings) -> int`, rows that are sharded over devices.
+      settings: Record class of the flags `--problem.*`.
+      build: `(env, **settings, network=…, axis_name=…, policy=…, …) -> Problem`, builds a problem;
+        only trajectories pool statistics over devices and have a critic.
+      rows: `(settings) -> int`, number of batch rows that are sharded over devices.
       steps: `(settings, num_actions) -> int`, environment steps of one iteration, counting every
         simulated step.
     """
@@ -88,7 +88,7 @@ SAMPLINGS = {
     ),
 }
 
-NETWORKS = ("policy", "critic", "actor_critic")  # options with a Flax module
+NETWORKS = ("policy", "critic", "actor_critic")  # options whose value is a Flax module
 VINE_DOES_WITHOUT = {
     *("gamma", "lambda_", "estimator", "n_steps"),
     *("value_learning_rate", "value_epochs", "value_minibatches", "value_coefficient"),
@@ -96,34 +96,34 @@ VINE_DOES_WITHOUT = {
 
 
 def initial_model(options: ControlOptions) -> InitialModel:
-    """Returns a new model: a run starts from parameters of another run at most."""
+    """Returns a new model: no control run starts from a pretrained model."""
     del options
     return NEW_MODEL
 
 
 def require_known(options: ControlOptions, given: Values, initial: InitialModel) -> None:
-    """Accepts any flags: `flags.convert` rejects unknown ones."""
+    """Accepts any flags, since `flags.convert` rejects unknown flags."""
 
 
 def presets(options: ControlOptions, values: Values, initial: InitialModel) -> Values:
-    """Returns flag name to preset of the method."""
+    """Returns the presets of the method, by flag name."""
     del values, initial
     return options.entry.control
 
 
 def sections(options: ControlOptions, initial: InitialModel) -> dict[str, type]:
-    """Returns prefix to record, beside the record of the method."""
+    """Returns the record class of each section by its prefix, except the record of the method."""
     del initial
     return {"problem": sampling(options).settings, "network": control.NetworkSettings}
 
 
 def rows(config: ControlConfig) -> int:
-    """Returns the rows of one seed that are sharded over devices."""
+    """Returns the number of batch rows of one seed that are sharded over devices."""
     return sampling(config.run).rows(config.problem)
 
 
 def title(config: ControlConfig) -> str:
-    """Returns the method and the environment."""
+    """Returns a title with the method and the environment."""
     return " on ".join(map(sources.short, (config.run.algorithm, config.run.env)))
 
 
@@ -133,7 +133,7 @@ def default_sampling(options: ControlOptions) -> str:
 
 
 def sampling(options: ControlOptions) -> Sampling:
-    """Returns the way to collect rollouts that the options ask for."""
+    """Returns the way to collect rollouts that the options choose."""
     chosen = default_sampling(options) if options.sampling == AUTO else options.sampling
     for name in ("critic", "actor_critic") if chosen != TRAJECTORIES else ():
         if vars(options)[name]:
@@ -153,16 +153,16 @@ def tuned(
     values: Values = MappingProxyType({}),
     initial: InitialModel = NEW_MODEL,
 ) -> Values:
-    """Returns flag name to value: settings by a sweep, and those that suit the given memory.
+    """Returns settings by flag name: settings that a sweep found, or that the memory cell needs.
 
-    With a memory that needs it, a method that can stop early does. The stop bounds no single step
-    of the optimizer: step sizes of 1e-3 and more can still lose half the return, and then mostly
-    recover.
+    If a memory cell needs early stopping, a method that can stop an update early does so. The stop
+    bounds no single step of the optimizer: step sizes of 1e-3 and more can still lose half the
+    return, and then mostly recover.
 
     Args:
-      options: Settings of the run as a whole; `tuned` off returns nothing.
-      values: Flag name to value, of the flags given or stored.
-      initial: Not used.
+      options: Options of the run; the result is empty if the option `tuned` is off.
+      values: Values of the flags that are given or stored, by flag name.
+      initial: Not used; every domain has this argument.
     """
     del initial
     if not options.tuned:
@@ -173,41 +173,41 @@ def tuned(
     stops = kind is not None and kind.needs_early_stop and "early_stop" in fields
     found: dict[str, Any] = {"config.early_stop": True} if stops else {}
     path = tuned_file(options)
-    # Settings that were tuned for one way to sample do not apply to another.
+    # Settings that were tuned for one way to sample do not apply to another way.
     if (
         sources.is_source(options.env)
         or sources.is_source(options.algorithm)
         or options.sampling not in (AUTO, default_sampling(options))
-        or not os.path.exists(path)  # `Path.exists` raises where a name is too long
+        or not os.path.exists(path)  # `Path.exists` raises an error if a name is too long
     ):
         return found
     found = json.loads(path.read_text(encoding="utf-8"))["flags"] | found
-    # Settings that were tuned for other networks do not apply.
+    # Settings that were tuned for built-in networks do not apply to other networks.
     if any(vars(options)[name] for name in NETWORKS) or values.get("network.shared_torso"):
         found = {k: v for k, v in found.items() if not k.startswith("network.")}
     return user_code.without_replaced(vars(options), found)
 
 
 def tuned_file(options: ControlOptions) -> Path:
-    """Returns the file of those settings; the environments of MuJoCo share one."""
+    """Returns the file of tuned settings; the environments of MuJoCo share one file."""
     name = vector_envs.family(options.env) if vector_envs.is_host(options.env) else options.env
     return CONFIGS / options.algorithm / f"{name.replace(':', '-')}.json"
 
 
 def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:
-    """The surrogate of TRPO eq. 18 over the K branches of each of N states; rows `[N·K]`."""
+    """Computes TRPO eq. 18 over the K branches of each of N states, from rows `[N·K]`."""
     rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
     of_states = jax.vmap(losses.self_normalized_surrogate)(*(x.reshape(-1, branches) for x in rows))
     return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
 
 
 class World(NamedTuple):
-    """Environment of a run.
+    """Environment of a run, in JAX or on the host.
 
     Attributes:
-      spaces: Observations and actions of a policy.
-      env: Environment in JAX; None if it runs on the host.
-      source: Source of environments on the host; None if it is in JAX.
+      spaces: Spaces of observations and actions of a policy.
+      env: Environment in JAX; None if the environment runs on the host.
+      source: Source of environments on the host; None if the environment is in JAX.
     """
 
     spaces: control.Spaces
@@ -216,7 +216,7 @@ class World(NamedTuple):
 
 
 def open_world(config: ControlConfig) -> World:
-    """Makes the environment of a run."""
+    """Makes the environment that the options of a run name."""
     options = config.run
     if not vector_envs.is_host(options.env):
         env = control.adapt(suites.make_env(options.env, options.env_params))
@@ -234,14 +234,14 @@ def open_world(config: ControlConfig) -> World:
 def build_problem(
     config: ControlConfig, world: World, axis_name: str | None = None, target: Target | None = None
 ) -> Problem:
-    """Builds the problem of a run in its environment."""
+    """Builds the problem of a run in the run's environment."""
     options, settings = config.run, config.problem
     own = {
         name: user_code.network(name, source) if (source := vars(options)[name]) else None
         for name in NETWORKS
     }
     of_run: dict[str, Any] = {"axis_name": axis_name, "target": target, **own}
-    # A config that was pickled holds the text of the user's memory alone.
+    # A config that was pickled contains only the text of the user's memory cell.
     memory = user_code.find_object("network.memory", config.network.memory)
     network = dataclasses.replace(config.network, memory=memory)
     if world.source is not None:
@@ -259,13 +259,13 @@ def build_problem(
 
 
 def steps(config: ControlConfig, world: World | None) -> int:
-    """Returns the environment steps of one iteration; the world may be None unless a vine acts."""
+    """Returns the environment steps of one iteration; `world` may be None except for a vine."""
     num_actions = 0 if world is None else world.spaces.num_actions
     return sampling(config.run).steps(config.problem, num_actions)
 
 
 def greedy(evaluate: Evaluate) -> Evaluate:
-    """The same evaluation, with `greedy_` before the names of its metrics."""
+    """Returns the same evaluation, with `greedy_` before the names of its metrics."""
     return lambda params, collector, key: {
         f"greedy_{name}": value for name, value in evaluate(params, collector, key).items()
     }
@@ -274,7 +274,7 @@ def greedy(evaluate: Evaluate) -> Evaluate:
 def build(
     config: ControlConfig, placement: Placement, world: World, methods: Sequence[MethodConfig] = ()
 ) -> TrainJob:
-    """Builds the method on the environment."""
+    """Builds the job that trains the method on the environment."""
     options, settings, method = config.run, config.problem, config.method
     for name in ("overlong_filtering", "soft_overlong"):
         if vars(method).get(name):

@@ -1,4 +1,4 @@
-"""Settings of a run in control."""
+"""Settings of a run in a control environment."""
 
 import dataclasses
 from typing import Self
@@ -14,7 +14,7 @@ TRAJECTORIES, GROUPS, VINE = SAMPLINGS = ("trajectories", "groups", "vine")
 
 @config.record
 class ControlOptions(RunOptions):
-    """The run as a whole."""
+    """Options of a run in a control environment."""
 
     env: str = common_option(
         "CartPole-v1",
@@ -66,7 +66,7 @@ class ControlOptions(RunOptions):
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field that is out of its range or has no effect."""
         super().validate()
         if bool(self.demonstrations) != self.entry.supervised:
             supervised = " or ".join(name for name, entry in METHODS.items() if entry.supervised)
@@ -88,16 +88,16 @@ class ControlOptions(RunOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlConfig(RunConfig[ControlOptions]):
-    """All settings of a run in control.
+    """All settings of a run in a control environment.
 
     Attributes:
       problem: Sizes of an iteration, by the way to collect rollouts.
-      network: Networks of policy and critic.
+      network: Settings of the networks of policy and critic.
     """
 
     problem: control.ControlSettings | control.GroupSettings | control.VineSettings
     network: control.NetworkSettings
 
     def continued(self) -> Self:
-        """Returns the config without `init_from`, whose parameters the checkpoints hold."""
+        """Returns the config without `init_from`, since checkpoints hold these parameters."""
         return dataclasses.replace(self, run=dataclasses.replace(self.run, init_from=""))

@@ -1,4 +1,4 @@
-"""`--tools`: from flags to dialogues on the host, checked before anything compiles."""
+"""Dialogues with `--tools` on the host: from flags to an engine, checked before compilation."""
 
 import itertools
 
@@ -23,17 +23,17 @@ from jaxrl_po.run.store import sources
 def make_dialogues(
     config: LanguageConfig, start: models.RunModels, reward_fn: Scorer | None, placement: Placement
 ) -> HostDialogues:
-    """The dialogues of a run; its environments are started.
+    """Starts the environments of a run, and returns the dialogues of the run.
 
     Args:
       config: Settings of the run.
       start: Task, model and parameters of the run; see `models.RunModels`.
-      reward_fn: functions of `--reward`, or None.
-      placement: on devices.
+      reward_fn: Functions of `--reward`, or None.
+      placement: Placement on devices.
 
     Raises:
-      UsageError: flags that do not fit, a class that cannot be used, or a chat template that does
-        not write what is needed; names the flag.
+      UsageError: Flags contradict each other, the class cannot be used, or the chat template does
+        not write tool calls or replies; the error names the flag.
     """
     options, settings, sizes = config.run, config.tools, config.problem
     assert isinstance(sizes, SamplingSettings)
@@ -84,7 +84,7 @@ def make_dialogues(
 def require_template(
     config: LanguageConfig, start: models.RunModels, placement: Placement
 ) -> tuple[ChatTemplate, prompts.PromptEncoder]:
-    """Returns the chat template and its text; raises ConfigError for flags unfit for `--tools`."""
+    """Returns chat template and text conversion; raises ConfigError if flags forbid `--tools`."""
     options = config.run
     if not sources.is_source(options.tools):
         raise ConfigError("tools", "must be a file and a class, file.py:Class")
@@ -116,11 +116,11 @@ def require_template(
 
 
 def read_prompt_rows(config: LanguageConfig) -> list[Json]:
-    """The columns of each prompt of the task, in its order; the messages are `prompt`, as in TRL.
+    """Returns the columns of each prompt of the task, in order; messages are `prompt`, as in TRL.
 
     Raises:
-      ConfigError: messages without one of the user, to which a reset could add, or that end with
-        the assistant's.
+      ConfigError: The messages have no user's message, to which a reset could add a text, or end
+        with a message of the assistant.
     """
     assert isinstance(config.task, tables.File)
     parts = tables.read_rows(config.task, answers=False, whole=True)
@@ -139,7 +139,7 @@ def read_prompt_rows(config: LanguageConfig) -> list[Json]:
 
 
 def require_reply(reply_length: int, tools: Tools) -> None:
-    """Raises ConfigError where an empty result of a tool is longer than a reply may be."""
+    """Raises ConfigError if an empty result of a tool is longer than a reply may be."""
     if not tools.names:
         return
     least = max(
@@ -154,7 +154,7 @@ def require_reply(reply_length: int, tools: Tools) -> None:
 
 
 def require_context(host: HostDialogues, context: int, init_from: str) -> None:
-    """Raises ConfigError for dialogues that have no room in the model's context."""
+    """Raises ConfigError for dialogues that exceed the context of the model."""
     whole = host.prompt_length + host.columns
     if 0 < context < whole:
         raise ConfigError(

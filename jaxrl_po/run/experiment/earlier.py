@@ -26,16 +26,16 @@ from jaxrl_po.run.store import checkpoint, folder, provenance, sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, TrainState
 
-TRAIN = "train"  # script name of runs of a user's learner
+TRAIN = "train"  # stored command name of a run with a user-defined learner
 CHECKPOINTS = ("best", "latest")
 WHICH = (
-    "each holds all seeds at one iteration, and best is the one with the highest mean score "
-    "over seeds"
+    "a checkpoint holds all seeds at one iteration, and the best checkpoint has the highest mean "
+    "score over seeds"
 )
 
 
 class NoCheckpoint(ConfigError):
-    """The folder of a run holds no checkpoint of a kind."""
+    """The folder of a run holds no intact checkpoint of the wanted kind."""
 
 
 def read_config(domain: Domain[Config], flag: str, run: str) -> Config:
@@ -43,12 +43,12 @@ def read_config(domain: Domain[Config], flag: str, run: str) -> Config:
 
     Args:
       domain: Domain of the run.
-      flag: name of the flag that names its folder, for messages.
-      run: the folder.
+      flag: Name of the flag that names the run's folder, for messages.
+      run: Folder of the run.
 
     Raises:
-      ConfigError: not a run of that domain, or one of another version of the library; names the
-        flag.
+      ConfigError: The folder holds no run of that domain, or a run of another version of the
+        library; the error names the flag.
     """
     return cast(Config, read_any([domain], flag, run)[1])
 
@@ -56,9 +56,9 @@ def read_config(domain: Domain[Config], flag: str, run: str) -> Config:
 def read_any(
     domains: Collection[Domain[Any]], flag: str, run: str, own: Mapping[str, object] = {}
 ) -> tuple[Domain[Any], RunConfig[Any]]:
-    """Returns the domain, among several, of an earlier run, and its config; see `read_config`.
+    """Returns the domain, one of `domains`, and the config of an earlier run; see `read_config`.
 
-    `own` are objects of Python that are given again, and new paths of files and folders, by flag.
+    `own` holds objects of Python that the user passes again, and new paths of files, by flag.
     """
     domain, stored = maker(domains, flag, run)
     stored = flags.current(stored, {"": domain.OPTIONS})
@@ -74,7 +74,7 @@ def read_any(
 
 
 def maker(domains: Collection[Domain[Any]], flag: str, run: str) -> tuple[Domain[Any], Json]:
-    """Returns the domain, among several, of an earlier run, and its settings as stored."""
+    """Returns the domain, one of `domains`, and the stored settings of an earlier run."""
     makers = " or ".join(f"jaxrl-po {domain.NAME}" for domain in domains)
     if not run:
         raise ConfigError(flag, f"must name the folder of a run of {makers}, e.g. runs/first")
@@ -102,18 +102,18 @@ def state(
     Args:
       domain: Domain of the run.
       config: Settings of the run, see `read_config`.
-      flag: name of the flag that names its folder, for messages.
-      run: the folder.
+      flag: Name of the flag that names the run's folder, for messages.
+      run: Folder of the run.
       kind: Name of the checkpoint, one of `CHECKPOINTS`.
 
     Returns:
       `(job, iteration, state)`; leaves of the state `[S, …]`, except frozen parameters.
 
     Raises:
-      ConfigError: no such checkpoint, one of another version of the library, a file of the user
-        that is gone, or another base or, at a new path, other prompts than the run had.
+      ConfigError: The run has no such checkpoint or one of another version of the library, a file
+        of the user is gone, or the base model, or prompts at a new path, differ from the run's.
     """
-    no_loss: Json = dict.fromkeys(sources.LOSS, "")  # only training needs it
+    no_loss: Json = dict.fromkeys(sources.LOSS, "")  # only training needs the parts of the loss
     options = dataclasses.replace(config.run, **no_loss)
     config = dataclasses.replace(config, run=options)
     values = flags.flatten(config.sections())
@@ -127,20 +127,20 @@ def state(
     parallel.device_count()
     try:
         config = config.continued()
-        if isinstance(config, LanguageConfig):  # kernels are for training, and may not be here
+        if isinstance(config, LanguageConfig):  # kernels serve training, and may be missing here
             model = dataclasses.replace(config.model, fused_attention=False)
             config = dataclasses.replace(config, model=model)
         placement = Placement(options.seeds, 1, 1)
         job = domain.build(config, placement, domain.open_world(config))
         stored = folder.read_settings(Path(run), flag)
-        # Elsewhere a file may change, and the text of a chat template with today's date does.
+        # A file in its old place may change, as may the text of a chat template with today's date.
         moved = any(values.get(name, "") != stored.get(name, "") for name in sources.DATA)
         for entry, digest in job.digests.items():
             if entry == provenance.BASE or moved:
                 provenance.require_data(entry, digest, stored.get("resolved", {}), flag, run)
         return job, *state_of(job, flag, run, kind, optimizer=False)
     except (CheckpointError, ConfigError) as error:
-        # Those two functions name the run.
+        # `require_data` and `state_of` already name the run in their errors.
         if isinstance(error, NoCheckpoint) or getattr(error, "field", "") == flag:
             raise
         raise unsuitable(flag, run, error) from None
@@ -149,18 +149,18 @@ def state(
 def state_of(
     job: TrainJob, flag: str, run: str, kind: str, *, optimizer: bool = True
 ) -> tuple[int, TrainState]:
-    """Returns the iteration and the state of the newest intact checkpoint of a kind.
+    """Returns the iteration and the training state of the newest intact checkpoint of a kind.
 
     Args:
       job: Job of the run, on one device.
-      flag: name of the flag that names its folder, for messages.
-      run: the folder.
+      flag: Name of the flag that names the run's folder, for messages.
+      run: Folder of the run.
       kind: Name of the checkpoint, one of `CHECKPOINTS`.
-      optimizer: whether to restore the optimizer state, which is None otherwise.
+      optimizer: Whether to restore the optimizer state, which is None otherwise.
 
     Raises:
-      ConfigError: no such checkpoint.
-      CheckpointError: the checkpoint belongs to another learner.
+      ConfigError: The run has no intact checkpoint of that kind.
+      CheckpointError: The checkpoint belongs to another learner.
     """
     like = jax.eval_shape(job.learner.init, job.start).with_frozen(None)
     like, without = (like, "") if optimizer else (like._replace(opt_state=None), ".opt_state")
@@ -175,7 +175,7 @@ def state_of(
 
 
 def require_seed(name: str, index: int, seeds: int, flag: str, run: str) -> None:
-    """Raises ConfigError unless the flag `name` is the index of one of a run's seeds."""
+    """Raises ConfigError unless `index`, the value of the flag `name`, is one of a run's seeds."""
     if not 0 <= index < seeds:
         raise ConfigError(name, f"must be below {seeds}, the seeds of {flag} = {run}, got {index}")
 
@@ -184,9 +184,9 @@ def require_base(digest: str, flag: str, run: str) -> None:
     """Raises ConfigError unless the adapters of a run were trained over the base with this digest.
 
     Args:
-      digest: Digest of the present base; empty for a run without adapters.
-      flag: name of the flag that names the run, for messages.
-      run: its folder.
+      digest: Digest of the present base model; empty for a run without adapters.
+      flag: Name of the flag that names the run, for messages.
+      run: Folder of the run.
     """
     stored = folder.read_settings(Path(run), flag)
     provenance.require_data(provenance.BASE, digest, stored.get("resolved", {}), flag, run)
@@ -200,18 +200,18 @@ def unsuitable(flag: str, run: str, error: Exception) -> ConfigError:
 
 
 def init_from_run(domain: Domain[Any], problem: Problem, run: str) -> Problem:
-    """The problem whose parameters, and statistics of observations, are those a run ended with.
+    """Returns a problem that starts with the parameters and statistics of an earlier run.
 
-    A critic of other shapes, or where that run has none, begins afresh.
+    The critic starts from new parameters if the earlier run has no critic of the same shapes.
 
     Args:
-      domain: Domain of that run.
-      problem: Problem of the run that begins.
-      run: the folder.
+      domain: Domain of the earlier run.
+      problem: Problem of the run that starts.
+      run: Folder of the earlier run.
 
     Raises:
-      ConfigError: the policy has other shapes, only one of them normalises observations, or the
-        run has no intact checkpoint.
+      ConfigError: The policy has other shapes, only one of the two runs normalises observations, or
+        the earlier run has no intact checkpoint.
     """
     config = read_config(domain, "init_from", run)
     try:

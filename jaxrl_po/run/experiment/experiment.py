@@ -15,7 +15,7 @@ from jaxrl_po.run.experiment.language_config import LanguageOptions
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.store import sources
 
-UNSET: Any = object()  # of a keyword that is left out
+UNSET: Any = object()  # value of a keyword that is left out
 DOMAINS: dict[str, Domain[Any]] = {control.NAME: control, language.NAME: language}
 CONTROL, LANGUAGE = (
     {field.name for field in dataclasses.fields(record)}
@@ -27,18 +27,20 @@ CONTROL, LANGUAGE = (
 class Experiment:
     """A run as data: method, problem, seeds, placement, evaluation, budget and folder.
 
-    A keyword of `jaxrl-po language` alone, such as `task`, selects that command; otherwise it is
-    `jaxrl-po control`. Flags with a dot stand in `over`. An environment, task, network, reward,
-    surrogate, advantage or optimizer may be an object: a class or function is stored as
-    `file.py:name` where it can be imported, any other as `python:name`, which must be given again
-    to whoever reads the folder. Making an experiment computes nothing and starts no backend.
+    A keyword that only `jaxrl-po language` has, such as `task`, selects `language`; otherwise the
+    command is `control`. Flags with a dot in their name are passed in `over`. An environment, task,
+    network, reward, surrogate, advantage or optimizer may be an object: a class or function is
+    stored as `file.py:name` if it can be imported, and any other object as `python:name`; code that
+    later reads the folder must pass such an object again. Making an experiment computes nothing and
+    starts no backend.
 
     Attributes:
-      script: `control` or `language`.
-      settings: flag name to value, of the flags given.
+      script: `control` or `language`, the command that the experiment runs.
+      settings: values of the given flags, by flag name.
 
     Raises:
-      ConfigError: an unknown keyword, or a value of the wrong type or out of its range; names it.
+      ConfigError: a keyword is unknown, or a value has the wrong type or is out of its range; the
+        error names the keyword.
 
     Example:
       >>> Experiment(env="Pendulum-v1", seeds=4, over={"config.gamma": 0.9}, out="runs/pendulum")
@@ -111,12 +113,12 @@ class Experiment:
 
     @classmethod
     def parse(cls, domain: Domain[Any], argv: Sequence[str]) -> Self:
-        """Returns the experiment of a command's arguments."""
+        """Returns the experiment that a command's arguments describe."""
         return cls.of(domain, flags.tokenize(argv, {"": domain.OPTIONS}))
 
     @classmethod
     def of(cls, domain: Domain[Any], given: Values) -> Self:
-        """Returns the experiment of a command's flags, name to text or value."""
+        """Returns the experiment of a command's flags, given as texts or values by name."""
         made = object.__new__(cls)
         made._read(domain, given)
         return made
@@ -127,7 +129,7 @@ class Experiment:
         object.__setattr__(self, "settings", MappingProxyType(read.given))
 
     def read(self) -> Settings[Any]:
-        """Returns the merged settings, with the stored ones of a resumed run."""
+        """Returns the merged settings, with the stored settings of a resumed run."""
         return settings.merge_settings(DOMAINS[self.script], self.settings)
 
     def __hash__(self) -> int:
@@ -146,13 +148,13 @@ class Experiment:
 
 
 def with_names(values: Values) -> Json:
-    """Values of flags, with names for objects; raises ConfigError for one that no flag takes."""
+    """Returns the values of flags, with names for objects; raises ConfigError for other objects."""
     named = {name: config.static_value(name, value) for name, value in values.items()}
     weights = named.get("reward_weights")
     for weight in weights if isinstance(weights, list | tuple) else ():
         config.check_number("reward_weights", weight)
     for name, value in named.items():
-        listed = name != "reward" and type(value) in (list, tuple)  # rewards may be functions
+        listed = name != "reward" and type(value) in (list, tuple)  # a reward may list functions
         if not (listed or isinstance(value, int | float | str | os.PathLike)):
             if name not in sources.FLAGS:
                 raise ConfigError(
@@ -165,10 +167,10 @@ def with_names(values: Values) -> Json:
 
 
 def read_experiment(out: str, **more: Any) -> Experiment:
-    """The experiment that goes on with the run in a folder.
+    """Returns the experiment that continues the run in a folder.
 
     Raises:
-      ConfigError: it holds no run of a command.
+      ConfigError: The folder holds no run of a command.
     """
     domain, _ = earlier.maker(DOMAINS.values(), "out", out)
     return Experiment.of(domain, with_names({"out": out, "resume": True, **more}))

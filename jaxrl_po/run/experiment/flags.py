@@ -2,8 +2,8 @@
 
 A record with the prefix `config` gives `--config.<field>`; the empty prefix gives `--<field>`.
 Type, unit, range and default are read from the record, so that the check, `--help` and the
-documentation cannot disagree. A field whose default is None is set by code (a device axis, say) and
-has no flag.
+documentation cannot disagree. A field whose default is None (such as a device axis) is set by code
+and has no flag.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ Field = dataclasses.Field[Any]
 Sections = Mapping[str, type]
 EVERYTHING = "--help=all"
 HELP = ("--help", "-help", "-h", EVERYTHING)
-FORMER_SECTIONS = {"tools": "environment"}  # in folders of former versions
+FORMER_SECTIONS = {"tools": "environment"}  # former prefix by present prefix
 FLAG = re.compile(r"--?[a-zA-Z]")
-ORIGINS = ("given", "stored", "tuned", "preset", "default")  # the first that has a value wins
+ORIGINS = ("given", "stored", "tuned", "preset", "default")  # the first origin with a value wins
 
 
 class FlagText(str):
-    """Value of a flag as written on a command line, before it is converted."""
+    """Value of a flag as written on a command line, before the value is converted."""
 
 
 class Switch(FlagText):
@@ -40,7 +40,7 @@ class Switch(FlagText):
 
 
 def _integer(text: str) -> int:
-    """Returns an integer, also one that is written as `1e5`; raises ValueError for others."""
+    """Returns an integer, also if written as `1e5`; raises ValueError for any other text."""
     number = float(text)
     if not number.is_integer():
         raise ValueError
@@ -53,7 +53,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 SWITCHES = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
-# Type of a value to its parser, and its description in words.
+# Maps the type of a value to the parser of its text and to the type's name in words.
 _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (lambda text: SWITCHES[text.lower()], "true or false"),
     int: (_integer, "an integer"),
@@ -64,19 +64,19 @@ _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
 
 
 def parse_records(argv: Sequence[str], sections: Sections) -> Json:
-    """Reads records from command-line arguments.
+    """Reads records of settings from command-line arguments.
 
     Args:
       argv: Arguments, without the program's name.
-      sections: Prefix to record class; `""` holds the flags without a prefix.
+      sections: Record class of each section by prefix; `""` is the section of flags without prefix.
 
     Returns:
-      Prefix to record; see `merge_layers`.
+      Records by prefix; see `merge_layers`.
 
     Raises:
-      ConfigError: An unknown flag (the nearest is suggested), or a value of the wrong type or out
-        of its range; the field is the flag without its dashes.
-      UsageError: A stray argument.
+      ConfigError: A flag is unknown (the nearest flag is suggested), or a value has the wrong type
+        or is out of its range; the error's field is the flag without its dashes.
+      UsageError: An argument is neither a flag nor the value of a flag.
 
     Example:
       >>> @config.record
@@ -93,15 +93,15 @@ def parse_records(argv: Sequence[str], sections: Sections) -> Json:
 
 
 def tokenize(argv: Sequence[str], sections: Sections) -> dict[str, FlagText]:
-    """Returns the texts of the flags among arguments, by name.
+    """Returns the texts of the flags among command-line arguments, by flag name.
 
     Args:
       argv: Arguments, without the program's name.
-      sections: Prefix and record class of the flags that are known; of other flags, each takes the
-        next argument as its value if that is not a flag.
+      sections: Record classes of the known flags by prefix. An unknown flag takes the next argument
+        as its value, unless that argument is a flag.
 
     Raises:
-      UsageError: An argument that is not UTF-8, not a flag, and not the value of one.
+      UsageError: An argument is not UTF-8, or is neither a flag nor the value of a flag.
 
     Example:
       >>> @config.record
@@ -132,21 +132,21 @@ def tokenize(argv: Sequence[str], sections: Sections) -> dict[str, FlagText]:
 
 
 def flag_fields(sections: Iterable[tuple[str, type]]) -> dict[str, Field]:
-    """Returns the field of each flag by name."""
+    """Returns the field of each flag by flag name."""
     return {
         join(prefix, field.name): field for prefix, record in sections for field in settable(record)
     }
 
 
 def convert(given: Values, sections: Sections) -> Json:
-    """Returns the values of flags in the types of their fields; ranges are not checked.
+    """Returns the values of flags in the types of their fields, without checking ranges.
 
     Args:
-      given: Flag name to `FlagText` or a Python value; a Python string is never read as a number.
-      sections: Prefix to record class.
+      given: `FlagText` or a Python value by flag name; a Python string is never read as a number.
+      sections: Record class of each section by prefix.
 
     Raises:
-      ConfigError: A name that is not a flag of the sections, or a value of another type.
+      ConfigError: A name is not a flag of the sections, or a value has another type.
 
     Example:
       >>> @config.record
@@ -191,11 +191,11 @@ def _converted(name: str, field: Field, value: object) -> object:
 
 
 def current(stored: Values, sections: Sections) -> Json:
-    """Returns stored settings under the present names of their fields and values, in their order.
+    """Returns stored settings under today's names of their fields and values, in stored order.
 
     Args:
-      stored: Flag name to value, as a former version may have written it.
-      sections: Prefix to record class.
+      stored: Value by flag name, as a former version may have written it.
+      sections: Record class of each section by prefix.
     """
     names, found = dict[str, str](), dict(stored)
     code = found.get("resolved", {}).get(DIGESTS, {})
@@ -204,7 +204,7 @@ def current(stored: Values, sections: Sections) -> Json:
             name, setting = join(prefix, field.name), config.setting_of(field)
             for old in former_names(prefix, field):
                 names |= {old: name} if old in found and name not in found else {}
-            if not setting.stored:  # a former version stored it
+            if not setting.stored:  # a former version may have stored the setting
                 found.pop(name, None)
             for key in {name, *(old for old in names if names[old] == name)} & found.keys():
                 for pair in setting.were:
@@ -215,7 +215,7 @@ def current(stored: Values, sections: Sections) -> Json:
 
 
 def _present(value: object, old: str, new: object) -> object:
-    """Returns a stored value, or a list or distribution of values, with the present of a former."""
+    """Replaces a former value by its present value, also in a list or distribution of values."""
     if isinstance(value, list):
         return [spell(new) if each == old else each for each in value]
     if isinstance(value, str) and value != old:
@@ -224,27 +224,27 @@ def _present(value: object, old: str, new: object) -> object:
 
 
 def former_names(prefix: str, field: Field) -> list[str]:
-    """Returns the flags that a field had in former versions."""
+    """Returns the names of the flags that a field had in former versions."""
     prefixes = [prefix, *([FORMER_SECTIONS[prefix]] if prefix in FORMER_SECTIONS else [])]
     names = [field.name, *config.setting_of(field).was]
     return [join(x, name) for x in prefixes for name in names][1:]
 
 
 def merge_layers(sections: Sections, layers: Mapping[str, Values]) -> tuple[Json, dict[str, str]]:
-    """Merges values by their origin, and checks the records that they make.
+    """Merges the values of flags by their origin, and checks the resulting records.
 
-    Drops a tuned or preset value that a given or stored value makes ineffective.
+    A tuned or preset value is dropped if a given or stored value makes it ineffective.
 
     Args:
-      sections: Prefix to record class.
-      layers: Origin (see `ORIGINS`) to its values by flag name.
+      sections: Record class of each section by prefix.
+      layers: Values by flag name, for each origin (see `ORIGINS`).
 
     Returns:
-      Prefix to record, each checked field by field (`config.check`) and then by its own `validate`
-      if it has one; and flag name to the origin of its value.
+      Records by prefix, each checked field by field (`config.check`) and then by its own `validate`
+      if it has one; and the origin of each value by flag name.
 
     Raises:
-      ConfigError: A value out of its range, or without effect; the field is the flag.
+      ConfigError: A value is out of its range, or has no effect; the error's field is the flag.
 
     Example:
       >>> @config.record
@@ -257,7 +257,7 @@ def merge_layers(sections: Sections, layers: Mapping[str, Values]) -> tuple[Json
     records, origins = dict[str, Any](), dict[str, str]()
     ordered = [origin for origin in ORIGINS if origin in layers]
     for prefix, record in sections.items():
-        found: dict[str, str] = {}  # field to the origin of its value
+        found: dict[str, str] = {}  # origin of each value by field
         for field in settable(record):
             name = join(prefix, field.name)
             found[field.name] = next((x for x in ordered if name in layers[x]), "default")
@@ -279,7 +279,7 @@ def _checked(
     }
     for field in values.keys() & {x for x, name in names.items() if name in READ}:
         values[field] = user_code.find_object(names[field], values[field])
-    # JSON has lists in place of tuples.
+    # JSON stores tuples as lists.
     made = record(**{x: tuple(y) if isinstance(y, list) else y for x, y in values.items()})
     try:
         config.check(made)
@@ -295,21 +295,21 @@ def _checked(
 
 
 def _type(field: Field) -> type:
-    """The type of a flag's value; float if the field is not static, whatever its default."""
+    """Returns the type of a flag's value; float for a field that is not static."""
     return type(field.default) if config.setting_of(field).static else float
 
 
 def settable(record: type) -> list[Field]:
-    """The fields of a record that have a flag."""
+    """Returns the fields of a record that have a flag."""
     return [field for field in dataclasses.fields(record) if field.default is not None]
 
 
 def join(prefix: str, name: str) -> str:
-    """A flag's name without its dashes."""
+    """Returns the name of a flag, without its dashes."""
     return f"{prefix}.{name}" if prefix else name
 
 
-# Names of fields in other libraries that share no letters with ours.
+# Names of fields in other libraries that share no letters with the names in this library.
 ALIASES = {
     **dict.fromkeys(("clip", "clip_ratio", "clip_range", "clip_eps", "clip_coef"), "epsilon_high"),
     **dict.fromkeys(("vf_coef", "vf_coeff", "vf_loss_coeff", "critic_coef"), "value_coefficient"),
@@ -324,13 +324,13 @@ ALIASES = {
     "clip_high": "epsilon_high",
     "clip_low": "epsilon_low",
     "discount": "gamma",
-    "reproducible": "deterministic",  # of 0.4
+    "reproducible": "deterministic",  # name in version 0.4
     "num_generations": "group_size",
 }
 
 
 def unknown_flag(name: str, sections: Sections) -> str:
-    """Returns the message for a flag that does not exist, with the name of its field here.
+    """Returns the message for a flag that does not exist, with the name of a similar field.
 
     Example:
       >>> @config.record
@@ -343,7 +343,7 @@ def unknown_flag(name: str, sections: Sections) -> str:
     for present, former in FORMER_SECTIONS.items():
         if section == former:
             return f"is not a setting; did you mean {join(present, field)}?"
-    fields: dict[str, str] = {}  # to their flags, that of the same section if there is one
+    fields: dict[str, str] = {}  # flag of each field, in the same section if possible
     own: list[str] = []
     for prefix, record in sorted(sections.items(), key=lambda item: item[0] != section):
         for each in settable(record):
@@ -362,7 +362,7 @@ def unknown_flag(name: str, sections: Sections) -> str:
 
 
 def _abbreviates(short: str, name: str) -> bool:
-    """Returns whether a name's words begin with these parts or letters: `ent_coef`, `lr`."""
+    """Returns whether `short` abbreviates the words of a name, as `ent_coef` and `lr` do."""
     words = name.split("_")
     return any(
         len(begun) == len(words) > 1 and all(map(str.startswith, words, begun))
@@ -371,12 +371,12 @@ def _abbreviates(short: str, name: str) -> bool:
 
 
 def flag_error(error: ConfigError, sections: Sections) -> ConfigError:
-    """Returns an error about a field of a section as one about its flag.
+    """Returns an error about a field of a section as an error about the field's flag.
 
     Args:
-      error: error whose field has no prefix yet; an error about another name is returned as it is.
-      sections: prefix to record class; the first record that has the field counts, and the empty
-        prefix is the last.
+      error: error whose field has no prefix yet; an error about another name is returned unchanged.
+      sections: record class of each section by prefix; the first record with the field counts, and
+        the empty prefix comes last.
 
     Example:
       >>> @config.record
@@ -385,7 +385,7 @@ def flag_error(error: ConfigError, sections: Sections) -> ConfigError:
       >>> flag_error(ConfigError("num_envs", "must be even"), {"problem": Settings}).field
       'problem.num_envs'
     """
-    if isinstance(error, UserCodeError):  # which names a flag
+    if isinstance(error, UserCodeError):  # a `UserCodeError` already names a flag
         return error
     for prefix, record in sorted(sections.items(), key=lambda section: not section[0]):
         if error.field in {field.name for field in dataclasses.fields(record)}:
@@ -395,7 +395,7 @@ def flag_error(error: ConfigError, sections: Sections) -> ConfigError:
 
 @contextlib.contextmanager
 def locating(sections: Sections) -> Iterator[None]:
-    """Context in which an error about a field is raised as one about its flag; see `flag_error`."""
+    """Context in which an error about a field names the field's flag instead; see `flag_error`."""
     try:
         yield
     except ConfigError as error:
@@ -414,10 +414,10 @@ def format_help(
 
     Args:
       program: Name of the command.
-      summary: First line.
-      sections: Prefix to record class.
-      notes: Flag name to a remark that is shown beside its default.
-      everything: Whether to show every field, and not the common ones alone.
+      summary: First line of the text.
+      sections: Record class of each section by prefix.
+      notes: Remarks that are shown beside the default, by flag name.
+      everything: Whether to show every field instead of only the common fields.
     """
     rest = 0
     lines = [wrapped(summary), "", f"usage: {program} --flag=value …"]
@@ -441,13 +441,13 @@ def format_help(
 
 
 def help_of(argv: Sequence[str]) -> tuple[bool, list[str]]:
-    """Returns whether help is asked for, and the other arguments."""
+    """Returns whether the arguments ask for help, and the other arguments."""
     others = [word for word in argv if word not in HELP]
     return len(others) < len(argv), others
 
 
 def written(values: Values) -> list[str]:
-    """Flags as arguments.
+    """Returns flags as command-line arguments.
 
     Example:
       >>> written({"task": "addition", "config.use_reference": False})
@@ -457,7 +457,7 @@ def written(values: Values) -> list[str]:
 
 
 def flatten(records: Values) -> Json:
-    """Flag name to value, of all records.
+    """Returns the values of all records by flag name.
 
     Example:
       >>> @config.record
@@ -479,10 +479,10 @@ def ask(
     """Returns the options of a script without prefixes; None after `--help` has printed them.
 
     Args:
-      argv: Arguments.
+      argv: Arguments of the script.
       program: Name of the script.
       summary: First line of `--help`.
-      record: Options of the script.
+      record: Record class of the script's options.
 
     Raises:
       ConfigError, UsageError: See `parse_records`.
@@ -496,10 +496,11 @@ def ask(
 
 
 def run_script(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Runs a script and exits with its status.
+    """Runs a script and exits with the script's status.
 
-    A `ConfigError` is one line on stderr that names the flag, and status 2, like a `UsageError`; a
-    `RunError`, a `MemoryError` or an `OSError` is one line and status 1. Neither needs a reader.
+    A `ConfigError` is one line on stderr that names the flag, and status 2, as is a `UsageError`; a
+    `RunError`, a `MemoryError` or an `OSError` is one line and status 1. A closed
+    stdout or stderr is not an error.
     """
     signals.guard()
     try:

@@ -54,23 +54,23 @@ CURVES: Sequence[Series] = (
 )
 Y_LABEL = "accuracy (share right)"
 DOMAIN: Any = sys.modules[__name__]
-SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
+SENTENCE = 64  # default token budget of a pretrained model, unless answers of the task are longer
 
 initial_model = models.initial_model
 presets, tuned = presets_lib.language_presets, presets_lib.of_pretrained
 
 
 def open_world(config: LanguageConfig) -> None:
-    """Returns None: a task is made with the model whose tokens it has."""
+    """Returns None: `build` makes the task, together with the model whose tokens the task has."""
 
 
 def rows(config: LanguageConfig) -> int:
-    """Returns the prompts of one seed."""
+    """Returns the number of prompts of one seed, which are sharded over devices."""
     return config.problem.num_prompts
 
 
 def steps(config: LanguageConfig, world: None = None) -> int:
-    """Returns the completions of one iteration."""
+    """Returns the number of completions in one iteration."""
     del world
     return config.problem.num_prompts * config.problem.group_size
 
@@ -81,7 +81,7 @@ def build(
     world: None = None,
     methods: Sequence[MethodConfig] = (),
 ) -> TrainJob:
-    """Builds the method on the task, with a policy and, if it needs one, a critic."""
+    """Builds the job that trains the method on the task, with a policy and perhaps a critic."""
     del world
     options = config.run
     make = user_code.with_loss(options.entry.make, vars(options))
@@ -157,7 +157,7 @@ def make_learner(
     method: MethodConfig,
     make: Callable[..., Learner],
 ) -> Learner:
-    """Returns the learner of one seed, with its teacher and reference."""
+    """Returns the learner of one seed, with its teacher and its reference policy."""
     if start.teacher is not None:
         kind: Any = language.dialogues if isinstance(start.task, Dialogue) else language
         problem = with_teacher(
@@ -166,7 +166,7 @@ def make_learner(
             kind.make_problem(start.task, start.teacher.model, **vars(config.problem)).apply,
             num_parts=method.num_parts,
         )
-    if placement.cuts_params:  # the prompts of some devices would be read on others
+    if placement.cuts_params:  # fast paths would read prompts of one device on other devices
         problem = problem._replace(fast_paths=FastPaths())
     axis = placement.axis_name
     learner = make(dataclasses.replace(method, axis_name=axis), problem)
@@ -190,11 +190,12 @@ def make_problem(
     """Makes the problem of a run.
 
     Args:
-      config: Settings of the run, with its token budget.
+      config: Settings of the run, with the token budget of completions.
       placement: Placement on devices.
-      start: Task and models, as they are sharded.
-      verify: Whether the program computes the reward.
-      columns: Columns of the recordings of dialogues on the host; None without such.
+      start: Task and models, with their sharding.
+      verify: Whether the compiled program computes the reward.
+      columns: Number of token columns in recordings of dialogues on the host; None without
+        dialogues on the host.
       given: Parameters and prompts, see `TrainJob.given`.
       warm_start: Argument `warm` of `language.make_problem`.
     """
@@ -206,7 +207,7 @@ def make_problem(
     if columns is not None:
         assert isinstance(task, language.Task)
         assert isinstance(settings, SamplingSettings)
-        drawn = task._replace(data=None)  # on the host
+        drawn = task._replace(data=None)  # prompts are drawn on the host
         return recorded_problem(
             drawn, policy, settings, columns=columns, critic=start.critic, **shared
         )
@@ -226,9 +227,9 @@ def make_problem(
 def problem_settings(
     config: LanguageConfig, task: TaskLike, base: models.PretrainedBase | None = None
 ) -> ProblemSettings:
-    """`--problem.*`, with a token budget for the longest answer.
+    """Returns the settings `--problem.*`, with a token budget for the longest answer.
 
-    A pretrained model answers in sentences, and soft overlong punishment needs room.
+    A pretrained model answers in sentences, and soft overlong punishment needs additional tokens.
     """
     settings = config.problem
     if settings.max_new_tokens or isinstance(task, Dialogue) or config.run.tools:
@@ -243,7 +244,7 @@ def problem_settings(
 
 
 def filtered(settings: ProblemSettings, model: Transformer) -> tuple[str, ...]:
-    """Returns a line where a filter keeps fewer tokens than it asks for."""
+    """Returns a line for the user if a filter keeps fewer tokens than the settings ask for."""
     decoding, vocabulary = settings.decoding, model.vocabulary
     if not decoding.filters or decoding.top_k or vocabulary <= unembedding.HELD:
         return ()
@@ -254,9 +255,9 @@ def filtered(settings: ProblemSettings, model: Transformer) -> tuple[str, ...]:
 
 
 def learned(config: LanguageConfig, placement: Placement) -> tuple[int, int]:
-    """Returns rows of a minibatch on one data device, and how many of one prompt stand together.
+    """Returns the numbers of rows in a minibatch on a data device, and of rows per prompt in it.
 
-    Rows that are shuffled, or lack some members, share no prompt.
+    The second number is 1 if rows are shuffled or lack some members of a group.
     """
     method, sizes = config.method, config.problem
     prompts, members = config.run.entry.learned(method, sizes.num_prompts, sizes.group_size)
@@ -266,10 +267,10 @@ def learned(config: LanguageConfig, placement: Placement) -> tuple[int, int]:
 
 
 def sharded(config: LanguageConfig, start: RunModels, placement: Placement) -> RunModels:
-    """Returns the start with its critic, if the method has one, and both models as sharded.
+    """Returns the start with a critic, if the method has one, and with sharded models.
 
     Raises:
-      ConfigError: Sizes that cannot be built or sharded.
+      ConfigError: A model of these sizes cannot be built or sharded.
     """
     policy, critic = start.policy, None
     if config.run.entry.has_critic:
@@ -293,7 +294,7 @@ def make_examples(
     show: int,
     rescore: Callable[[PyTree], PyTree] = lambda x: x,
 ) -> Examples | None:
-    """Completions of held-out prompts, to be shown; None for 0 prompts."""
+    """Returns completions of held-out prompts as examples; None if `show` is 0."""
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
     if not show:
         return None
@@ -304,19 +305,19 @@ def make_examples(
 
 
 def plain_data(data: PyTree) -> PyTree:
-    """Returns the data of a task, for a digest; values that follow from it are left out."""
+    """Returns the data of a task, for a digest, without values that follow from other data."""
     return data._replace(texts=None) if isinstance(data, TableRows) else data
 
 
 def seen(task: TaskLike) -> TaskLike:
-    """The task without the rows that must not select a checkpoint."""
+    """Returns the task without the rows that must not select a checkpoint."""
     return task if isinstance(task, Dialogue) else selecting(task)
 
 
 def evaluated(
     config: LanguageConfig, start: RunModels, scorer: Scorer | None, evaluation: Evaluation
 ) -> Evaluation:
-    """Returns the evaluation with measures: by the verifier, or by functions on the host."""
+    """Returns the evaluation with its measures, by the verifier or by functions on the host."""
     options, task, settings = config.run, start.task, config.problem
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
     measure, score, rescore = kind.make_evaluate, None, lambda answers: answers
@@ -362,7 +363,7 @@ def supervised(
 
 
 def make_supervised_task(options: LanguageOptions, task: TaskLike) -> language.Task:
-    """The task of supervised training; raises ConfigError for a dialogue, and unused options."""
+    """Returns the task of supervised training; raises ConfigError for dialogues, unused options."""
     if isinstance(task, Dialogue):
         raise ConfigError(
             "task",
@@ -374,11 +375,11 @@ def make_supervised_task(options: LanguageOptions, task: TaskLike) -> language.T
 
 
 def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
-    """Returns the line shown about an epoch of supervised training; empty for endless rows."""
+    """Returns the line about an epoch of supervised training; empty if the rows are endless."""
     held_out = [part.start for part in (task.test, task.validation) if part]
     if task.row is None or not held_out:
         return ()
-    rows = min(held_out)  # held-out rows follow those to learn from
+    rows = min(held_out)  # the rows for training precede the held-out rows
     return (
         f"an epoch is {rows:,} completions, so that --total_steps={total_steps} makes "
         f"{total_steps / rows:.3g}",
@@ -388,7 +389,7 @@ def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
 def notes(
     task: TaskLike, settings: ProblemSettings, base: models.PretrainedBase | None
 ) -> tuple[str, ...]:
-    """The lines shown about the task before the run."""
+    """Returns the lines about the task that are shown before the run."""
     if isinstance(task, Dialogue):
         return ()
     said = [task.note] if task.note else []
@@ -401,7 +402,7 @@ def notes(
 
 
 def require_room(config: LanguageConfig, start: RunModels) -> None:
-    """Raises ConfigError for a completion that has no budget, or no room in the model's context."""
+    """Raises ConfigError for a completion that has no token budget or exceeds the context."""
     options, task = config.run, start.task
     if rewarding.unanswered(options, task):
         if not (config.problem.max_new_tokens or start.base):
@@ -441,7 +442,7 @@ def require_known(options: LanguageOptions, given: Values, initial: InitialModel
 
 
 def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]:
-    """Prefix to record class, besides the algorithm's."""
+    """Returns the record class of each section by prefix, except the record of the method."""
     hosted, pretrained = bool(options.tools), bool(initial.pretrained)
     samples, critic = not options.entry.supervised, options.entry.has_critic
     fitted = rewarding.is_model(options)
@@ -468,6 +469,6 @@ def sections(options: LanguageOptions, initial: InitialModel) -> dict[str, type]
 
 
 def title(config: LanguageConfig) -> str:
-    """The method, and its tools or task."""
+    """Returns a title with the method, and its tools or task."""
     options = config.run
     return f"{sources.short(options.algorithm)} on {sources.short(options.tools or options.task)}"

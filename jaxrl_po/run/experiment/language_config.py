@@ -29,7 +29,7 @@ ProblemSettings = language.LanguageSettings | SamplingSettings | demonstrations.
 
 
 def task_entry(name: str) -> TaskEntry:
-    """Returns the entry of a task by its name, or of a user-defined one, `file.py:name`.
+    """Returns the entry of a task by its name, or of a user-defined task, `file.py:name`.
 
     Raises:
       ConfigError: The name is unknown, or the file cannot be used.
@@ -43,11 +43,11 @@ def task_entry(name: str) -> TaskEntry:
 
 
 def own_task(source: str, make: Callable[..., TaskLike] | None = None, *read: object) -> TaskLike:
-    """Makes a user-defined task; half of its test rows select the checkpoint if no others do.
+    """Makes a user-defined task; half of the test rows serve as missing validation rows.
 
     Args:
-      source: Value of the flag.
-      make: The `make` of the user's `TaskEntry`; None for the object that `source` names.
+      source: Value of the flag `--task`.
+      make: Function `make` of the user's `TaskEntry`; None for the object that `source` names.
       read: Arguments of `make`.
 
     Raises:
@@ -65,7 +65,7 @@ def own_task(source: str, make: Callable[..., TaskLike] | None = None, *read: ob
 
 
 def is_dialogue(name: str) -> bool:
-    """Returns whether a task is a dialogue."""
+    """Returns whether the task that `name` names is a dialogue."""
     is_object = sources.is_source(name) and not isinstance(user_code.load("task", name), TaskEntry)
     return (
         isinstance(own_task(name), language.Dialogue) if is_object else task_entry(name).is_dialogue
@@ -73,7 +73,7 @@ def is_dialogue(name: str) -> bool:
 
 
 def require_task_flags(name: str, given: Iterable[str]) -> None:
-    """Raises ConfigError for a flag of other tasks, which are named, that this task lacks.
+    """Raises ConfigError for a flag that only other tasks have; the message names these tasks.
 
     Example:
       >>> require_task_flags("addition", ["task.train"])
@@ -92,7 +92,7 @@ def require_task_flags(name: str, given: Iterable[str]) -> None:
 
 @config.record
 class LanguageOptions(RunOptions):
-    """The run as a whole."""
+    """Options of a run of a language model."""
 
     task: str = common_option(
         "addition", f"one of {', '.join(TASKS)}, or a function or entry of your own as file.py:name"
@@ -118,12 +118,12 @@ class LanguageOptions(RunOptions):
         VERIFIER,
         f"reward to optimise: `{VERIFIER}`, of the task; `model`, a reward model fitted to "
         "comparisons by the verifier (--reward_model.*, --preferences.*); "
-        "`math`, whether a completion has, in \\boxed{} or after ####, what equals the answer as "
-        "mathematics; `last_number` or `contains`, whether its last number is the answer, or the "
-        "answer stands in it; `regex:PATTERN`, whether the last match, or its first group, is the "
-        "answer; or Python functions that score completions, as in "
-        "rewards.py:nearly,package.module:other, of which the first gives the accuracy and decides "
-        "which groups are informative",
+        "`math`, whether a completion has, in \\boxed{} or after ####, a result that equals the "
+        "answer as mathematics; `last_number`, whether the last number in a completion is the "
+        "answer; `contains`, whether a completion contains the answer; `regex:PATTERN`, whether "
+        "the last match, or its first group, is the answer; or Python functions that score "
+        "completions, as in rewards.py:nearly,package.module:other; the first function gives the "
+        "accuracy and decides which groups are informative",
     )
     eval_prompts: int = option(
         0,
@@ -138,10 +138,10 @@ class LanguageOptions(RunOptions):
         unit="samples",
         within=NON_NEGATIVE,
     )
-    reward_weights: str = option("", "weights of the functions, as in 1,0.2; empty is 1 for each")
+    reward_weights: str = option("", "weights of reward functions, as in 1,0.2; empty for 1 each")
     reward_timeout: float = number(
         60.0,
-        "time limit of one call of a function",
+        "time limit of one call of a reward function",
         unit="seconds",
         within=POSITIVE,
         resume="any",
@@ -168,7 +168,7 @@ class LanguageOptions(RunOptions):
         return self.shard_params
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field that is out of its range or has no effect."""
         super().validate()
         if not self.tools:
             return
@@ -200,13 +200,13 @@ class Adapters:
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for targets that a block does not have."""
+        """Raises ConfigError for target matrices that a block does not have."""
         if self.lora is not None:
             self.lora.validate()
 
     @property
     def lora(self) -> lora.Lora | None:
-        """Adapters as an argument of `Transformer`; None if there are none."""
+        """Returns the adapters as an argument of `Transformer`; None without adapters."""
         names = tuple(name for name in self.targets.split(",") if name)
         return lora.Lora(self.rank, self.alpha, names) if self.rank else None
 
@@ -224,20 +224,20 @@ class RewardSettings:
 
 @config.record
 class ToolSettings:
-    """Dialogues with tools in Python."""
+    """Settings of dialogues with tools in Python."""
 
     turns: int = static(
-        8, "messages of a dialogue; one that still calls tools then is cut", within=COUNT
+        8, "most messages of a dialogue, which is cut if it still calls tools", within=COUNT
     )
     reply_length: int = static(
         256,
-        "tokens of the longest reply of tools, and of what a reset adds to a prompt; longer ones "
-        "are cut",
+        "most tokens of a reply of tools, and of the text that a reset adds to a prompt; longer "
+        "texts are cut",
         unit="tokens",
         within=COUNT,
     )
     timeout: float = number(
-        10.0, "time limit of one call of a method", unit="seconds", within=POSITIVE
+        10.0, "time limit of one call of a method of the class", unit="seconds", within=POSITIVE
     )
 
 
@@ -246,7 +246,7 @@ class RewardModelSettings(NamedTuple):
 
     Attributes:
       reward_model: Sizes of the reward model.
-      preferences: Comparisons that it is fitted to.
+      preferences: Comparisons that the reward model is fitted to.
     """
 
     reward_model: language.ModelSettings
@@ -258,17 +258,17 @@ class LanguageConfig(RunConfig[LanguageOptions]):
     """All settings of a run of a language model; None for a section that the run lacks.
 
     Attributes:
-      task: Settings of the task; its entry has the record.
-      problem: Sizes of an iteration, and the sampler's filters.
+      task: Settings of the task; the task's entry has the record class.
+      problem: Sizes of an iteration, and the filters of the sampler.
       tools: Settings of dialogues with tools in Python.
-      model: Computation of the model and, for a new one, its sizes.
+      model: Settings of the model's computation and, for a new model, the model's sizes.
       critic: Sizes of the critic beside a pretrained policy.
       sampler: Differences between the sampler and the policy.
       reward: Settings of a reward in Python.
-      lora: Adapters.
-      warm_start: Training by cross-entropy before the method.
+      lora: Settings of low-rank adapters.
+      warm_start: Settings of training by cross-entropy before the method.
       fitted_reward: Settings of a reward model.
-      reference: KL penalty in the reward of a method with a critic.
+      reference: Settings of the KL penalty in the reward of a method with a critic.
     """
 
     task: Record
@@ -285,7 +285,7 @@ class LanguageConfig(RunConfig[LanguageOptions]):
 
     @classmethod
     def of_sections(cls, sections: Mapping[str, Record], initial: InitialModel = NEW_MODEL) -> Self:
-        """Makes the config of records by the prefix of their flags."""
+        """Makes the config from records by the prefix of their flags."""
         parts: Any = {x: sections[x] for x in RewardModelSettings._fields if x in sections}
         fitted = RewardModelSettings(**parts) if parts else None
         return dataclasses.replace(super().of_sections(sections, initial), fitted_reward=fitted)

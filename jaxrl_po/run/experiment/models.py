@@ -41,17 +41,20 @@ Language = Domain[LanguageConfig]
 
 
 def root(init_from: str, *seen: str) -> str:
-    """The pretrained model that a run begins with, itself or through earlier runs.
+    """Returns the pretrained model that a run starts from, directly or through earlier runs.
 
     Args:
-      init_from: the value of `--init_from`.
-      seen: absolute paths of folders that it must not lead to, such as one that is overwritten.
+      init_from: Value of `--init_from`.
+      seen: Absolute paths of folders that `init_from` must not lead to, such as a folder that is
+        overwritten.
 
     Returns:
-      Its folder or GGUF file; empty where all began with a new model, or the folder holds neither.
+      Folder or GGUF file of the pretrained model; empty if the first run started with a new model,
+      or if the folder holds neither a run nor a model.
 
     Raises:
-      UserCodeError: a folder on the way, or its `config.json`, is missing, or leads back.
+      UserCodeError: A folder on the way is missing, lacks its `config.json`, or leads back to a
+        folder of `seen`.
     """
     if not init_from or os.path.isfile(init_from):
         return init_from
@@ -70,12 +73,12 @@ def root(init_from: str, *seen: str) -> str:
 
 
 class PretrainedBase(NamedTuple):
-    """A pretrained model, without its parameters.
+    """A pretrained model, without the parameters.
 
     Attributes:
-      files: its texts, and its tensors on disk.
-      model: the transformer.
-      text: how it reads prompts.
+      files: Texts of the model, and its tensors on disk.
+      model: Transformer of the model.
+      text: Conversion of prompts to the model's tokens.
     """
 
     files: files.ModelFiles
@@ -97,7 +100,7 @@ def read_base(path: str, settings: Computation) -> PretrainedBase | None:
       settings: Settings of `--model.*`.
 
     Raises:
-      ConfigError: The model cannot be used; names the flag.
+      ConfigError: The model cannot be used; the error names the flag.
     """
     if not path:
         return None
@@ -118,11 +121,11 @@ def read_base(path: str, settings: Computation) -> PretrainedBase | None:
 
 
 class Teacher(NamedTuple):
-    """The policy that an earlier run ended with, which is not trained.
+    """The final policy of an earlier run, which is not trained further.
 
     Attributes:
-      model: the transformer, of whatever sizes.
-      params: `{"params": …}` on the host.
+      model: Transformer of the teacher, of any size.
+      params: Parameters of the teacher, `{"params": …}` on the host.
     """
 
     model: Transformer
@@ -134,13 +137,13 @@ class RunModels(NamedTuple):
 
     Attributes:
       task: Task, in the tokens of the model.
-      policy: Transformer, with its adapters if it has any.
-      params: `{"params": …}` on the host, the first policy, or the base under its adapters; None
-        where each seed draws its own.
-      base: Pretrained model, without parameters; None for a model of ours.
-      digest: Digest of `params` under adapters; empty without adapters.
-      critic: Transformer of the critic; None without one.
-      teacher: Policy of an earlier run; None without one.
+      policy: Transformer of the policy, with its adapters if it has any.
+      params: Parameters `{"params": …}` on the host, of the first policy or of the base under the
+        adapters; None if each seed draws its own parameters.
+      base: Pretrained model, without parameters; None for a model of this library.
+      digest: Digest of the base parameters below adapters; empty without adapters.
+      critic: Transformer of the critic; None without a critic.
+      teacher: Final policy of an earlier run; None without a teacher.
     """
 
     task: TaskLike
@@ -159,11 +162,11 @@ def make_task(
 
     Args:
       config: Settings of the run.
-      base: Pretrained model; None for a new one.
+      base: Pretrained model; None for a new model.
       answers: Whether each prompt of a table needs an answer, if completions are sampled for it.
 
     Raises:
-      ConfigError: Settings that cannot be used, or a task whose vocabulary is not the model's.
+      ConfigError: Settings cannot be used, or the vocabulary of the task is not the model's.
     """
     options, entry = config.run, task_entry(config.run.task)
     if base is not None and not entry.any_vocabulary:
@@ -177,7 +180,7 @@ def make_task(
     reading = tables.TableReading(
         base and base.text,
         answers and not hosted and not supervised,
-        hosted,  # a class of tools reads all columns of a row
+        hosted,  # a class of tools reads all columns of a prompt's row
         supervised,
         config.model.shape if isinstance(config.model, language.ModelSettings) else "",
     )
@@ -188,12 +191,12 @@ def make_models(domain: Language, config: LanguageConfig, *, answers: bool = Tru
     """Makes the task, model and initial parameters of a run.
 
     Args:
-      domain: `language`.
+      domain: Domain `language`, which reads earlier runs.
       config: Settings of the run.
-      answers: whether each prompt needs an answer.
+      answers: Whether each prompt needs an answer.
 
     Raises:
-      ConfigError: the value of `--init_from`, `--task` or `--lora` cannot be used.
+      ConfigError: The value of `--init_from`, `--task` or `--lora` cannot be used.
     """
     options, adapters = config.run, config.lora
     base = read_base(config.initial.pretrained, config.model)
@@ -208,7 +211,7 @@ def make_models(domain: Language, config: LanguageConfig, *, answers: bool = Tru
         )
     params: PyTree = None
     if base is not None and not config.initial.by_run:
-        # A base in the type of the products is not rounded again where it is used.
+        # A base in the dtype of the matrix products is not rounded again in these products.
         half = adapters.rank > 0 and config.model.dtype != "float32"
         try:
             params = weights.read(
@@ -221,7 +224,7 @@ def make_models(domain: Language, config: LanguageConfig, *, answers: bool = Tru
         if isinstance(config.model, language.ModelSettings):
             require_alike(config, settings, task)
         params = _latest(domain, "init_from", options.init_from, settings, whole)
-    elif adapters.rank and options.compile_for:  # no machine need hold the parameters
+    elif adapters.rank and options.compile_for:  # compilation needs no values of parameters
         dtype = DTYPES[config.model.dtype]
         shapes = whole.parameter_shapes()
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
@@ -235,7 +238,7 @@ def make_models(domain: Language, config: LanguageConfig, *, answers: bool = Tru
 
 
 def bare_model(config: LanguageConfig, base: PretrainedBase | None, task: TaskLike) -> Transformer:
-    """Returns the transformer of a run without adapters: of its sizes, or pretrained."""
+    """Returns the transformer of a run without adapters: of the given sizes, or pretrained."""
     if base is not None:
         return base.model
     assert isinstance(config.model, language.ModelSettings)
@@ -243,7 +246,7 @@ def bare_model(config: LanguageConfig, base: PretrainedBase | None, task: TaskLi
 
 
 def on_host(path: tuple[str, ...], array: PyTree) -> PyTree:
-    """Returns a parameter of a pretrained model as it is, beside the state on the device."""
+    """Returns a parameter of a pretrained model unchanged, so that it stays on the host."""
     del path
     return array
 
@@ -268,11 +271,11 @@ def require_shares(start: RunModels, placement: Placement) -> None:
 
 
 def teacher(domain: Language, config: LanguageConfig, task: TaskLike) -> Teacher | None:
-    """The policy of `--teacher`, the latest of the first seed of a run; None where none is asked.
+    """Returns the latest policy of the first seed of the run `--teacher`; None without a teacher.
 
     Raises:
-      ConfigError: the method has no use for a teacher, or needs one; the folder does not hold a run
-        with a model of ours and the vocabulary of this task, or has no intact checkpoint.
+      ConfigError: The method has no use for a teacher, or needs one; the folder does not hold a run
+        with a model of this library and the vocabulary of this task, or has no intact checkpoint.
     """
     options = config.run
     taught = options.entry.has_teacher
@@ -295,10 +298,10 @@ def teacher(domain: Language, config: LanguageConfig, task: TaskLike) -> Teacher
 def _latest(
     domain: Language, flag: str, run: str, settings: LanguageConfig, model: Transformer
 ) -> PyTree:
-    """The newest policy of the first seed of a run with these settings.
+    """Returns the newest policy of the first seed of a run whose settings are `settings`.
 
     Raises:
-      ConfigError: The run has no intact checkpoint, or its base is another one by now.
+      ConfigError: The run has no intact checkpoint, or the base model has changed since the run.
     """
     adapted = settings.lora.rank > 0
     try:
@@ -328,7 +331,7 @@ def require_alike(config: LanguageConfig, settings: LanguageConfig, task: TaskLi
     require_vocabulary("init_from", run, config, settings, task)
     for name, mine in vars(config.model).items():
         its = vars(settings.model)[name]
-        # These change how the model is computed, not its parameters.
+        # Fields of `Computation` change how the model is computed, not its parameters.
         if mine != its and name not in vars(Computation()):
             raise ConfigError(
                 f"model.{name}", f"must be {errors.spell(its)}, as in init_from = {run}, got {mine}"
@@ -338,7 +341,7 @@ def require_alike(config: LanguageConfig, settings: LanguageConfig, task: TaskLi
 def require_vocabulary(
     flag: str, run: str, config: LanguageConfig, settings: LanguageConfig, task: TaskLike
 ) -> None:
-    """Raises ConfigError unless the run of `settings`, given as a flag, has the task's tokens."""
+    """Raises ConfigError unless the run of `settings`, named by a flag, has the task's tokens."""
     tokenizer = make_task(settings, None, answers=False).tokenizer
     if tokenizer != task.tokenizer:
         raise ConfigError(
@@ -349,7 +352,7 @@ def require_vocabulary(
 
 
 def digest_base(params: PyTree, base: PretrainedBase | None) -> str:
-    """Returns the digest of a base: its parameters and, if pretrained, its other files."""
+    """Returns the digest of a base model: parameters and, if pretrained, the other files."""
     found = hashlib.blake2b(digest_size=16)
     for part in _parts(params, base):
         found.update(part)
@@ -368,7 +371,7 @@ def _parts(params: PyTree, base: PretrainedBase | None) -> Iterator[Any]:
 
 
 def merge_policy(policy: Transformer, params: ActorCritic) -> PyTree:
-    """The policy of one seed as parameters without adapters: merged, where it has any."""
+    """Returns the parameters of one seed's policy; adapters are merged into the base matrices."""
     if policy.lora is None:
         return params.policy
     base = {lora.BASE: params.frozen[lora.BASE]}
@@ -376,6 +379,6 @@ def merge_policy(policy: Transformer, params: ActorCritic) -> PyTree:
 
 
 def _merged(policy: Transformer, base: PyTree, adapters: PyTree) -> PyTree:
-    """In float32 at least: a half type would round the adapters' changes away."""
+    """Merges adapters in float32 at least, since a half type would round their changes away."""
     wide = jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), base)
     return lora.merge_adapters(policy, wide, adapters)

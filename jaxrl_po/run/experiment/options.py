@@ -11,17 +11,17 @@ from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.experiment.registry import METHODS, MethodConfig, MethodEntry, Record
 
 AUTO = "auto"
-# Options have one value in a sweep; options of a start are not stored.
+# All `option`s have one value in a sweep; a `start_option` is not stored.
 option = functools.partial(static, sweep="same")
 common_option = functools.partial(option, common=True)
 start_option = functools.partial(option, stored=False)
 process_option = functools.partial(start_option, when=("distributed", True))
-LINES = 50  # of metrics.jsonl, where --log_every is left to choose
+LINES = 50  # approximate number of lines in metrics.jsonl if `--log_every` is 0
 
 
 @config.record
 class RunOptions:
-    """The run as a whole."""
+    """Options that every training command has."""
 
     algorithm: str = common_option(
         "ppo", f"one of {', '.join(METHODS)}, or an entry of your own as file.py:name"
@@ -150,7 +150,7 @@ class RunOptions:
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for devices or distributed together with compile_for."""
+        """Raises ConfigError for `devices` or `distributed` together with `compile_for`."""
         if self.compile_for and (self.distributed or self.devices != AUTO):
             raise ConfigError(
                 "distributed" if self.distributed else "devices",
@@ -159,7 +159,7 @@ class RunOptions:
 
     @property
     def entry(self) -> MethodEntry[Any]:
-        """Entry of the method."""
+        """Returns the entry of the method."""
         return user_code.find("algorithm", self.algorithm, METHODS)
 
     @property
@@ -169,18 +169,18 @@ class RunOptions:
 
 
 OptionsOf = TypeVar("OptionsOf", bound=RunOptions)
-PREFIXES = {  # section to the prefix of its flags, if that is not its name
+PREFIXES = {  # prefix of a section's flags, if the prefix differs from the section's name
     "run": "",
     "method": "config",
 }
 
 
 class InitialModel(NamedTuple):
-    """Model that a run starts from, as the files of `--init_from` tell.
+    """Model that a run starts from, according to the files of `--init_from`.
 
     Attributes:
       pretrained: Absolute path of the pretrained model's folder or GGUF file, which `--init_from`
-        names or leads to through earlier runs; empty without one.
+        names or leads to through earlier runs; empty without a pretrained model.
       by_run: Whether `--init_from` names an earlier run.
     """
 
@@ -196,9 +196,9 @@ class RunConfig(Generic[OptionsOf]):
     """All settings of a run.
 
     Attributes:
-      run: Settings of the run as a whole.
+      run: Options of the run, without prefix.
       method: Hyperparameters of the method, an `algorithms.<name>.Config`.
-      initial: Model that the run starts from; not a section.
+      initial: Model that the run starts from; not a section of flags.
     """
 
     run: OptionsOf
@@ -207,20 +207,20 @@ class RunConfig(Generic[OptionsOf]):
 
     @classmethod
     def of_sections(cls, sections: Mapping[str, Record], initial: InitialModel = NEW_MODEL) -> Self:
-        """Makes the config of records by the prefix of their flags."""
+        """Makes the config from records by the prefix of their flags."""
         names = {x.name: PREFIXES.get(x.name, x.name) for x in dataclasses.fields(cls)}
         found: dict[str, Any] = {x: sections[y] for x, y in names.items() if y in sections}
         return cls(**found, initial=initial)
 
     def continued(self) -> Self:
-        """Returns the config with which the run is resumed or loaded.
+        """Returns the config that resuming or loading the run uses.
 
-        It lacks the run that this one began from, if the checkpoints hold all of that.
+        The config lacks the earlier run of `init_from` if the checkpoints hold its parameters.
         """
         return self
 
     def sections(self) -> dict[str, Record]:
-        """Returns the records by the prefix of their flags; a tuple has several, by name."""
+        """Returns the records by the prefix of their flags; a field may be a tuple of records."""
         found: dict[str, Any] = {}
         for name, x in vars(self).items():
             found |= x._asdict() if hasattr(x, "_asdict") else {PREFIXES.get(name, name): x}

@@ -1,4 +1,4 @@
-"""`load`: the policy of a run, to act or to answer with."""
+"""`load`: the policy of a run, to act in an environment or to answer prompts."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,18 +33,19 @@ from jaxrl_po.types import ActorCritic, CollectorState, Learner, PyTree, TrainSt
 class ControlPolicy(NamedTuple):
     """The policy of a run of `jaxrl-po control`.
 
-    It pickles; unpickling needs the files that the settings name, and not the folder of the run.
+    A policy pickles; unpickling needs the files that the settings name, but not the run's folder.
 
     Attributes:
-      settings: flag name to value.
+      settings: Values of the run's settings, by flag name.
       iteration: Iteration of the checkpoint.
       params: `ActorCritic` of one seed.
-      act: `act(observation, key=None) -> action`: an observation of the environment `[*shape]`, or
-        a batch of them `[B, *shape]`, to actions in the environment's own units; the mode, or with
-        a key a sample (consumed). Normalised as in training. Jitted. An observation of another
-        shape is a ConfigError, and so is a policy with memory: see `step`.
-      start: the memory at an episode's start; () for a policy without.
-      step: `step(memory, observation, key=None) -> (memory, action)`, for any policy.
+      act: `act(observation, key=None) -> action`, jitted; maps an observation of the environment
+        `[*shape]`, or a batch of observations `[B, *shape]`, to actions in the environment's own
+        units. The action is the mode of the policy or, with a key (consumed), a sample.
+        Observations are normalised as in training. An observation of another shape raises
+        ConfigError, as does a policy with memory; see `step`.
+      start: Memory at the start of an episode; () for a policy without memory.
+      step: `step(memory, observation, key=None) -> (memory, action)`, acts with any policy.
     """
 
     settings: dict[str, Any]
@@ -62,13 +63,13 @@ class LanguagePolicy(NamedTuple):
     """The policy of a run of `jaxrl-po language`; see `ControlPolicy` on pickling.
 
     Attributes:
-      settings: flag name to value.
+      settings: Values of the run's settings, by flag name.
       iteration: Iteration of the checkpoint.
       params: `ActorCritic` of one seed.
-      generate: `generate(prompts, key=None) -> completions`, lists of texts: greedy, or with a key
-        sampled at the run's temperature (consumed). A prompt must consist of the task's characters
-        or, with a pretrained model, be the output of its chat template; and be no longer
-        than the task's prompts.
+      generate: `generate(prompts, key=None) -> completions`, lists of texts; completes greedily or,
+        with a key (consumed), by sampling at the run's temperature. A prompt must consist of the
+        task's characters or, with a pretrained model, be the output of the model's chat template;
+        and must not be longer than the prompts of the task.
     """
 
     settings: dict[str, Any]
@@ -81,10 +82,10 @@ class LanguagePolicy(NamedTuple):
 
 
 class LearnerState(NamedTuple):
-    """State of one seed of a run of `run.train` with a user's learner.
+    """State of one seed of a run of `run.train` with a user-defined learner.
 
     Attributes:
-      settings: argument to value.
+      settings: Values of the arguments of `run.train`, by name.
       iteration: Iteration of the checkpoint.
       params: `ActorCritic` of one seed.
       state: `TrainState` of one seed. Acting and evaluating also need `state.collector`, which
@@ -101,7 +102,7 @@ LearnerState.__repr__ = short_repr  # type: ignore[method-assign]
 
 
 def describe_policy(policy: ControlPolicy | LanguagePolicy) -> str:
-    """Returns one line: method, iteration and size."""
+    """Returns a line with the method, iteration and number of parameters of a policy."""
     what = policy.settings.get("env") or policy.settings.get("task")
     size = sum(leaf.size for leaf in jax.tree.leaves(policy.params.without_frozen()))
     return (
@@ -114,14 +115,14 @@ def describe_policy(policy: ControlPolicy | LanguagePolicy) -> str:
 def load(  # noqa: D418
     folder: str | Path, *, checkpoint: str = "best", seed_index: int = 0, learner: Learner
 ) -> LearnerState:
-    """Returns the state of one seed of a run of a user's learner."""
+    """Returns the state of one seed of a run with a user-defined learner."""
 
 
 @overload
 def load(  # noqa: D418
     folder: str | Path, *, checkpoint: str = "best", seed_index: int = 0, **own: Any
 ) -> ControlPolicy | LanguagePolicy:
-    """The policy of one seed of a run."""
+    """Returns the policy of one seed of a run."""
 
 
 def load(
@@ -132,21 +133,22 @@ def load(
     learner: Learner | None = None,
     **own: Any,
 ) -> ControlPolicy | LanguagePolicy | LearnerState:
-    """The policy of one seed of a run.
+    """Returns the policy of one seed of a run.
 
     Args:
       folder: Folder of a run of `run.train`, `jaxrl-po control` or `jaxrl-po language`.
       checkpoint: "best" (the highest mean score over seeds, the later of equals) or "latest".
       seed_index: Index of one of the run's seeds, from 0.
-      learner: Learner of a run of `run.train(learner, …)`, which its folder does not hold.
-      own: Flags of contents that the folder lacks: objects of Python, such as `env`, and new paths
-        of files and folders that were moved, whose content must be the same.
+      learner: Learner of a run of `run.train(learner, …)`, since the run's folder does not hold it.
+      own: Flags of contents that the folder lacks: Python objects, such as `env`, and new paths of
+        files and folders that were moved, whose content must be the same.
 
     Returns:
-      The policy, with `act` or `generate`; or a `LearnerState` for a user's learner.
+      The policy, with `act` or `generate`; or a `LearnerState` for a user-defined learner.
 
     Raises:
-      ConfigError: no such run, checkpoint or seed, or a run of another version of the library.
+      ConfigError: The run, checkpoint or seed does not exist, or another version of the library
+        made the run.
     """
     if checkpoint not in earlier.CHECKPOINTS:
         raise ConfigError(
@@ -162,7 +164,7 @@ def load(
     _, iteration, stacked = earlier.state(domain, config, "folder", str(folder), checkpoint)
     state, settings = select_seed(stacked, seed_index), flags.flatten(config.sections())
     if isinstance(config, ControlConfig):
-        collector = state.collector._replace(sharded={})  # environments, which take no part
+        collector = state.collector._replace(sharded={})  # drops environments, which `act` ignores
         actor = _Acting(config, state.params, collector)
         return ControlPolicy(settings, iteration, state.params, actor.act, actor.start, actor.step)
     assert isinstance(config, LanguageConfig)
@@ -171,7 +173,7 @@ def load(
 
 
 def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> LearnerState:
-    """Reads the folder of a user's learner; raises ConfigError."""
+    """Reads the folder of a user-defined learner's run; raises ConfigError for any other run."""
     settings = read_settings(Path(run), "folder", "run.train")
     if (made := settings.get("script")) != earlier.TRAIN:
         raise ConfigError("learner", f"must be left out: {run} holds a run of {made}")
@@ -187,7 +189,7 @@ def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> Learn
 
 
 class _Rebuilt:
-    """Functions of a policy, which pickle as the arguments that they are built from."""
+    """Functions of a policy, which pickle as the arguments that the functions are built from."""
 
     _arguments: tuple[Any, ...]
 
@@ -196,12 +198,12 @@ class _Rebuilt:
 
 
 class _Acting(_Rebuilt):
-    """The fields `act`, `start` and `step` of a `ControlPolicy`.
+    """Builds the fields `act`, `start` and `step` of a `ControlPolicy`.
 
     Args:
       config: Settings of the run.
       params: `ActorCritic` of one seed.
-      collector: with the statistics of observations.
+      collector: `CollectorState` with the statistics of observations.
     """
 
     def __init__(self, config: ControlConfig, params: ActorCritic, collector: CollectorState):
@@ -264,7 +266,7 @@ class _Acting(_Rebuilt):
 
 
 class _Generating(_Rebuilt):
-    """The field `generate` of a `LanguagePolicy`; see `_Acting`."""
+    """Builds the field `generate` of a `LanguagePolicy`; see `_Acting`."""
 
     def __init__(self, config: LanguageConfig, params: ActorCritic):
         self._arguments = config, params
@@ -302,9 +304,9 @@ class _Generating(_Rebuilt):
 
 
 def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:
-    """Returns ids with the tokens that a pretrained tokenizer adds to any text, such as BOS.
+    """Returns token ids, with tokens that a pretrained tokenizer adds to any text, such as BOS.
 
-    A chat template has written it already.
+    The tokens are not added twice to a prompt that a chat template has written with them.
     """
     if isinstance(tokenizer, TextTokenizer):
         return tokenizer.encode(prompt, special=True)
@@ -314,7 +316,7 @@ def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:
 def _left_padded(
     prompts: Sequence[str], task: TaskLike
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Tokens `[P, L]` and the padding tokens on the left `[P]`."""
+    """Returns tokens `[P, L]` and the numbers of padding tokens on the left `[P]`."""
     if isinstance(prompts, str):
         raise ConfigError("prompts", "must be a list of texts, got one text: put it into a list")
     rows = [_encode(task.tokenizer, prompt) for prompt in prompts]

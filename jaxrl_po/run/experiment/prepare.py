@@ -1,4 +1,4 @@
-"""The jobs of runs: of experiments, from their settings, and of user-defined learners."""
+"""The jobs of runs: of experiments, built from settings, and of user-defined learners."""
 
 import dataclasses
 import inspect
@@ -46,8 +46,8 @@ from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.exporters import Exporter
 from jaxrl_po.types import Learner
 
-SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
-# Numbers of the run of a user-defined learner.
+SUCCESS = ("episode_return", "accuracy")  # metrics that are drawn if no metric is named
+# Ranges and units of the numbers that a run of a user-defined learner takes.
 RANGES = {
     "seeds": (COUNT, "seeds"),
     "seed": (SEED, ""),
@@ -62,7 +62,7 @@ def prepare(
     require_same: Callable[[Values], None] = lambda settings: None,
     described: tuple[jax.Device, ...] = (),
 ) -> TrainJob:
-    """Checks all settings, chooses the placement and builds the job; compiles and writes nothing.
+    """Checks all settings, chooses the placement and builds the job, without compiling or writing.
 
     Args:
       domain: Domain of the run.
@@ -71,7 +71,7 @@ def prepare(
       described: Devices of a machine that is not attached, see `Placement`.
 
     Raises:
-      ConfigError: Settings that cannot work, or not with the run in the folder.
+      ConfigError: Settings are invalid, or contradict the run in the folder.
     """
     config, before = settings.config, settings.stored
     options, sections = config.run, {x: type(y) for x, y in config.sections().items()}
@@ -81,7 +81,7 @@ def prepare(
     if options.deterministic:
         provenance.ask_for_determinism()
     values, fields = flags.flatten(config.sections()), fields_of(sections)
-    # All processes must see the same folder, so whether it holds a run is compared too.
+    # Processes also compare whether the folder holds a run, since all must see the same folder.
     holds = f"{options.out} ({'with a run' if before else 'without a run'})"
     require_same({"out": holds, **{x: y for x, y in values.items() if fields[x].compared}})
     earlier = before.get("resolved", {})
@@ -146,7 +146,7 @@ def _exporters(options: RunOptions) -> list[Exporter]:
 
 
 def new_origins(settings: Settings[Any], fields: Mapping[str, Setting]) -> dict[str, str]:
-    """Returns the origins of values that this start sets: given, tuned or preset."""
+    """Returns the origins of values that this start of a run sets: given, tuned or preset."""
     values, stored = flags.flatten(settings.config.sections()), settings.stored
     return {
         name: origin
@@ -173,7 +173,7 @@ def _resolve(
 
 
 def _notes(job: TrainJob, values: Values, tuned: Values, changes: Sequence[str]) -> list[str]:
-    """Returns the lines that are shown before the run."""
+    """Returns the lines that are shown before the run starts."""
     notes, done = list[str](), job.length.steps(job.length.iterations)
     if tuned:
         shown = ", ".join(f"{name}={errors.spell(value)}" for name, value in tuned.items())
@@ -211,7 +211,7 @@ def prepare_learner(
     seeds: int = 1,
     **unknown: Any,
 ) -> TrainJob:
-    """Builds the job of a user-defined learner; see `train`."""
+    """Builds the job of a user-defined learner; see `train` for the arguments."""
     for name in unknown:
         known = list(inspect.signature(prepare_learner).parameters)[1:-1]
         raise ConfigError(name, f"is not an argument of train with a learner: {', '.join(known)}")
@@ -265,10 +265,10 @@ def prepare_learner(
 
 
 def _stored_of_learner(output: Output, iterations: int) -> dict[str, Any]:
-    """Returns the settings of the run of a learner that is resumed; empty for a new one.
+    """Returns the settings of a learner's run that is resumed; empty for a new run.
 
     Raises:
-      ConfigError: It is another kind of run, or a longer one.
+      ConfigError: The folder holds another kind of run, or a longer run.
     """
     out = output.folder
     if (output.resume or output.overwrite) and not out:
@@ -290,17 +290,17 @@ def _stored_of_learner(output: Output, iterations: int) -> dict[str, Any]:
 def require_same_learner(
     job: TrainJob, now: Mapping[str, Any], before: Mapping[str, Any], out: Path
 ) -> None:
-    """Refuses to resume a run with another learner; nothing is compiled.
+    """Raises ConfigError if a run is resumed with another learner; compiles nothing.
 
     Args:
       job: Job of this start.
       now: Result of `provenance.describe_process`, with the learner's `program`.
-      before: The same entries of the run in the folder.
+      before: Result of `provenance.describe` that the run in the folder stored.
       out: Folder of the run.
 
     Raises:
-      ConfigError: the state has other names, shapes or dtypes than the run's, or the program
-        of an iteration differs under equal versions, code and devices.
+      ConfigError: The state has other names, shapes or dtypes than the run's, or the program of an
+        iteration differs under equal versions, code and devices.
     """
     why = ""
     try:
@@ -319,10 +319,10 @@ def require_same_learner(
 
 
 def choose_metrics(job: TrainJob, score: str, watch: Sequence[str]) -> list[str]:
-    """Returns names to show and draw: `watch`, or else metrics of success, and the score.
+    """Returns names of metrics to show and draw: the score, and `watch` or metrics of success.
 
     Raises:
-      ConfigError: sizes that do not fit, or a name that nothing logs.
+      ConfigError: Sizes in the settings are inconsistent, or no metric has a name in `watch`.
     """
     programs.check_job(job)
     state = jax.eval_shape(job.learner.init, job.start)

@@ -1,4 +1,4 @@
-"""Default flags of `jaxrl-po language` that suit its models, by start, reward and method."""
+"""Default flags of `jaxrl-po language`, by kind of initial model, kind of reward and method."""
 
 import functools
 from collections.abc import Collection
@@ -11,20 +11,20 @@ from jaxrl_po.run.experiment.language_config import LanguageOptions, task_entry
 from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.experiment.settings import DECAY, WARM_UP
 
-# Kinds of start. Adapters of a pretrained model are of the last two.
+# Kinds of initial model. Adapters of a pretrained model belong to the last two kinds.
 ANY, NEW, PRETRAINED, ADAPTERS = "", "new", "pretrained", "adapters"
-MODEL = "model"  # kind of reward
-# Kinds of methods, and of critics.
+MODEL = "model"  # kind of reward: a reward model
+# Kinds of methods, and of their critics.
 WITH_CRITIC, IN_GROUPS, SUPERVISED = "with a critic", "in groups", "supervised"
 BY_GAE, IN_EPOCHS, UNCLIPPED = "estimates by GAE", "in epochs", "in groups, without a clip"
 
-# (Kind of start, kind of reward, kind of method) to flags, where the last row wins; defaults of
-# the method's entry follow. A flag that a run lacks has no effect.
+# Maps (kind of initial model, kind of reward, kind of method) to flags; the last row wins, but
+# defaults of the method's entry come after all rows. A flag that a run lacks has no effect.
 PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
     (ANY, ANY, ANY): {"total_steps": 131_072, "seeds": 4, "model.mlp_width": 128},
     (NEW, ANY, ANY): {"warm_start.steps": 10_000, "warm_start.accuracy": 0.5},
-    # A reward model is reliable only near the initial policy, whose samples it was fitted on; hence
-    # the KL penalty to that policy in methods of several epochs.
+    # A reward model is reliable only near the initial policy, whose samples it was fitted to; hence
+    # the KL penalty to the initial policy in methods of several epochs.
     (ANY, MODEL, ANY): {"reward_model.width": 32, "reward_model.mlp_width": 64},
     (ANY, MODEL, IN_EPOCHS): {"reference.enabled": True},
     # Few epochs over large batches keep a small model stable.
@@ -33,7 +33,7 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
         "config.gamma": 1.0,
         "problem.num_prompts": 256,
         "problem.group_size": 1,
-        # An underfitted critic halves the gain of a natural-gradient step: fit it well, and
+        # An underfitted critic halves the gain of a natural-gradient step: fit the critic well, and
         # subsample the rows of the Fisher products.
         "config.value_epochs": 4,
         "config.value_minibatches": 8,
@@ -62,9 +62,9 @@ PRESETS: dict[tuple[str, str, str], dict[str, Any]] = {
     },
     (ANY, ANY, UNCLIPPED): {"config.num_epochs": 1},
     (ANY, ANY, SUPERVISED): {"seeds": 1, WARM_UP: 100, DECAY: 400},
-    # A pretrained model forgets at the step sizes of a new one.
+    # A pretrained model forgets at the step sizes of a new model.
     (PRETRAINED, ANY, ANY): {"config.learning_rate": 1e-5, "seeds": 1, "config.num_epochs": 1},
-    # Adapters begin at zero, and their base is the reference that they cannot forget.
+    # Adapters start at zero, and the base below them is the reference that they cannot forget.
     (ADAPTERS, ANY, ANY): {"config.learning_rate": 5e-4, "config.use_reference": False},
 }
 
@@ -75,9 +75,9 @@ def language_presets(
     initial: InitialModel,
     starts: Collection[str] = (ANY, NEW, PRETRAINED, ADAPTERS),
 ) -> Json:
-    """Returns flag name to preset of a run, from the rows whose kind of start is among `starts`.
+    """Returns presets of a run by flag name, from the rows of `PRESETS` with a kind in `starts`.
 
-    The defaults of the method's entry belong to any start.
+    The defaults of the method's entry apply to every kind of initial model.
     """
     pretrained = bool(initial.pretrained) or values.get("model.shape", "none") != "none"
     entry = options.entry

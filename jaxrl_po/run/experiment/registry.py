@@ -1,7 +1,7 @@
 """Names on the command line and their entries: methods, tasks, rewards and suites; data only.
 
-A user's own entry is `file.py:name` or an object of Python; see `user_code.find`. The entries of
-memory cells are `MEMORIES` in `control.memory`, whose layer reads them.
+A user's own entry is `file.py:name` or a Python object; see `user_code.find`. The entries of memory
+cells are `MEMORIES` in `control.memory`, since that layer reads them.
 """
 
 import dataclasses
@@ -49,15 +49,15 @@ class MethodConfig(Record, Protocol):
 
     @property
     def num_microbatches(self) -> int:
-        """Parts of a minibatch, accumulated to bound memory."""
+        """Returns the number of parts of a minibatch, accumulated to bound memory."""
 
     @property
     def num_parts(self) -> int:
-        """Number of microbatches in a whole batch."""
+        """Returns the number of microbatches in a whole batch."""
 
     @property
     def axis_name(self) -> str | None:
-        """Device axis over which rows are sharded."""
+        """Returns the name of the device axis that batch rows are sharded over, or None."""
 
 
 C = TypeVar("C", bound=MethodConfig)
@@ -75,21 +75,22 @@ class MethodEntry(NamedTuple, Generic[C]):
     """A method of policy optimisation.
 
     Attributes:
-      Config: Record of its hyperparameters, the flags `--config.*`.
-      make: `(config, problem) -> Learner`.
-      has_critic: Whether it trains a critic.
-      compares_groups: Whether it compares the completions of a prompt, or the episodes of a state.
-      supervised: Whether it learns from demonstrations and samples nothing.
-      has_teacher: Whether it learns from the policy of an earlier run.
+      Config: Record class of the method's hyperparameters, the flags `--config.*`.
+      make: `(config, problem) -> Learner`, makes the learner of one seed.
+      has_critic: Whether the method trains a critic.
+      compares_groups: Whether the method compares the completions of a prompt, or the episodes of a
+        state.
+      supervised: Whether the method learns from demonstrations and samples no completions.
+      has_teacher: Whether the method learns from the policy of an earlier run.
       clips: Whether a clip, gate or penalty bounds the distance from the policy that sampled.
-      in_branches: Whether its surrogate is normalised over the branches of a vine.
+      in_branches: Whether the method's surrogate is normalised over the branches of a vine.
       learned: `(config, prompts, members) -> (prompts, members)`, the part of a batch of groups
         that an update learns from.
       needs_room: `(config) -> bool`, whether the token budget must exceed the longest answer.
-      refills: `(config) -> bool`, whether sampling goes by scores inside the program.
-      control: Flag name to default in control.
-      language: Flag name to default with a language model.
-      functions: Flag name to default with a language model that is scored on the host.
+      refills: `(config) -> bool`, whether sampling depends on scores inside the compiled program.
+      control: Default values in control environments, by flag name.
+      language: Default values with a language model, by flag name.
+      functions: Default values with a language model that is scored on the host, by flag name.
     """
 
     Config: type[C]
@@ -132,9 +133,9 @@ METHODS: dict[str, MethodEntry[Any]] = {
         learned=lambda config, prompts, members: (config.train_prompts or prompts, members),
         needs_room=lambda config: bool(config.soft_overlong),
         refills=lambda config: config.dynamic_sampling == dapo.REFILL,
-        # An episode that lasts to its time limit is not too long.
+        # An episode that lasts until its time limit is not too long.
         control={"config.overlong_filtering": False, "config.soft_overlong": False},
-        # A refill needs the scores inside the program.
+        # A refill needs the scores inside the compiled program.
         functions={"config.dynamic_sampling": dapo.REWEIGHT},
     ),
     "dr_grpo": MethodEntry(dr_grpo.Config, dr_grpo.make, compares_groups=True),
@@ -157,17 +158,17 @@ METHODS: dict[str, MethodEntry[Any]] = {
 
 
 class TaskEntry(NamedTuple):
-    """A task or dialogue.
+    """A task or dialogue that the flag `--task` can name.
 
     Attributes:
-      settings: Record of its flags `--task.*`.
-      make: `(settings, tables.TableReading) -> Task | Dialogue`.
-      is_dialogue: Whether it makes a dialogue.
-      has_answers: Whether a new model can warm up on its answers.
-      any_vocabulary: Whether a pretrained model's tokens can replace its own.
-      reads_file: Whether its prompts are the rows of a file, whose columns tools can read.
-      reward: Function `module:name` on the host that scores its completions, in place of a
-        verifier; empty if there is a verifier.
+      settings: Record class of the task's flags `--task.*`.
+      make: `(settings, tables.TableReading) -> Task | Dialogue`, makes the task.
+      is_dialogue: Whether `make` returns a dialogue.
+      has_answers: Whether a new model can warm up on the task's answers.
+      any_vocabulary: Whether a pretrained model's tokens can replace the task's own tokens.
+      reads_file: Whether the task's prompts are the rows of a file, whose columns tools can read.
+      reward: Function `module:name` on the host that scores completions, in place of a verifier;
+        empty if the task has a verifier.
     """
 
     settings: type
@@ -180,7 +181,7 @@ class TaskEntry(NamedTuple):
 
 
 def _generated(settings: type, make: Callable[..., TaskLike], *, is_dialogue: bool) -> TaskEntry:
-    """Returns the entry of a task that is made from the values of its flags alone."""
+    """Returns the entry of a task that is made only from the values of the task's flags."""
     return TaskEntry(settings, lambda own, _: make(**vars(own)), is_dialogue)
 
 
@@ -201,14 +202,14 @@ TASKS: dict[str, TaskEntry] = {
 
 
 class RewardEntry(NamedTuple):
-    """A reward.
+    """A reward that the flag `--reward` can name.
 
     Attributes:
       function: Function `module:name` on the host; empty if the program computes the reward.
-      of_task: Whether it is the reward of the task.
-      is_model: Whether it is a model fitted to comparisons by the verifier of the task.
-      finds_answers: Whether the function looks for the answer of a row in a text.
-      takes_pattern: Whether the function takes a `pattern`, which follows the name.
+      of_task: Whether the entry stands for the reward of the task.
+      is_model: Whether the reward is a model fitted to comparisons by the verifier of the task.
+      finds_answers: Whether the function looks for the answer to a prompt in a text.
+      takes_pattern: Whether the function takes a `pattern`, which follows the name in the flag.
       needs: Package that the function imports, and the extra of jaxrl_po that has it; or empty.
     """
 
@@ -239,4 +240,4 @@ SUITES = {
     "jumanji": "jumanji",
     "xminigrid": "xminigrid",
 }
-"""Name of a suite of environments in JAX, and of its extra, to the package that it needs."""
+"""Maps the name of a suite of environments in JAX, and of its extra, to the needed package."""

@@ -26,9 +26,10 @@ NAMED = [name for name, entry in REWARDS.items() if not entry.takes_pattern]
 
 
 def entries(options: LanguageOptions) -> list[RewardEntry]:
-    """Returns the entry of each name in `--reward`; the user's own have only a function.
+    """Returns the entry of each name in `--reward`; a user's own entry has only a function.
 
-    A pattern stands alone, and may hold a comma. A reward of the program stands alone too.
+    A pattern may contain a comma, so no other reward can follow it. A reward that the compiled
+    program computes cannot be listed with other rewards.
     """
     reward = options.reward
     if reward.startswith(REGEX):
@@ -40,7 +41,7 @@ def entries(options: LanguageOptions) -> list[RewardEntry]:
 
 
 def functions(options: LanguageOptions) -> list[str]:
-    """Returns the sources of the reward functions on the host: from `--reward`, or the task's."""
+    """Returns the names of reward functions on the host: from `--reward`, or from the task."""
     if own_scorer(options) is not None:
         return []
     found = [
@@ -51,14 +52,14 @@ def functions(options: LanguageOptions) -> list[str]:
 
 
 def own_scorer(options: LanguageOptions) -> scoring.Scorer | None:
-    """Returns the object of Python that scores whole batches; None for any other reward."""
+    """Returns the Python object that scores whole batches; None for any other reward."""
     value = options.reward.value if isinstance(options.reward, PythonObject) else None
     is_one = isinstance(value, scoring.Scorer) and not isinstance(value, type)
     return value if is_one else None
 
 
 def scores_on_host(options: LanguageOptions) -> bool:
-    """Returns whether the reward is computed outside the program."""
+    """Returns whether the reward is computed on the host, outside the compiled program."""
     return bool(own_scorer(options) or functions(options))
 
 
@@ -68,17 +69,17 @@ def is_model(options: LanguageOptions) -> bool:
 
 
 def finds_answers(options: LanguageOptions) -> bool:
-    """Returns whether a function of the reward finds the answer of a row in a text."""
+    """Returns whether a function of the reward finds the answer to a prompt in a text."""
     return any(entry.finds_answers for entry in entries(options))
 
 
 def needs_answers(options: LanguageOptions) -> bool:
-    """Returns whether each row must have an answer."""
+    """Returns whether each prompt must have an answer."""
     return finds_answers(options) or not functions(options)
 
 
 def pattern(options: LanguageOptions) -> dict[str, str]:
-    """Returns the pattern of `--reward=regex:…` as an argument; raises ConfigError."""
+    """Returns the pattern of `--reward=regex:…` as an argument; raises ConfigError if invalid."""
     if not any(entry.takes_pattern for entry in entries(options)):
         return {}
     written = options.reward.removeprefix(REGEX)
@@ -96,10 +97,10 @@ def pattern(options: LanguageOptions) -> dict[str, str]:
 def host_score(
     config: LanguageConfig, task: TaskLike, placement: Placement
 ) -> scoring.Scorer | None:
-    """Returns the scorer of `--reward`; None if the reward is computed in the program.
+    """Returns the scorer of `--reward`; None if the compiled program computes the reward.
 
     Raises:
-      ConfigError: invalid or unsuitable functions; none is loaded yet.
+      ConfigError: Functions are invalid or unsuitable, as far as is known without loading them.
     """
     options, own = config.run, own_scorer(config.run)
     sources, arguments = functions(options), pattern(options)
@@ -158,10 +159,10 @@ def host_score(
 
 
 def explain_zero(examples: Sequence[Values]) -> list[str]:
-    """Explains examples that all score 0: expected answers, and a reward that finds them.
+    """Explains examples that all score 0, by expected answers and a reward that finds answers.
 
     Args:
-      examples: Rows of `language.render`.
+      examples: Rows that `language.render` returns.
     """
     rows = [row for row in examples if row["expected"]]
     lines = [
@@ -190,15 +191,16 @@ def explain_zero(examples: Sequence[Values]) -> list[str]:
 
 
 def replaces_verifier(options: LanguageOptions, task: TaskLike, *, pretrained: bool) -> bool:
-    """Returns whether functions of `--reward` replace the verifier in evaluations too.
+    """Returns whether functions of `--reward` replace the verifier in evaluations, too.
 
-    They do where the equality of a completion with `answer` says little: a pretrained model writes
-    free text, `math` and its like find the answer in a text, and rows may have no answer.
+    The functions replace the verifier if the equality of a completion with `answer` says little: a
+    pretrained model writes free text, `math` and similar rewards find the answer in a text, and
+    prompts may have no answer.
 
     Args:
       options: Options of the run.
       task: Task of the run.
-      pretrained: whether the run began with a pretrained model.
+      pretrained: Whether the run started with a pretrained model.
     """
     return bool(functions(options)) and (
         pretrained or finds_answers(options) or unanswered(options, task)
@@ -212,19 +214,19 @@ def unanswered(options: LanguageOptions, task: TaskLike) -> bool:
 
 
 def rescore(reward_fn: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Answers]:
-    """Returns answers of one seed with the scores of the functions, NaN if one fails for all."""
+    """Returns answers of one seed with the functions' scores, NaN if a function always fails."""
     try:
         return {name: reward_fn.score_answers(each)[0] for name, each in answers.items()}
-    except scoring.RewardError:  # an example without a score is shown as well
+    except scoring.RewardError:  # an example without a score is still shown
         unknown: Any = {name: np.full(x.score.shape, np.nan) for name, x in answers.items()}
         return {name: each._replace(score=unknown[name]) for name, each in answers.items()}
 
 
 def score_evaluation(reward_fn: scoring.HostScore, answers: Mapping[str, Answers]) -> Json:
-    """The metrics of an evaluation, `[S, P]`, from answers with the leading axis `[S]`.
+    """Returns the metrics of an evaluation, `[S, P]`, from answers with the leading axis `[S]`.
 
-    A prompt whose answers no function judges, or on which one fails, has the mean of the others;
-    the share of failures is `evaluation_failures`, if there are any.
+    A prompt whose answers no function scores, or on which a function fails, gets the mean of the
+    other prompts; `evaluation_failures` is the share of failures, if any function failed.
     """
     seeds = range(len(next(iter(answers.values())).length))
     of_seed = (jax.tree.map(lambda x, i=i: x[i], dict(answers)) for i in seeds)
@@ -247,10 +249,12 @@ def score_evaluation(reward_fn: scoring.HostScore, answers: Mapping[str, Answers
 def with_reward_model(
     problem: Problem, config: LanguageConfig, task: language.Task, policy: language.Transformer
 ) -> Problem:
-    """The problem with a reward model, fitted to comparisons of samples of the initial policy.
+    """Returns the problem with a reward model that is fitted to comparisons.
+
+    The compared completions are samples of the initial policy.
 
     Raises:
-      ConfigError: process rewards of the verifier were asked for as well.
+      ConfigError: The settings also ask for process rewards of the verifier.
     """
     settings, fitted = config.problem, config.fitted_reward
     assert isinstance(settings, language.LanguageSettings)

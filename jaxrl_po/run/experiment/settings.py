@@ -27,39 +27,39 @@ class Domain(Protocol[Config]):
     SUMMARY: str
     """First line of `--help`."""
     UNIT: str
-    """Name of a step, plural."""
+    """Plural name of a step, such as `environment steps`."""
     CURVES: Sequence[Any]
     """Metrics to draw, with their labels."""
     Y_LABEL: str
-    """Label of the curves' axis."""
+    """Label of the y axis of the curves."""
     OPTIONS: type[Any]
-    """Record of the flags without a prefix, an extension of `options.RunOptions`."""
+    """Record class of the flags without a prefix, a subclass of `options.RunOptions`."""
     CONFIG: type[Config]
-    """Class of the config."""
+    """Class of the config of a run."""
 
     def initial_model(self, options: Any, /) -> InitialModel:
         """Reads from the files of `--init_from` which model a run starts from."""
 
     def require_known(self, options: Any, given: Values, initial: InitialModel, /) -> None:
-        """Raises ConfigError for given flags of sections that this run lacks."""
+        """Raises ConfigError for given flags of sections that the run lacks."""
 
     def presets(self, options: Any, values: Values, initial: InitialModel, /) -> Values:
-        """Returns flag name to default, for defaults that replace the records' own."""
+        """Returns defaults, by flag name, that replace the defaults of the records."""
 
     def tuned(self, options: Any, values: Values, initial: InitialModel, /) -> Values:
-        """Returns flag name to default, for defaults that are reported before the run."""
+        """Returns defaults, by flag name, that are reported before the run starts."""
 
     def sections(self, options: Any, initial: InitialModel, /) -> Mapping[str, type]:
-        """Returns prefix to record of the sections beside `config`, which is the method's."""
+        """Returns record classes by prefix of sections, except the method's section `config`."""
 
     def open_world(self, config: Config, /) -> Any:
         """Makes, once, the world that the run acts in, such as an environment."""
 
     def rows(self, config: Config, /) -> int:
-        """Returns the environments or prompts of one seed."""
+        """Returns the number of environments or prompts of one seed."""
 
     def steps(self, config: Config, world: Any, /) -> int:
-        """Returns the environment steps or completions of one iteration of a seed."""
+        """Returns the environment steps or completions of one seed in one iteration."""
 
     def build(
         self, config: Config, placement: Placement, world: Any, methods: Sequence[Any] = (), /
@@ -67,23 +67,23 @@ class Domain(Protocol[Config]):
         """Builds the job of a run; a sweep gives its `methods`, see `build_job`.
 
         Raises:
-          ConfigError: Settings that cannot work.
+          ConfigError: Settings are invalid or contradict each other.
         """
 
     def title(self, config: Config, /) -> str:
-        """Returns the method and the environment or task."""
+        """Returns a title with the method and the environment or task."""
 
 
 class Settings(NamedTuple, Generic[Config]):
-    """Settings of a run, merged.
+    """Merged settings of a run, with their origins.
 
     Attributes:
-      config: All settings.
-      given: Flag name to value, for each flag that the user set.
-      tuned: Flag name to value, which a start reports: found by a sweep, or chosen for a pretrained
-        model or a memory.
-      origins: Flag name to the origin of its value; see `flags.ORIGINS`.
-      stored: Content of `config.json` of the run that is resumed; empty for a new one.
+      config: All settings of the run.
+      given: Values of the flags that the user set, by flag name.
+      tuned: Values that a start of the run reports, by flag name: found by a sweep, or chosen for a
+        pretrained model or a memory cell.
+      origins: Origin of each value by flag name; see `flags.ORIGINS`.
+      stored: Content of `config.json` of the run that is resumed; empty for a new run.
     """
 
     config: Config
@@ -100,12 +100,12 @@ def merge_settings(
 
     Args:
       domain: Domain of the run.
-      given: Flag name to text or to a value of Python; see `flags.convert`.
-      stored: Content of a run's `config.json`, used without comparison; None reads and compares the
-        run in `--out` if `resume` is given.
+      given: Text or Python value of each flag, by flag name; see `flags.convert`.
+      stored: Content of a run's `config.json`, used without comparison; if None and `resume` is
+        set, the run in `--out` is read and compared.
 
     Raises:
-      ConfigError: A flag or value that cannot be used, or differs from the resumed run's.
+      ConfigError: A flag or value cannot be used, or differs from the resumed run's.
     """
     options, compares = options_of(domain.OPTIONS, given), stored is None
     if stored is None:
@@ -118,7 +118,7 @@ def merge_settings(
     stored = flags.current(stored, sections)
     typed = flags.convert(given, sections)
     typed |= sources.absolute(typed)
-    if compares:  # an option that a former version lacked has its default
+    if compares:  # an option that a former version lacked counts as stored with its default
         before = {field.name: field.default for field in flags.settable(domain.OPTIONS)} | stored
         folder.require_same(typed, before if stored else {}, fields_of(sections), options.out)
     values = {**stored, **typed}
@@ -132,14 +132,14 @@ def merge_settings(
 
 
 def parse_settings(domain: Domain[Config], argv: Sequence[str]) -> Settings[Config]:
-    """Returns the settings of a new run from arguments; no folder is read."""
+    """Returns the settings of a new run from command-line arguments, without reading a folder."""
     return merge_settings(domain, flags.tokenize(argv, {"": domain.OPTIONS}), stored={})
 
 
 def options_of(
     record: type[OptionsOf], given: Values, stored: Values = MappingProxyType({})
 ) -> OptionsOf:
-    """Returns the settings of the run as a whole, of given and stored values."""
+    """Returns the options of a run, from given and stored values."""
     top: dict[str, type] = {"": record}
     fields = flags.flag_fields(top.items())
     asked = flags.convert({name: x for name, x in given.items() if name in fields}, top)
@@ -158,9 +158,10 @@ def format_usage(
 
     Args:
       domain: Domain of the command.
-      given: Flag name to text.
-      everything: Whether to show every field, and not the common ones alone.
-      command: Name, summary and record of the flags without a prefix, unless the domain's.
+      given: Texts of the given flags, by flag name.
+      everything: Whether to show every field instead of only the common fields.
+      command: Name, summary and record class of the flags without a prefix; None for the domain's
+        own.
     """
     name, summary, record = command or (domain.NAME, domain.SUMMARY, domain.OPTIONS)
     options = options_of(record, given)
@@ -181,12 +182,12 @@ def format_usage(
 
 
 def fields_of(sections: Mapping[str, type]) -> dict[str, Setting]:
-    """Returns the metadata of each setting by its flag."""
+    """Returns the metadata of each setting by flag name."""
     return {name: setting_of(field) for name, field in flags.flag_fields(sections.items()).items()}
 
 
 def stored_settings(domain: Domain[Any], options: RunOptions) -> Json:
-    """Returns the settings of the run that is resumed; empty for a new one.
+    """Returns the settings of the run that is resumed; empty for a new run.
 
     Raises:
       ConfigError: The folder cannot be used, or holds a run of another command or format.
@@ -197,16 +198,16 @@ def stored_settings(domain: Domain[Any], options: RunOptions) -> Json:
 
 
 def length_of(options: RunOptions, steps: int) -> Length:
-    """Returns the length of a run whose iterations have a number of steps."""
+    """Returns the length of a run whose iterations have `steps` steps each."""
     iterations = options.total_steps // steps
     log_every = options.log_every or max(1, iterations // LINES)
     return Length(iterations, steps, log_every, options.eval_every, options.checkpoint_every)
 
 
 def settle(domain: Domain[Config], settings: Settings[Config], world: Any) -> Config:
-    """Returns the config with a decay that ends with the run.
+    """Returns the config with a learning-rate decay that ends with the run.
 
-    A warm-up lasts at most a tenth of the iterations. Given and stored values stay.
+    A warm-up lasts at most a tenth of the iterations. Given and stored values do not change.
 
     Args:
       domain: Domain of the run.
@@ -214,8 +215,8 @@ def settle(domain: Domain[Config], settings: Settings[Config], world: Any) -> Co
       world: Result of the domain's `open_world`.
 
     Raises:
-      ConfigError: The run is shorter than an iteration or has 2³¹ of them, or the learning rate
-        reaches 0 before its end.
+      ConfigError: The run is shorter than an iteration or has 2³¹ iterations or more, or the
+        learning rate reaches 0 before the end of the run.
     """
     config, origins, resumed = settings.config, settings.origins, bool(settings.stored)
     total, of_one = config.run.total_steps, domain.steps(config, world)
@@ -225,7 +226,7 @@ def settle(domain: Domain[Config], settings: Settings[Config], world: Any) -> Co
             f"must be 0 or at least {of_one} {domain.UNIT}, one iteration, got {total}",
         )
     iterations = total // of_one
-    if iterations >= 2**31:  # a state counts them in 32 bits
+    if iterations >= 2**31:  # a training state counts iterations in 32 bits
         raise ConfigError(
             "total_steps", f"must make fewer than {2**31:,} iterations of {of_one}, got {total}"
         )
@@ -262,7 +263,7 @@ def sections_of(
 
     Args:
       domain: Domain of the run.
-      options: Settings of the run as a whole.
+      options: Options of the run, which select the method and the sections.
       initial: Model that the run starts from; None to read it from the files of `init_from`.
     """
     initial = domain.initial_model(options) if initial is None else initial

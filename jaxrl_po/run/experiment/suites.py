@@ -1,4 +1,4 @@
-"""gymnax, and environments of other suites by name: `brax:hopper`, `jumanji:Snake-v1`."""
+"""Environments of gymnax, and of other suites by name: `brax:hopper`, `jumanji:Snake-v1`."""
 
 import contextlib
 import dataclasses
@@ -25,17 +25,17 @@ from jaxrl_po.run.store import sources
 
 @runtime_checkable
 class Suite(Protocol):
-    """Environments by name: a module, an object, or the class of one."""
+    """Environments by name: a module, an object, or a class whose instances have these methods."""
 
     def names(self) -> Sequence[str]:
-        """Returns the names of all environments."""
+        """Returns the names of all environments of the suite."""
 
     def make(self, name: str, **arguments: Any) -> Environment:
-        """Makes an environment; `arguments` are those of `--env_params`."""
+        """Makes an environment; `arguments` come from `--env_params`."""
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Returns the suite and the environment in it; an empty suite for any other environment.
+    """Returns the suite and the environment in it; the suite of any other name is empty.
 
     Example:
       >>> tuple(map(split_name, ("brax:hopper", "envpool:Hopper-v4", "mine.py:suite:Corridor")))
@@ -47,16 +47,16 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 class LazyModule(types.ModuleType):
-    """A module that is imported when something of it is used."""
+    """A module that is imported when one of its attributes is used."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(importlib.import_module(self.__name__), name)
 
 
 def import_gymnax() -> types.ModuleType:
-    """Gymnax. It draws some games with seaborn, whose import would take a second and 95 MB.
+    """Imports gymnax without seaborn, which draws some games and takes a second and 95 MB.
 
-    The import starts JAX's backend, whose devices must have been chosen.
+    The import starts JAX's backend, whose devices must have been chosen before.
     """
     if "seaborn" in sys.modules:
         return importlib.import_module("gymnax")
@@ -69,7 +69,7 @@ def import_gymnax() -> types.ModuleType:
 
 @functools.cache
 def from_suite(name: str, env_params: str = "") -> Environment:
-    """Makes the environment of `suite:Name`, once: a suite may take seconds to make one.
+    """Makes the environment of `suite:Name` and caches it, since making one may take seconds.
 
     Args:
       name: Suite and environment, `suite:Name`.
@@ -78,7 +78,7 @@ def from_suite(name: str, env_params: str = "") -> Environment:
     Raises:
       ConfigError: the package is not installed, the name is unknown, or the environment does not
         accept the arguments.
-      ConfigError: its spaces cannot be handled.
+      ConfigError: the spaces of the environment are not supported.
     """
     suite, inner = split_name(name)
     arguments = errors.json_object("env_params", env_params or "{}")
@@ -99,10 +99,9 @@ def from_suite(name: str, env_params: str = "") -> Environment:
 
 
 def _import_adapter(suite: str) -> Suite:
-    """Imports the adapter of a suite by its name, which imports the suite.
+    """Imports the adapter of a suite by its name; the adapter imports the suite.
 
-    Output and warnings of a suite's import (optional packages, versions) are not for
-    the user.
+    Output and warnings of a suite's import (optional packages, versions) are hidden from the user.
     """
     errors.require("env", SUITES[suite], suite)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
@@ -112,7 +111,7 @@ def _import_adapter(suite: str) -> Suite:
 
 
 def make_env(name: str, env_params: str = "") -> Any:
-    """Makes an environment: registered, or of `file.py:Name`, `suite:Name` or both.
+    """Makes an environment: registered in gymnax, or of `file.py:Name`, `suite:Name` or both.
 
     Args:
       name: value of `--env`.
@@ -122,7 +121,7 @@ def make_env(name: str, env_params: str = "") -> Any:
     Raises:
       ConfigError: the name is unknown, or the file or the arguments cannot be used.
     """
-    if split_name(name)[0]:  # a file may change
+    if split_name(name)[0]:  # a suite in a file is not cached, since the file may change
         return (from_suite.__wrapped__ if sources.in_file(name) else from_suite)(name, env_params)
     if sources.is_source(name):
         env = user_code.make("env", name)
@@ -142,10 +141,10 @@ def with_params(name: str, env: object, env_params: str) -> Environment:
     Args:
       name: value of `--env`, for messages.
       env: Environment, see `control.adapt`.
-      env_params: JSON object, field to value.
+      env_params: JSON object that maps fields of `default_params` to values.
 
     Raises:
-      ConfigError: the parameters lack a field, or a value is of another type than the default.
+      ConfigError: the parameters lack a field, or a value has another type than the default.
     """
     params: Any = getattr(env, "default_params", None)
     is_tuple = hasattr(params, "_asdict")
@@ -165,7 +164,7 @@ def with_params(name: str, env: object, env_params: str) -> Environment:
 
 
 def _converted(field: str, default: object, value: object) -> object:
-    """Returns a value of JSON as the type of a default; raises ConfigError if it would change."""
+    """Converts a JSON value to a default's type; raises ConfigError if the value would change."""
     default = static_value(field, default)
     if isinstance(default, jax.Array | np.ndarray):
         found = np.array(value)

@@ -1,6 +1,6 @@
-"""Sweeps: a grid or random draws of hyperparameters, each on several seeds, and the best of them.
+"""Sweeps: a grid or random draws of hyperparameters, each on several seeds, and the best result.
 
-Combinations that differ in numbers of the method alone train vmapped, as one program.
+Combinations that differ only in numbers of the method train vmapped, as one program.
 """
 
 import dataclasses
@@ -36,18 +36,18 @@ from jaxrl_po.run.loop.signals import Interrupted
 from jaxrl_po.run.store import folder, metrics, provenance, sources, statistics
 from jaxrl_po.types import Row
 
-PROGRAMS = "programs"  # folder of their runs
+PROGRAMS = "programs"  # folder of the runs of a sweep, one subfolder per program
 Combination = dict[str, str]
 DRAW = re.compile(r"(\w+) *\((.*)\)")
 DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
-EXACT = "exact_draws"  # entry of the folder of a sweep whose draws have all digits
+EXACT = "exact_draws"  # entry in the `config.json` of a sweep whose draws have all digits
 
-Group = Sequence[Settings[RunConfig[Any]]]  # of the combinations that share one program
+Group = Sequence[Settings[RunConfig[Any]]]  # settings of the combinations of one program
 
 
 @config.record
 class Search:
-    """The search of a sweep."""
+    """Options of the search that a sweep carries out."""
 
     evaluations: int = common_option(
         10,
@@ -64,12 +64,12 @@ class Search:
 
 @config.record
 class ControlSweep(Search, ControlOptions):
-    """A sweep in control as a whole."""
+    """Options of a sweep in control environments."""
 
 
 @config.record
 class LanguageSweep(Search, LanguageOptions):
-    """A sweep of a language model as a whole."""
+    """Options of a sweep of a language model."""
 
 
 Sweep = ControlSweep | LanguageSweep
@@ -80,13 +80,13 @@ RECORDS: dict[str, type[Sweep]] = {control.NAME: ControlSweep, language.NAME: La
 
 
 class SweepSpec(NamedTuple):
-    """Specification of a sweep.
+    """Flags that a sweep was asked to search, and flags with one value.
 
     Attributes:
-      flags: Name to value, of the flags with one value.
-      swept: Name to values, as written, of the flags with several.
-      drawn: Name to distribution, as written, of the flags that are drawn.
-      tuned: Defaults of `jaxrl-po control` when the sweep began.
+      flags: Values of the flags with one value, by flag name.
+      swept: Values, as written, of the flags with several values, by flag name.
+      drawn: Distributions, as written, of the flags that are drawn, by flag name.
+      tuned: Defaults of `jaxrl-po control` when the sweep started, by flag name.
     """
 
     flags: Json
@@ -95,7 +95,7 @@ class SweepSpec(NamedTuple):
     tuned: Values
 
     def settings(self, domain: Domain[Any], combination: Combination) -> Settings[RunConfig[Any]]:
-        """Returns the settings of one combination."""
+        """Returns the settings of one combination of values."""
         options = settings.options_of(RECORDS[domain.NAME], self.flags)
         initial = domain.initial_model(options)
         sections = settings.sections_of(domain, options, initial)
@@ -108,7 +108,7 @@ class SweepSpec(NamedTuple):
                 )
         texts = {name: flags.FlagText(value) for name, value in combination.items()}
         given = flags.convert(self.flags | texts, sections)
-        # A value of this combination may choose other defaults than those of the whole sweep.
+        # A value of a combination may choose other defaults than the defaults of the sweep.
         whole, own = (
             _defaults(domain, options, values, initial, sections) for values in (self.flags, given)
         )
@@ -122,13 +122,13 @@ class SweepSpec(NamedTuple):
 
 
 class SweepResult(NamedTuple):
-    """What a sweep leaves.
+    """Results of a sweep.
 
     Attributes:
-      rows: one for each combination, best first: `flags`, `steps` `[E]` and `scores` `[S, E]`.
-      best: flag name to value of the best one, of all flags that were set or tuned.
-      folder: with `sweep.json`, the lines of all runs in `programs/*/metrics.jsonl`, and once it is
-        finished `table.txt` and `sweep.png`.
+      rows: Results of each combination, best first: `flags`, `steps` `[E]` and `scores` `[S, E]`.
+      best: Values of the best combination by flag name, for all flags that were set or tuned.
+      folder: Folder with `sweep.json`, the lines of all runs in `programs/*/metrics.jsonl` and,
+        after the end of the sweep, `table.txt` and `sweep.png`.
     """
 
     rows: list[Json]
@@ -142,17 +142,17 @@ class SweepResult(NamedTuple):
 def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResult:
     """Searches hyperparameters of an experiment.
 
-    A language model's warm start is part of each run; runs with `init_from` share an earlier one.
+    A language model's warm start is part of each run; runs with `init_from` share an earlier run.
 
     Args:
-      experiment: with the folder `out` and the number of seeds of each combination.
-      over: flag with a dot to a list of values, or to a distribution of `draws` values as text.
+      experiment: experiment with the folder `out` and the number of seeds of each combination.
+      over: list of values, or distribution of `draws` values as a text, by flag with a dot.
       options: `evaluations`, `draws`, and keywords of `Experiment`.
 
     Raises:
-      ConfigError: names the argument that cannot work, before anything is trained.
-      Interrupted: at an interrupt, after the current iteration, saved; the rows of a program that
-        it ended have the evaluations so far. `resume=True` continues the sweep.
+      ConfigError: an argument is invalid, raised before training; the error names the argument.
+      Interrupted: an interrupt ended the sweep after the current iteration, saved; the rows of an
+        interrupted program have the evaluations so far. `resume=True` continues the sweep.
 
     Example:
       >>> rates = {"config.learning_rate": "log_uniform(1e-5, 1e-2)"}
@@ -180,15 +180,16 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResul
 
 
 def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> SweepResult:
-    """Carries out a sweep, or continues it.
+    """Carries out a sweep, or continues a sweep that was interrupted.
 
     Args:
       domain: Domain of the experiments.
-      given: Flag name to text or value; see `flags.tokenize`.
-      leave_early: Whether a signal ends the process, as of a command; else see `sweep`.
+      given: Text or value of each flag, by flag name; see `flags.tokenize`.
+      leave_early: Whether a signal ends the process, as in a command; if false, see `sweep`.
 
     Raises:
-      ConfigError: Before anything is trained or an earlier sweep is overwritten.
+      ConfigError: A flag is invalid, raised before training and before an earlier sweep is
+        overwritten.
       RunError: The folder can no longer be written.
       NoAction, PoolError: See `runner.run`.
     """
@@ -264,9 +265,9 @@ def group(
 
     Args:
       domain: Domain of the experiments.
-      spec: settings and values of the sweep.
-      options: options of the sweep as a whole.
-      rounded: whether the draws are those of an earlier version; see `combinations`.
+      spec: Flags and values of the sweep.
+      options: Options of the sweep.
+      rounded: Whether draws are rounded as in an earlier version; see `combinations`.
     """
     found = combinations(spec, options.draws, options.seed, rounded=rounded)
     total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
@@ -280,7 +281,7 @@ def group(
 
 
 def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags.Sections) -> Json:
-    """Returns the flags of the first row that were set or tuned; empty without a row."""
+    """Returns set and tuned flags of the best combination, the first row; empty without rows."""
     if not rows:
         return {}
     first = spec.settings(domain, rows[0]["flags"])
@@ -292,7 +293,7 @@ def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags
 
 
 def parse(domain: Domain[Any], given: Values, options: RunOptions) -> SweepSpec:
-    """Returns the sweep that flags ask for."""
+    """Returns the sweep that the given flags describe."""
     initial = domain.initial_model(options)
     sections = settings.sections_of(domain, options, initial)
     kept, swept, drawn = split_flags(given, settings.fields_of(sections))
@@ -313,22 +314,22 @@ def _defaults(
     initial: InitialModel,
     sections: flags.Sections,
 ) -> Json:
-    """Returns tuned values and presets by flag, for flags that have these values."""
+    """Returns tuned values and presets by flag name, for flags that have such values."""
     of_run = options, values, initial
     return flags.current({**domain.tuned(*of_run), **domain.presets(*of_run)}, sections)
 
 
 def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> SweepSpec:
-    """Returns the sweep stored in a folder; flags may be left out, or repeated as they were.
+    """Returns the sweep stored in a folder; given flags must equal the stored flags.
 
     Args:
       domain: Domain of the experiments.
-      given: Flag name to text or value.
+      given: Text or value of each given flag, by flag name.
       stored: Content of the sweep's `config.json`.
       out: Value of `--out`.
 
     Raises:
-      ConfigError: Names the first flag that differs, with both values.
+      ConfigError: A flag differs; the error names the first such flag, with both values.
     """
     if stored.get("script") != "sweep" or not set(SweepSpec._fields) <= set(stored):
         raise ConfigError(
@@ -346,7 +347,7 @@ def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> Swe
     spec = SweepSpec(*(flags.current(each, sections) for each in spec))
     spec = spec._replace(flags=spec.flags | found)
     again = parse(domain, given, options)
-    # The length of a sweep may not grow.
+    # Unlike the length of a run, the length of a sweep may not grow.
     fields = {x: y for x, y in settings.fields_of(sections).items() if y.resume != "grows"}
     now = {**again.flags, **again.swept, **again.drawn}
     before = {**dict.fromkeys(now, "left out"), **spec.flags, **spec.swept, **spec.drawn}
@@ -355,7 +356,7 @@ def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> Swe
 
 
 def refuse(options: Sweep, spec: SweepSpec) -> None:
-    """Raises ConfigError for flags that a sweep cannot have, or that have no effect in it."""
+    """Raises ConfigError for flags that a sweep cannot have, or that have no effect in a sweep."""
     for name, field in settings.fields_of({"": type(options)}).items():
         if field.sweep == "absent" and spec.flags.get(name):
             raise ConfigError(
@@ -374,7 +375,7 @@ def refuse(options: Sweep, spec: SweepSpec) -> None:
 
 
 def check_groups(domain: Domain[Any], groups: Sequence[Group], options: RunOptions) -> str:
-    """Returns the name of the score; raises the error of the first combination that is wrong."""
+    """Returns the name of the score; raises the error of the first invalid combination."""
     for group in groups:
         placement = place_runs(options, len(group))
         if placement.cuts_params:
@@ -388,7 +389,7 @@ def check_groups(domain: Domain[Any], groups: Sequence[Group], options: RunOptio
 
 
 def place_runs(options: RunOptions, combinations: int) -> Placement:
-    """Returns the placement of the seeds of several combinations."""
+    """Returns the placement of the seeds of several combinations on devices."""
     runs = combinations * options.seeds
     return parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
 
@@ -396,11 +397,11 @@ def place_runs(options: RunOptions, combinations: int) -> Placement:
 def run_group(
     group: Group, options: Sweep, out: Path, title: str, domain: Domain[Any]
 ) -> tuple[Json, bool]:
-    """Trains the combinations that share one program, each over all seeds.
+    """Trains the combinations that share one program, each combination over all seeds.
 
     Returns:
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
-      `compile_seconds`; and whether a signal came.
+      `compile_seconds`; and whether a signal arrived.
     """
     world = domain.open_world(group[0].config)
     configs = [settings.settle(domain, each, world) for each in group]
@@ -417,21 +418,21 @@ def run_group(
 
 
 def train_group(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[Row], bool]:
-    """Trains C settings of a method on S seeds each; a run that began in the folder goes on.
+    """Trains C settings of a method on S seeds each; continues a run that the folder holds.
 
     Args:
       job: Job of C·S runs, seeds innermost; the seeds of each setting have the same random numbers.
-      evaluations: Evaluations of each run, at most; as evenly spaced as lines of whole iterations
-        can be.
-      out: Folder of the run.
-      title: Name of the run, for display.
+      evaluations: Maximal number of evaluations of each run, evenly spaced as far as lines consist
+        of whole iterations.
+      out: Folder of the runs of the program.
+      title: Title of the program, for display.
 
     Returns:
-      The lines with an evaluation after training began, lists `[C·S]`; and whether a signal came,
+      The lines of evaluations after training started, lists `[C·S]`; and whether a signal arrived,
       see `runner.Outcome`.
 
     Raises:
-      KeyboardInterrupt: A signal came before there was such a line.
+      KeyboardInterrupt: A signal arrived before the first line with an evaluation.
       runner.NoAction, PoolError: See `runner.run`.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -440,7 +441,7 @@ def train_group(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple
     job = dataclasses.replace(
         job,
         length=Length(iterations, job.length.steps_per_iteration, every),
-        # A step size that diverges is a result, and so is one that learns nothing.
+        # In a sweep, a step size that diverges or learns nothing is a result, not an error.
         patience=Patience(iterations + 1, iterations + 1),
     )
     total = job.length.steps(iterations)
@@ -454,7 +455,7 @@ def train_group(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple
 
 
 def curves(rows: Sequence[Row]) -> dict[str, npt.NDArray[np.float64]]:
-    """Returns name to `[N, E]`, N runs with E evaluations; NaN where there was no sample."""
+    """Returns `[N, E]` by metric, for N runs with E evaluations; NaN for a missing sample."""
     return {
         name: np.array([row.get(name) for row in rows], np.float64).T
         for name, value in rows[-1].items()
@@ -463,7 +464,7 @@ def curves(rows: Sequence[Row]) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def done(path: Path, sections: flags.Sections) -> list[Json]:
-    """Returns the combinations that are finished; raises ConfigError for a damaged file."""
+    """Returns the rows of finished combinations; raises ConfigError for a damaged file."""
     try:
         rows: list[Json] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         present = [flags.current(row["flags"], sections) for row in rows]
@@ -476,11 +477,11 @@ def done(path: Path, sections: flags.Sections) -> list[Json]:
 def split_flags(
     given: Values, fields: Mapping[str, Setting]
 ) -> tuple[Json, dict[str, list[str]], dict[str, str]]:
-    """Splits flags into those with one value, the values of a grid, and distributions.
+    """Splits flags into flags with one value, flags with the values of a grid, and distributions.
 
     Args:
-      given: Flag name to its text, which may search, or to its value.
-      fields: Flag name to the metadata of its field, of which some may vary in a sweep.
+      given: Value of each flag, or text that may describe a search, by flag name.
+      fields: Metadata of each flag's field, by flag name; only some fields may vary in a sweep.
 
     Example:
       >>> fields = {name: Setting("") for name in ("config.gamma", "config.learning_rate")}
@@ -489,7 +490,7 @@ def split_flags(
       ({'seeds': 2}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
 
     Raises:
-      ConfigError: An unknown distribution; the message suggests the nearest.
+      ConfigError: A distribution is unknown; the message suggests the nearest name.
     """
     kept, swept, drawn = Json(), dict[str, list[str]](), dict[str, str]()
     for name, value in given.items():
@@ -515,13 +516,13 @@ def combinations(
     """Returns the distinct combinations of the values of the grid with the draws.
 
     Args:
-      spec: `SweepSpec`, the grid and the distributions.
-      draws: number of joint draws of all flags that have a distribution.
-      seed: seed of the draws.
-      rounded: whether draws have four digits and equal ones repeat, as in folders without `EXACT`.
+      spec: Sweep with the grid and the distributions.
+      draws: Number of joint draws of all flags that have a distribution.
+      seed: Seed of the draws.
+      rounded: Whether draws have four digits and equal draws repeat, as in folders without `EXACT`.
 
     Raises:
-      ConfigError: the bounds of a distribution are invalid.
+      ConfigError: The bounds of a distribution are invalid.
 
     Example:
       >>> combinations(SweepSpec({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
@@ -569,7 +570,7 @@ def draw_values(
 
 
 def static_part(config: RunConfig[Any]) -> str:
-    """Returns all settings but the numbers of the method; equal ones share a program."""
+    """Returns all settings except the numbers of the method; equal texts share a program."""
     numbers = {
         f"config.{field.name}"
         for field in dataclasses.fields(config.method)
@@ -590,7 +591,7 @@ def final_scores(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """One line per combination, best first: mean, interquartile mean and worst seed."""
+    """Returns a line per combination, best first: mean, interquartile mean and worst seed."""
     names = sorted({name for row in rows for name in row["flags"]})
     lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]
     for row in rows:

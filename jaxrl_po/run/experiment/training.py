@@ -1,4 +1,4 @@
-"""`train` and `resume`: carries out experiments, and the training of user-defined learners."""
+"""`train` and `resume`: carry out experiments, or the training of user-defined learners."""
 
 import contextlib
 import functools
@@ -29,19 +29,19 @@ from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.exporters import Exporter, ExportingReporter, Reporter, require_exporters
 from jaxrl_po.types import Learner, Row, TrainState, short_repr
 
-# A run that one of these ends keeps its lines and its last checkpoint.
+# Errors that end a run but keep its lines and its last checkpoint.
 FAILURES = runner.FAILURES
 
 
 class Trained(NamedTuple):
-    """What a run leaves.
+    """Results of a run.
 
     Attributes:
-      state: the final state; leaves lead with the seeds, but for what is frozen.
-      rows: the lines of `metrics.jsonl`, a list of one number for each seed under each name.
-      folder: where they lie, or None.
-      interrupted: whether a signal came, even if too late to shorten the run; see `Interrupted`.
-      stopped: why an `on_row` ended it early; empty if none did.
+      state: final training state; leaves lead with the seeds, except frozen parameters.
+      rows: lines of `metrics.jsonl`; each metric is a list of one number per seed.
+      folder: folder of the run; None for a run without a folder.
+      interrupted: whether a signal arrived, even if too late to shorten the run; see `Interrupted`.
+      stopped: reason why `on_row` ended the run early; empty if `on_row` did not.
     """
 
     state: TrainState
@@ -83,7 +83,7 @@ def train(  # noqa: D418
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
 ) -> Trained:
-    """Trains a learner of one's own."""
+    """Trains a user-defined learner."""
 
 
 def train(
@@ -93,49 +93,55 @@ def train(
     exporters: Sequence[Exporter] = (),
     **options: Any,
 ) -> Trained:
-    """Carries out an experiment, or trains a learner of one's own in the same way.
+    """Carries out an experiment, or trains a user-defined learner in the same way.
 
-    All seeds are vmapped, and sharded over the devices that they divide among.
+    All seeds are vmapped, and sharded over the devices if these divide the number of seeds.
 
     Args:
-      what: an `Experiment`, which has no further arguments but `on_row` and `exporters`; or a
+      what: an `Experiment`, which takes no further arguments than `on_row` and `exporters`; or a
         learner of one seed.
-      iterations: in all, a resumed run's earlier ones included.
-      seeds: the number of runs.
-      seed: base seed, from which those of all runs follow.
-      steps_per_iteration: environment steps (or completions) of one iteration of one seed.
-      evaluate: `(params, collector, key) -> {name: array}` of one seed, whose means are logged;
-        its key is the same at each evaluation. None evaluates nothing.
-      score: the evaluated name that marks the best checkpoint; empty keeps the latest only.
-      watch: metrics to show while it runs, and to draw in `curves.png`; empty takes the episodes'
-        return or the accuracy, if the learner logs one.
-      out: folder for `metrics.jsonl`, `checkpoints/`, `curves.png` and `config.json`; empty writes
-        nothing that stays.
-      resume: continue the run in `out`; it must have been started with the same learner and
-        arguments, but `iterations` may grow.
-      overwrite: replace the run in `out`.
-      log_every: iterations pooled into one line; 0 makes about 50 lines.
-      eval_every: lines between evaluations.
-      title: Name of the run for progress, curves and exporters.
-      devices: Number of devices to shard the seeds over; `auto` takes as many as divide them, on a
-        CPU one per core.
+      iterations: total number of iterations, including earlier iterations of a resumed run.
+      seeds: number of seeds, each an independent run.
+      seed: base seed, which determines the random numbers of all seeds.
+      steps_per_iteration: environment steps (or completions) of one seed in one iteration.
+      evaluate: `(params, collector, key) -> {name: array}`, evaluates one seed; the means of the
+        arrays are logged. The key is the same at each evaluation. None to disable evaluations.
+      score: name of the evaluated score that marks the best checkpoint; empty to keep only the
+        latest checkpoint.
+      watch: metrics to show during training, and to draw in `curves.png`; empty for the episodes'
+        return or the accuracy, if the learner logs either metric.
+      out: folder for `metrics.jsonl`, `checkpoints/`, `curves.png` and `config.json`; empty to keep
+        no files.
+      resume: whether to continue the run in `out`; the run must have been started with the same
+        learner and arguments, but `iterations` may grow.
+      overwrite: whether to replace the run in `out`.
+      log_every: number of iterations pooled into one line of metrics; 0 for about 50 lines.
+      eval_every: number of lines between evaluations.
+      title: title of the run for progress, curves and exporters.
+      devices: number of devices to shard the seeds over; `auto` for as many devices as divide the
+        number of seeds, on a CPU one device per core.
       iterate: `(step, state) -> (state, metrics)`, an iteration with work on the host around the
-        compiled `step`, which it calls once, and metrics `[S]` of its own; None for `step` alone.
-      on_row: `on_row(line) -> None | {name: number}` gets each line of metrics, evaluation and all,
-        as plain numbers (lists hold one for each seed); what it returns is added to the line.
-        `raise run.Stop("why")` in it ends the run; that and any other error leave it saved.
-      exporters: Objects with the methods of `Exporter`, such as `run.TensorBoard()`, that get each
-        line of metrics. A resumed run needs them again.
+        compiled `step`, which `iterate` calls once, and with its own metrics `[S]`; None to call
+        `step` alone.
+      on_row: `(line) -> None | {name: number}`, receives each line of metrics, including
+        evaluations, as plain numbers or lists of one number per seed; the returned numbers are
+        added to the line. `raise run.Stop("why")` in `on_row` ends the run; `Stop` and any other
+        error save the run.
+      exporters: objects with the methods of `Exporter`, such as `run.TensorBoard()`, that receive
+        each line of metrics. A resumed run needs its exporters again.
 
     Returns:
-      `Trained`.
+      The final state, the lines of metrics and the folder of the run.
 
     Raises:
-      Interrupted: at an interrupt (SIGINT, SIGTERM or SIGHUP), after the current iteration, saved.
-      KeyboardInterrupt: at a second one, or at one before the first iteration: immediately.
-      ConfigError: names the argument that cannot work; nothing is compiled or written.
+      Interrupted: an interrupt (SIGINT, SIGTERM or SIGHUP) ended the run after the current
+        iteration, saved.
+      KeyboardInterrupt: a second interrupt, or an interrupt before the first iteration, ended the
+        run immediately.
+      ConfigError: an argument is invalid, raised before compilation and before files are written;
+        the error names the argument.
       runner.Diverged: no update was finite for 10 iterations; the last good checkpoint stays.
-      runner.NoAction: an environment's mask of actions allowed none.
+      runner.NoAction: an environment's action mask allowed no action.
 
     Example:
       >>> import gymnax
@@ -177,29 +183,29 @@ def train(
 def resume(
     out: str | Path, *, on_row: OnRow | None = None, exporters: Sequence[Exporter] = (), **more: Any
 ) -> Trained:
-    """Goes on with the run of an `Experiment` or a command in a folder.
+    """Continues the run of an `Experiment` or a command in a folder.
 
     Args:
-      out: the folder.
-      on_row: see `train`.
-      exporters: see `train`.
+      out: folder of the run.
+      on_row: function that receives each line, see `train`.
+      exporters: further destinations of each line, see `train`.
       more: keywords of `Experiment` that may change, such as `total_steps`, which may grow.
 
     Raises:
-      ConfigError: it holds no such run, or another value must stay as it was.
-      Interrupted: see `train`.
+      ConfigError: the folder holds no such run, or the value of a keyword must not change.
+      Interrupted: an interrupt ended the run, see `train`.
     """
     experiment = read_experiment(str(out), **more)
     return train(experiment, on_row=on_row, exporters=exporters)
 
 
 def prepare_experiment(domain: Domain[Any], given: Values, options: RunOptions) -> TrainJob:
-    """Joins the processes of a distributed run, before anything is computed; returns its job.
+    """Joins the processes of a distributed run, before any computation; returns the run's job.
 
     Args:
       domain: Domain of the run.
-      given: Flag name to text or value.
-      options: Options among these.
+      given: Text or value of each given flag, by flag name.
+      options: Options among the given flags.
     """
     if options.distributed:
         processes.join_processes(
@@ -219,19 +225,19 @@ def run_job(
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
 ) -> Trained:
-    """Carries out a run and writes its results to the folder.
+    """Carries out a run and writes the results to the folder of the run.
 
     Args:
       job: Job of the run.
-      leave_early: Whether to return after a signal too, as a command does; see `runner.run`.
-      on_row: Hook that gets each line; see `runner.run`.
-      exporters: Further destinations of each line.
+      leave_early: Whether to return after a signal, too, as a command does; see `runner.run`.
+      on_row: Function that receives each line of metrics; see `runner.run`.
+      exporters: Further destinations of each line of metrics.
 
     Raises:
-      ConfigError: The folder is unusable or locked, or no checkpoint in it can be used.
+      ConfigError: The folder is unusable or locked, or no checkpoint in the folder can be used.
       OSError: The folder can no longer be written.
-      Interrupted: See `train`.
-      FAILURES: See `runner.run`.
+      Interrupted: An interrupt ended the run, see `train`.
+      FAILURES: Training failed, see `runner.run`.
     """
     output, display, length, score = job.output, job.display, job.length, job.evaluation.score
     with contextlib.ExitStack() as hearing, contextlib.ExitStack() as stack:
@@ -260,14 +266,14 @@ def run_job(
                 for note in display.notes:
                     progress.report(f"{display.title}: {note}")
                 outcome = _run(job, out, reporter, leave_early, on_row)
-                # Without a folder, the state is in memory only: a signal must not lose it.
+                # Without a folder, the state is only in memory: a signal must not lose the state.
                 stop = hearing.enter_context(handle_signals(None, leave_early=leave_early))
         except FAILURES:
             draw_curves(job, out)
             raise
         rows = draw_curves(job, out)
         if processes.is_writer() and output.folder:
-            # An interrupted run's last line may lack an evaluation.
+            # The last line of an interrupted run may lack an evaluation.
             ended = outcome.idle or outcome.stopped
             if score and (ended or (rows and rows[-1]["iteration"] == length.iterations)):
                 initial = job.evaluation.initial
@@ -278,7 +284,7 @@ def run_job(
     where = Path(output.folder) if output.folder else None
     interrupted = outcome.interrupted or processes.any_of(stop.is_set())
     state = outcome.state
-    if job.layout.placement.described:  # the devices of the run's own client
+    if job.layout.placement.described:  # the state is on devices of the run's own client
         state = jax.device_put(state, jax.devices()[0])
     trained = Trained(state, rows, where, interrupted, outcome.stopped)
     if interrupted and not leave_early:
@@ -289,7 +295,7 @@ def run_job(
 def _run(
     job: TrainJob, out: Path, reporter: Reporter, leave_early: bool, on_row: OnRow | None
 ) -> runner.Outcome:
-    """Runs the job in a folder, see `runner.run`; raises ConfigError for its checkpoints."""
+    """Runs the job in a folder, see `runner.run`; raises ConfigError for unusable checkpoints."""
     try:
         return runner.run(
             job,
@@ -307,7 +313,7 @@ def _run(
 def record_microbatches(
     job: TrainJob, number: int, out: Path, report: Callable[[str], None]
 ) -> None:
-    """Writes the number of microbatches that was left open to `out`, and reports it."""
+    """Writes the chosen number of microbatches to the settings in `out`, and reports the number."""
     job.output.settings[MICROBATCHES] = number
     if processes.is_writer():
         folder.write_settings(out, job.output.settings)
@@ -316,7 +322,7 @@ def record_microbatches(
 
 
 def draw_curves(job: TrainJob, out: Path) -> list[Row]:
-    """Draws the learning curves; returns the lines of the run."""
+    """Draws the learning curves; returns the lines of metrics of the run."""
     rows, shown = metrics.read(out / runner.METRICS), job.display
     if processes.is_writer() and job.output.folder:
         panel = plotting.Panel(
@@ -328,9 +334,9 @@ def draw_curves(job: TrainJob, out: Path) -> list[Row]:
 
 
 def broken_off(out: str, error: OSError) -> str:
-    """One line on a run that a failed write ended: why, what is intact, and how to continue."""
+    """Returns a line on a run that a failed write ended: reason, intact state, how to continue."""
     newest = None
-    with contextlib.suppress(OSError):  # the failure of the folder may last
+    with contextlib.suppress(OSError):  # the folder may still be inaccessible
         newest = checkpoint.newest_intact(Path(out) / "checkpoints" / "latest")
     if newest is None:
         return format_error(error, out, "--resume continues from what is there, or begins again")
@@ -339,7 +345,7 @@ def broken_off(out: str, error: OSError) -> str:
 
 
 def ending(job: TrainJob, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
-    """Returns the last line, on how the run ended."""
+    """Returns the last line for the user, which states how the run ended."""
     title = job.display.title
     if outcome.stopped:
         return f"{title}: stopped at iteration {outcome.iteration}: {outcome.stopped}"

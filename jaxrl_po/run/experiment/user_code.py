@@ -1,4 +1,4 @@
-"""Loads objects of the user, such as an environment: `file.py:name`, or an object of Python."""
+"""Loads objects of the user, such as an environment: `file.py:name`, or a Python object."""
 
 import contextlib
 import functools
@@ -22,21 +22,22 @@ from jaxrl_po.types import Learner
 from jaxrl_po.variables import class_of
 
 Entry = TypeVar("Entry")
-# Option that is an argument of `make` of a method, to the type of the argument.
+# Maps an option that is an argument of a method's `make` to the type of that argument.
 LOSS: dict[str, Any] = dict.fromkeys(sources.LOSS, Callable)
 LOSS |= {"optimizer": optax.GradientTransformation}
-REPLACED = {"advantage": Estimation, "optimizer": Optimization}  # fields of the method, by option
+REPLACED = {"advantage": Estimation, "optimizer": Optimization}  # records by replacing option
 
 
 def load(flag: str, source: str) -> Any:
-    """Returns the object that `file.py:name` names, or that was given in Python.
+    """Returns the object that `file.py:name` names, or that was passed in Python.
 
     Args:
-      flag: name of the flag.
+      flag: name of the flag, for messages.
       source: value of the flag.
 
     Raises:
-      UserCodeError: names the flag, the file and, for an error in that file, its line.
+      UserCodeError: the object cannot be loaded; the error names the flag, the file and, for an
+        error in that file, the line.
     """
     if isinstance(source, PythonObject):
         return source.value
@@ -44,22 +45,22 @@ def load(flag: str, source: str) -> Any:
         wrong = f"must be a file and a name, file.py:name, got {source!r}"
         raise UserCodeError(flag, missing(flag, source) if source.startswith(OWN) else wrong)
     place = split_source(source)[0]
-    if not os.path.isfile(place):  # `Path.is_file` raises where a name is too long
+    if not os.path.isfile(place):  # `Path.is_file` raises an error if a name is too long
         raise UserCodeError(flag, f"{source}: there is no file {place}")
     with naming(flag, source):
         return workers.load_source(source)
 
 
 def make(flag: str, source: str, advice: str = "") -> Any:
-    """Returns the result of a class or function without arguments, or any other object itself.
+    """Returns the result of calling a class or function without arguments, or any other object.
 
     Args:
-      flag: name of the flag.
+      flag: name of the flag, for messages.
       source: value of the flag; see `load`.
       advice: remedy for a call that raises a TypeError; empty for no advice.
 
     Raises:
-      UserCodeError: see `load`.
+      UserCodeError: the object cannot be loaded or called; see `load`.
     """
     found = load(flag, source)
     if not (inspect.isclass(found) or inspect.isroutine(found)):
@@ -70,7 +71,7 @@ def make(flag: str, source: str, advice: str = "") -> Any:
 
 @contextlib.contextmanager
 def naming(flag: str, source: str, advice: str = "") -> Iterator[None]:
-    """Context in which an error of the user's code is raised as one that names the flag."""
+    """Context in which an error of the user's code is raised as an error that names the flag."""
     try:
         yield
     except ConfigError:
@@ -81,20 +82,20 @@ def naming(flag: str, source: str, advice: str = "") -> Iterator[None]:
 
 
 def find_object(flag: str, name: str) -> str:
-    """Returns a name, that of a file as the `PythonObject` that it holds."""
+    """Returns the name in a flag; a name of code becomes a `PythonObject` of the loaded object."""
     return PythonObject.of(name, load(flag, name)) if is_source(name) else name
 
 
 def find(flag: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    """Returns the entry of a name in a table, or the user's own of the same class.
+    """Returns the entry that a table has for a name, or the user's own entry of the same class.
 
     Args:
-      flag: name of the flag.
-      name: value of the flag: a name of the table, `file.py:name`, or an object of Python.
-      table: Name to entry; one at least.
+      flag: name of the flag, for messages.
+      name: value of the flag: a name of the table, `file.py:name`, or a Python object.
+      table: entries by name, at least one.
 
     Raises:
-      ConfigError: an unknown name, or an object of another class.
+      ConfigError: the name is unknown, or the object has another class than the entries.
     """
     if not is_source(name):
         return errors.lookup(flag, name, table)
@@ -126,16 +127,16 @@ def network(flag: str, source: str) -> Any:
     try:
         variables.require_module(flag, made)
     except ConfigError as error:
-        part = error.field.removeprefix(flag)  # of the module, as in `.torso`
+        part = error.field.removeprefix(flag)  # path inside the module, as in `.torso`
         raise UserCodeError(flag, f"{source}{part} {error.message}") from None
     return made
 
 
 def with_loss(make_learner: Callable[..., Learner], options: Values) -> Callable[..., Learner]:
-    """Returns `make` of a method with the user's surrogate, advantage and optimizer.
+    """Returns a method's `make` with the user's surrogate, advantage and optimizer.
 
     Raises:
-      UserCodeError: `make` lacks an argument, or the code cannot be used.
+      UserCodeError: `make` has no argument for a part of the loss, or the code cannot be used.
     """
     given, parameters = dict[str, Any](), inspect.signature(make_learner).parameters
     for name, kind in LOSS.items():
@@ -152,7 +153,7 @@ def with_loss(make_learner: Callable[..., Learner], options: Values) -> Callable
 
 
 def without_replaced(options: Values, values: Values) -> Json:
-    """Returns values of flags without those of the fields that the user's code replaces."""
+    """Returns values of flags, without flags whose fields the user's code replaces."""
     records = [record for name, record in REPLACED.items() if options[name]]
     fields = {f"config.{name}" for record in records for name in vars(record())}
     return {name: value for name, value in values.items() if name not in fields}

@@ -21,9 +21,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from jaxrl_po.run.store import metrics, statistics
 from jaxrl_po.types import Row
 
-FEWEST_SEEDS = 4  # minimum for a bootstrap band; with fewer seeds it adds nothing to their curves
+FEWEST_SEEDS = 4  # minimum for a bootstrap band; fewer seeds are readable as single curves
 INK, QUIET = "#1b1f24", "#8a929c"
-DASHES = ("-", "--", ":", "-.")  # line styles; the next one is used after all colours
+DASHES = ("-", "--", ":", "-.")  # line styles; a style is used with all colours before the next
 COLOURS = ("#0b6e99", "#c4501b", "#3a7d44", "#7b4fa3", "#b8860b", "#0a9a8f", "#a8325e", "#4d5560")
 
 STYLE: dict[Any, Any] = {
@@ -51,13 +51,13 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 def style(more: Mapping[str, Any] = MappingProxyType({})) -> AbstractContextManager[None]:
-    """Context that applies this style and `more` to figures, ignoring the user's matplotlibrc."""
+    """Context that applies `STYLE` and `more` to figures, ignoring the user's matplotlibrc."""
     return matplotlib.style.context({**STYLE, **more}, after_reset=True)
 
 
 @contextlib.contextmanager
 def report_failure(path: Path) -> Iterator[None]:
-    """Context that reduces a failed figure to one line on stderr, since the data are on disk."""
+    """Context that turns a failure to draw into one line on stderr, since the data are on disk."""
     try:
         yield
     except Exception as error:
@@ -70,8 +70,8 @@ class Series(NamedTuple):
 
     Attributes:
       metric: name of the metric in the lines of metrics.
-      label: label in the legend.
-      rows: lines of metrics, if different from the panel's.
+      label: label of the curve in the legend.
+      rows: lines of metrics of the curve; None for the lines of the panel.
     """
 
     metric: str
@@ -80,7 +80,7 @@ class Series(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One set of axes.
+    """One set of axes with its curves and labels.
 
     Attributes:
       rows: lines of metrics of a run, see `metrics.read`.
@@ -88,7 +88,7 @@ class Panel(NamedTuple):
       title: title above the axes.
       x_label: label of the x axis, with the unit.
       y_label: label of the y axis, with the unit.
-      target: level to mark, or None.
+      target: level of the y axis to mark; None to mark no level.
       seeds: whether to draw each seed faintly behind the mean.
     """
 
@@ -103,7 +103,7 @@ class Panel(NamedTuple):
 
 def draw_panel(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
     """Draws one panel of at most 32 curves; a metric without any value is skipped."""
-    drawn: set[int] = set()  # numbers of seeds that curves have
+    drawn: set[int] = set()  # numbers of seeds of the drawn curves
     named: list[Line2D] = []
     looks = itertools.product(DASHES, COLOURS)
     for series, (dashes, colour) in zip(panel.series, looks, strict=False):
@@ -136,20 +136,20 @@ def draw_panel(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         seeds = " – ".join(map(str, sorted({min(drawn), max(drawn)})))
         band = " and 95 % band" if max(drawn) >= FEWEST_SEEDS else " and each seed"
         what = f"IQM{band}, {seeds} seeds" if max(drawn) > 1 else None
-        # Pass names explicitly, since an automatic legend omits names that start with `_`.
+        # The labels are passed, since an automatic legend omits labels that start with `_`.
         names = [str(line.get_label()) for line in named]
         size = {"fontsize": 9, "title_fontsize": 9}
         axes.legend(named, names, loc="best", title=what, alignment="left", **size)
 
 
 def save_panels(panels: Sequence[Panel], path: Path) -> None:
-    """Writes the panels side by side as a figure, four or more of them in two rows.
+    """Writes the panels side by side as a figure; four or more panels fill two rows.
 
-    Neighbouring panels with the same curves share a legend.
+    Neighbouring panels with curves of the same labels share a legend.
 
     Args:
       panels: panels from left to right.
-      path: path of the file, a PNG, PDF or SVG according to its suffix.
+      path: path of the file; its suffix chooses PNG, PDF or SVG.
     """
     rows = 2 if len(panels) >= 4 else 1
     columns = math.ceil(len(panels) / rows)
@@ -165,7 +165,7 @@ def save_panels(panels: Sequence[Panel], path: Path) -> None:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Replaces a figure's file, a PNG, PDF or SVG according to its suffix."""
+    """Writes a figure in place of the file `path`, whose suffix chooses PNG, PDF or SVG."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower())
 
@@ -187,12 +187,13 @@ def save_sweep(
     """Writes a figure of a sweep: the score of every combination, against each swept setting.
 
     A complete grid of two settings, each with at least four numbers, is drawn as a heat map: one
-    pixel per run, the seeds of a combination side by side, sorted.
+    pixel per seed of a combination, with a combination's seeds side by side, sorted by score.
 
     Args:
-      rows: per combination, its settings by name and the scores of its seeds `[S]`; best first.
-      y_label: label of the score, with the unit.
-      path: path of the file, a PNG, PDF or SVG according to its suffix.
+      rows: settings by name and scores of seeds `[S]` for each combination; the best combination
+        comes first.
+      y_label: label of the score, with the unit of the score.
+      path: path of the file; its suffix chooses PNG, PDF or SVG.
     """
     names = list(rows[0][0]) or ["all"]
     grid = {name: sorted({_as_number(row.get(name, "")) for row, _ in rows}) for name in names}

@@ -1,7 +1,7 @@
 """Episodes as GIFs: for each family of environments, a function that draws one time step.
 
 The functions draw observations instead of states: an environment resets itself in the step that
-ends an episode, so the final state is lost but the final observation is not.
+ends an episode, so the final state is lost, but the final observation is recorded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ PAPER, FAINT, ACCENT = "#fafaf8", "#dfe3e7", COLOURS[1]
 CHANNELS = (*COLOURS, "#e0a83c", "#7fb2cc")
 ROUND: dict[str, Any] = {"solid_capstyle": "round", "solid_joinstyle": "round"}
 TRAIL = 24  # number of time steps for which the path of a tip is drawn
-STAGE = (0.03, 0.09, 0.94, 0.81)  # left, bottom, width, height of the drawing, as frame fractions
+STAGE = (0.03, 0.09, 0.94, 0.81)  # left, bottom, width, height of the drawing, as shares of a frame
 HOLD = 1500  # milliseconds for which the last frame is shown
 
 
@@ -35,9 +35,9 @@ class Episode(NamedTuple):
     """One recorded episode of T steps.
 
     Attributes:
-      observation: `[T + 1, …]`, not normalised, including the final one.
-      action: `[T, …]`, as the policy chose it.
-      reward: `[T]`, reward units.
+      observation: observations `[T + 1, …]`, not normalised, including the final observation.
+      action: actions `[T, …]`, as the policy chose them.
+      reward: rewards `[T]` of the steps.
     """
 
     observation: Floats
@@ -49,7 +49,7 @@ Draw = Callable[[Axes, Episode, int], None]
 
 
 def cart_pole(axes: Axes, episode: Episode, t: int) -> None:
-    """Draws a cart on a rail with a pole of length 1; ticks mark the ends of the rail, ±2.4."""
+    """Draws a cart on a rail, with a pole of length 1; ticks mark the ends of the rail at ±2.4."""
     x, _, angle, _ = episode.observation[t].tolist()
     _stage(axes, (-2.75, 2.75), (-0.9, 1.6))
     axes.plot([-2.75, 2.75], [0.0, 0.0], color=QUIET, linewidth=1.5)
@@ -62,7 +62,7 @@ def cart_pole(axes: Axes, episode: Episode, t: int) -> None:
 
 
 def pendulum(axes: Axes, episode: Episode, t: int) -> None:
-    """Draws a rod around a pivot, upright at angle 0, with the path of its tip."""
+    """Draws a rod that turns around a pivot, upright at angle 0, with the path of the rod's tip."""
     cos, sin = episode.observation[: t + 1, 0], episode.observation[: t + 1, 1]
     x, y = -sin, cos
     _stage(axes, (-1.6, 1.6), (-1.25, 1.25))
@@ -117,7 +117,7 @@ def mountain_car(axes: Axes, episode: Episode, t: int, *, goal: float) -> None:
 
 
 def grid(axes: Axes, episode: Episode, t: int) -> None:
-    """Draws an observation `[H, W]` or `[H, W, C]` as cells, a colour per channel, first on top."""
+    """Draws an observation `[H, W]` or `[H, W, C]`, a colour per channel, channel 0 on top."""
     cells = episode.observation[t]
     cells = np.nan_to_num(cells.reshape(*cells.shape[:2], -1))
     rows, columns, depth = cells.shape
@@ -142,7 +142,7 @@ def picture(axes: Axes, episode: Episode, t: int, *, pictures: Sequence[Frame]) 
 
 
 def components(axes: Axes, episode: Episode, t: int) -> None:
-    """Draws any environment: the observation as bars, beside actions and the return so far."""
+    """Draws any environment: the observation as bars, beside the actions and the return so far."""
     axes.set_axis_off()
     observed = np.nan_to_num(
         episode.observation.reshape(len(episode.observation), -1), posinf=0.0, neginf=0.0
@@ -181,14 +181,14 @@ def _stage(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
 
 
 def _box(x: float, y: float, width: float, height: float, color: str = INK) -> FancyBboxPatch:
-    """Returns a rounded box around a centre."""
+    """Returns a rounded box whose centre is `(x, y)`."""
     corner, rounding = (x - width / 2, y - height / 2), min(width, height) / 4
     shape = f"round,pad=0,rounding_size={rounding}"
     return FancyBboxPatch(corner, width, height, shape, color=color, linewidth=0, zorder=3)
 
 
 def _trail(axes: Axes, x: Floats, y: Floats) -> None:
-    """Draws the path of a moving point over the last time steps, fading."""
+    """Draws the path of a moving point over the last time steps; older parts are fainter."""
     for i in range(max(len(x) - TRAIL, 1), len(x)):
         fade = 0.5 * (1.0 - (len(x) - i) / TRAIL)
         part = slice(i - 1, i + 1)
@@ -217,7 +217,7 @@ def frames(draw: Draw, episode: Episode, *, title: str, width: int = 480) -> Ite
         axes = figure.add_axes(STAGE, facecolor=PAPER)
         fixed = axes.get_children()
         for t, so_far in enumerate(returns):
-            # To create new axes for each frame would take most of the time.
+            # New axes for each frame would take most of the time, so artists are removed instead.
             for artist in [*axes.get_children()]:
                 if artist not in fixed:
                     artist.remove()

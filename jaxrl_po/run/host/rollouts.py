@@ -17,7 +17,7 @@ from jaxrl_po.run.devices.seeds import STATE_AXES, typed_shape
 from jaxrl_po.run.host.vector_envs import Array, Pool, Source
 from jaxrl_po.types import Metrics, Problem, PyTree, TrainState
 
-# Numbers in place of a seed's index, for episodes of the run's own evaluations and later ones.
+# Replacements of a seed's index for episodes of evaluations during and after the run.
 EVALUATION, LATER = 2**31, 2**31 + 1
 
 
@@ -25,10 +25,10 @@ class PoolProblem(NamedTuple):
     """A control problem of a single seed, with environments on the host.
 
     Attributes:
-      source: source of its environments.
+      source: source of the seed's environments.
       problem: problem that learns from recordings, see `control.recorded_from_settings`.
-      num_envs: B, number of environments per seed.
-      num_steps: T, number of steps of each environment in one iteration.
+      num_envs: number B of environments per seed.
+      num_steps: number T of steps of each environment in one iteration.
       num_episodes: number of greedy episodes per seed in an evaluation.
     """
 
@@ -39,7 +39,7 @@ class PoolProblem(NamedTuple):
     num_episodes: int
 
     def open(self, base_seed: int, seeds: Sequence[int]) -> "PoolRollouts":
-        """Returns `PoolRollouts` of this problem."""
+        """Returns the `PoolRollouts` that record iterations of this problem."""
         return PoolRollouts(self, base_seed, seeds)
 
 
@@ -52,8 +52,8 @@ class Episodes(NamedTuple):
         action.
       begins: bool, whether the last step ignored its action, so that the next begins an episode.
       memory: memory of the policy, leaves `[S, B, …]`.
-      total: undiscounted return so far.
-      length: number of steps so far.
+      total: undiscounted return of the episode so far.
+      length: number of steps of the episode so far.
     """
 
     observation: Array
@@ -68,13 +68,13 @@ class PoolRollouts:
     """Records iterations and plays evaluation episodes, for all seeds in one pool.
 
     The environments draw their own random numbers from the base seed, the index of the seed, the
-    index of the environment and the iteration at which the pool was opened. Their states cannot be
-    saved: a resumed run starts new episodes.
+    index of the environment and the iteration at which the pool was opened. The states of the
+    environments cannot be saved: a resumed run starts new episodes.
 
     Args:
-      host: problem and its environments, see `PoolProblem`.
+      host: problem of a single seed with its environments, see `PoolProblem`.
       base_seed: seed of the run.
-      seeds: seed index of each row of the state.
+      seeds: seed index of each row of the stacked training state.
     """
 
     def __init__(self, host: PoolProblem, base_seed: int, seeds: Sequence[int]):
@@ -84,7 +84,7 @@ class PoolRollouts:
         self._act, self._act_greedily = (_compiled_act(host, greedy) for greedy in (False, True))
 
     def close(self) -> None:
-        """Closes the pool."""
+        """Closes the pool of environments."""
         if self._pool is not None:
             self._pool.close()
         self._pool = None
@@ -100,11 +100,11 @@ class PoolRollouts:
         return {}
 
     def with_recording(self, state: TrainState, recording: StepRecording) -> TrainState:
-        """Adds a recording to the state with `recorded.with_recording`."""
+        """Adds a recording to the training state with `recorded.with_recording`."""
         return recorded.with_recording(state, recording)
 
     def recording(self) -> StepRecording:
-        """Returns the shapes and dtypes of a recording, `[S, B, …]`."""
+        """Returns the shapes and dtypes of a recording of steps, `[S, B, …]`."""
         host, spaces = self._host, self._host.source.spaces
         rows = len(self._seeds), host.num_envs
         steps = *rows, host.num_steps
@@ -139,14 +139,14 @@ class PoolRollouts:
     def record(
         self, state: TrainState, report: Callable[[str], None]
     ) -> tuple[TrainState, StepRecording]:
-        """Plays one iteration.
+        """Plays the steps of one iteration in all environments.
 
         Args:
-          state: state stacked over seeds.
+          state: training state stacked over seeds.
           report: `(line) -> None`, called with lines for the user.
 
         Returns:
-          The state and the recording. If the pool was opened in this call, the state's rolling
+          The training state and the recording. If this call opened the pool, the state's rolling
           returns start from 0.
 
         Raises:
@@ -156,7 +156,7 @@ class PoolRollouts:
             state = self._begin(state, report)
         assert self._pool is not None
         assert self._episodes is not None
-        # Fresh arrays: on the CPU, the program of the last iteration may still read the old ones.
+        # The recording gets new arrays: on the CPU, the last program may still read the old arrays.
         made: StepRecording = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
         policy, rows = self._policy(state), made.reward.shape[:2]
         seen, was_over, begins, memory, total, length = self._episodes
@@ -186,9 +186,9 @@ class PoolRollouts:
         """Plays greedy episodes, each in a separate environment; returns and lengths are `[S, E]`.
 
         Args:
-          state: state stacked over seeds.
-          later_seed: random seed of a later evaluation's episodes; None for the evaluations of the
-            run itself. All seeds of the run play the same episodes.
+          state: training state stacked over seeds.
+          later_seed: random seed of the episodes of an evaluation after the run; None for the
+            evaluations of the run itself. All seeds of the run play the same episodes.
 
         Raises:
           PoolError: an environment raised an error or died.
@@ -237,7 +237,7 @@ class PoolRollouts:
         return state._replace(collector=state.collector._replace(sharded=sharded))
 
     def _start(self, rows: int) -> PyTree:
-        """Returns the policy's memory at an episode's start, leaves `[S, rows, …]`."""
+        """Returns the memory of the policy at an episode's start, leaves `[S, rows, …]`."""
         seeds = len(self._seeds)
         memory = actor_of(self._host.problem).start(rows)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (seeds, *x.shape)), memory)
@@ -248,7 +248,7 @@ class PoolRollouts:
         return seen.reshape(seeds, -1, *seen.shape[1:]).astype(self._host.source.dtype, copy=False)
 
     def _policy(self, state: TrainState) -> TrainState:
-        """Puts the part of the state that acts on one device, which makes a call of `act` short."""
+        """Puts the part of the state that acts on one device, so that calls of `act` are short."""
         part = state._replace(
             params=state.params._replace(value=None, frozen=None),
             opt_state=None,
@@ -265,7 +265,7 @@ def _compiled_act(host: PoolProblem, greedy: bool) -> Callable[..., PyTree]:
 
 
 def _zero(memory: jax.Array, begins: Array) -> Array:
-    """Returns a memory `[S, B, …]` with zeros for rows that begin an episode."""
+    """Returns a memory `[S, B, …]` with zeros for environments that begin an episode."""
     return np.where(begins.reshape(begins.shape + (1,) * (memory.ndim - 2)), 0.0, memory)
 
 

@@ -1,7 +1,7 @@
 """Host environments, stepped side by side: EnvPool's, and gymnasium's vector environments.
 
-Both packages take one more step after an episode's end; this step ignores its action and returns
-the first observation of the next episode.
+Both EnvPool and gymnasium take one more step after an episode's end; the extra step ignores its
+action and returns the first observation of the next episode.
 """
 
 import warnings
@@ -28,13 +28,13 @@ class PoolError(RunError):
 
 
 class PoolStep(NamedTuple):
-    """One step of N environments.
+    """Results of one step of N environments.
 
     Attributes:
       observation: `[N, …]`, the true next observation, even if the episode ended.
-      reward: `[N]`.
-      terminated: `[N]`, bool.
-      truncated: `[N]`, bool.
+      reward: rewards of the step, `[N]`.
+      terminated: `[N]`, bool, whether the episode ended in a terminal state.
+      truncated: `[N]`, bool, whether a time limit ended the episode.
     """
 
     observation: Array
@@ -44,7 +44,7 @@ class PoolStep(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """N environments, each with its own seed.
+    """A pool of N environments, each with its own seed.
 
     Attributes:
       reset: `() -> [N, …]`, starts an episode in each environment and returns observations.
@@ -59,15 +59,15 @@ class Pool(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Constructor of pools of one kind of environment, with its properties.
+    """One kind of host environment: its properties, and a function that opens pools.
 
     Attributes:
       name: name of the environment, as on the command line.
-      spaces: spaces of one environment.
-      dtype: type of the observations.
-      max_steps: time limit of an episode; None without a limit.
-      arguments: arguments in `--env_params`.
-      open: `(seeds) -> Pool`, opens one environment per seed; its errors are raised as `PoolError`.
+      spaces: observation space and action space of one environment.
+      dtype: dtype of the recorded observations.
+      max_steps: time limit of an episode in steps; None without a limit.
+      arguments: arguments of the environment in `--env_params`.
+      open: `(seeds) -> Pool`, opens one environment per seed; errors are raised as `PoolError`.
     """
 
     name: str
@@ -105,7 +105,7 @@ def family(name: str) -> str:
 
 
 def find_source(name: str, env_params: str = "") -> Source:
-    """Finds the source of `envpool:Name` or `gymnasium:Name`.
+    """Finds the source of the environment `envpool:Name` or `gymnasium:Name`.
 
     Args:
       name: name of the environment, with its suite.
@@ -114,7 +114,7 @@ def find_source(name: str, env_params: str = "") -> Source:
     Raises:
       ConfigError: the package is not installed, the name is unknown, or the environment does not
         accept the arguments.
-      ConfigError: the type of its spaces is not supported.
+      ConfigError: the type of the environment's spaces is not supported.
     """
     suite, _, inner = name.partition(":")
     arguments = errors.json_object("env_params", env_params or "{}")
@@ -274,17 +274,17 @@ def _spaces(name: str, seen: object, acts: object) -> Spaces:
 
 
 def _limit(steps: int | None) -> int | None:
-    """Returns a time limit; None for the packages' values without a limit, 2³¹ − 1 and −1."""
+    """Returns the time limit of episodes; None for 2³¹ − 1 and −1, which stand for no limit."""
     return steps if steps is not None and 0 < steps < 2**31 - 1 else None
 
 
 def _dtype(space: object) -> npt.DTypeLike:
-    """Returns the recorded dtype: bytes for images, integers for classes, else float32."""
+    """Returns the recorded dtype: uint8 for images, int32 for class indices, otherwise float32."""
     if is_discrete(space):
         return np.int32
     return np.uint8 if is_image(space) else np.float32
 
 
 def quiet() -> warnings.catch_warnings:
-    """Hides the packages' own warnings, about older versions of an environment for example."""
+    """Hides warnings of EnvPool and gymnasium, for example about old versions of an environment."""
     return warnings.catch_warnings(action="ignore")

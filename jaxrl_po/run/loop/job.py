@@ -1,4 +1,4 @@
-"""`TrainJob`: everything about a run, over all seeds and devices, as data."""
+"""`TrainJob`: all parts of a run, over all seeds and devices, as data."""
 
 import dataclasses
 import functools
@@ -29,36 +29,36 @@ class Rollouts(Protocol):
     """Host side of an iteration, which records the batch that `sample` returns."""
 
     def recording(self) -> PyTree:
-        """Returns shapes and dtypes of the recording of an iteration."""
+        """Returns the shapes and dtypes of the recording of an iteration."""
 
     def compile(self, like: TrainState) -> None:
-        """Compiles the programs that act; `like` has the shapes of the state."""
+        """Compiles the programs that act; `like` has the shapes of the training state."""
 
     def record(self, state: TrainState, report: Callable[[str], None]) -> tuple[TrainState, PyTree]:
         """Plays one iteration; raises PoolError if an environment failed."""
 
     def with_recording(self, state: TrainState, recording: PyTree) -> TrainState:
-        """Returns the state with the recording that the next `collect` takes its batch from."""
+        """Returns the state with the recording that becomes the batch of the next `collect`."""
 
     def metrics(self, seconds: float) -> Metrics:
-        """Returns metrics `[S]` of the last recorded iteration, which took that many seconds."""
+        """Returns metrics `[S]` of the last recorded iteration, which took `seconds` seconds."""
 
     def evaluate(self, state: TrainState, later_seed: int | None = None) -> Json:
-        """Returns `{name: [S, n]}`; `later_seed` is the seed of a later evaluation."""
+        """Returns values `{name: [S, n]}`; evaluations after the run give their `later_seed`."""
 
     @property
     def examples(self) -> Examples | None:
-        """Examples that the host computes."""
+        """Returns the examples that the host computes, or None."""
 
     def close(self) -> None:
-        """Frees environments and their processes."""
+        """Frees the environments and their processes."""
 
 
 class HostProblem(Protocol):
     """Problem of one seed whose environments run on the host."""
 
     def open(self, base_seed: int, seeds: Sequence[int]) -> Rollouts:
-        """Returns rollouts; `seeds` holds the index of the seed of each row of the state."""
+        """Returns rollouts; `seeds` holds the seed index of each row of the training state."""
 
 
 class WarmStartProgram(NamedTuple):
@@ -66,10 +66,11 @@ class WarmStartProgram(NamedTuple):
 
     Attributes:
       settings: Settings of the warm start.
-      begin: `start -> fit`, before the first step; `start` is the argument of `Learner.init`.
+      begin: `start -> fit`, called before the first step; `start` is the argument of
+        `Learner.init`.
       advance: `(fit, done, given) -> fit`, see `warm_start.advance`; `given` is `TrainJob.given`.
-      init: `(start, params) -> state` takes a pair, returns the state that `Learner.init` makes of
-        the start if the warm start gives these parameters.
+      init: `((start, params)) -> state`, returns the training state that `Learner.init` makes from
+        `start` if the warm start ends with the parameters `params`.
     """
 
     settings: WarmStart
@@ -79,11 +80,11 @@ class WarmStartProgram(NamedTuple):
 
 
 class Length(NamedTuple):
-    """Length of a run and its rhythm.
+    """Length of a run, and the intervals between its lines, evaluations and checkpoints.
 
     Attributes:
       iterations: Total number of iterations.
-      steps_per_iteration: Environment steps (or completions) of one iteration of one seed.
+      steps_per_iteration: Environment steps (or completions) of one seed in one iteration.
       log_every: Iterations per chunk; each chunk makes one line of metrics.
       eval_every: Chunks between evaluations; the first and the last state are always evaluated.
       checkpoint_every: Chunks between checkpoints; the last state is always saved.
@@ -96,7 +97,7 @@ class Length(NamedTuple):
     checkpoint_every: int = 1
 
     def steps(self, iteration: int) -> int:
-        """Returns the steps of one seed after an iteration."""
+        """Returns the number of steps of one seed after `iteration` iterations."""
         return iteration * self.steps_per_iteration
 
     def boundary(self, iteration: int) -> int:
@@ -104,17 +105,18 @@ class Length(NamedTuple):
         return min((iteration // self.log_every + 1) * self.log_every, self.iterations)
 
     def due(self, iteration: int, every: int) -> bool:
-        """Returns whether an action due every `every` chunks, and at the end, is due."""
+        """Returns whether an action is due that runs every `every` chunks, and at the end."""
         return iteration == self.iterations or iteration % (self.log_every * every) == 0
 
 
 class Patience(NamedTuple):
-    """Consecutive iterations without progress that end a run.
+    """Numbers of consecutive iterations without progress that end a run.
 
     Attributes:
-      skipped: Iterations in which all updates of a seed were skipped, which is an error.
+      skipped: Iterations in which all updates of a seed were skipped; reaching this number is an
+        error.
       idle: Iterations without a learning signal in any seed (metric `signal`, if the learner
-        reports it).
+        reports that metric); reaching this number ends the run early.
     """
 
     skipped: int = 10
@@ -122,21 +124,23 @@ class Patience(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Evaluation of one seed, and examples that are shown with it.
+    """Evaluation of one seed, and the examples that are shown with each evaluation.
 
     Attributes:
-      measure: `(params, collector, key) -> {name: array}`; each is logged as the mean over its
-        array. None evaluates nothing, or on the host if `Host.rollouts` does.
-      test: Measure of later evaluations, on data that never selected a checkpoint; None if
-        `measure` serves both, with different keys.
-      score_evaluation: `(values) -> {name: [S, n]}`, scores on the host the values of `measure`,
-        leaves `[S, …]`; None if these are the scores.
-      score: Evaluated name that marks the best checkpoint; empty to keep the latest one only.
-      initial: Name of the initial policy's score in `summary.json`; empty to leave it out.
-      examples: Examples that are shown at each evaluation; `describe` takes the stacked state, in
-        an argument of `build_job` the arguments of `measure`.
-      explain: `(rows of examples) -> lines`, shown if the score of every seed is 0 before training.
-      key: Key of each evaluation of each seed.
+      measure: `(params, collector, key) -> {name: array}`; the log has the mean of each array. None
+        if no evaluation is computed on devices.
+      test: Function like `measure` for evaluations after the run, on data that never selected a
+        checkpoint; None if `measure` serves both purposes, with different keys.
+      score_evaluation: `(values) -> {name: [S, n]}`, computes scores on the host from the values
+        of `measure`, leaves `[S, …]`; None if the values of `measure` are the scores.
+      score: Name of the evaluated score that marks the best checkpoint; empty to keep only the
+        latest checkpoint.
+      initial: Name of the initial policy's score in `summary.json`; empty to leave that score out.
+      examples: Examples that are shown at each evaluation; `describe` takes the stacked state or,
+        in an argument of `build_job`, the arguments of `measure`.
+      explain: `(rows of examples) -> lines`, lines to show if the score of every seed is 0 before
+        training.
+      key: PRNG key that each evaluation uses for every seed.
     """
 
     measure: Measure | None = None
@@ -150,15 +154,15 @@ class Evaluation(NamedTuple):
 
 
 class Host(NamedTuple):
-    """Work on the host in each iteration.
+    """Work on the host in each iteration of a run.
 
     Attributes:
-      rollouts: Rollouts in environments of the host, which evaluate too; None if the environments
-        are part of the program.
-      scorer: Reward between `learner.sample` and `learner.update`, or for `rollouts`, which then
-        call it; None if the program computes the reward.
+      rollouts: Rollouts in environments of the host, which also evaluate; None if the environments
+        are part of the compiled program.
+      scorer: Reward computed between `learner.sample` and `learner.update`, or called by
+        `rollouts`; None if the compiled program computes the reward.
       iterate: `(step, state) -> (state, metrics)`, user-defined iteration, which calls `step` once;
-        None for `step` itself.
+        None to call `step` alone.
     """
 
     rollouts: Rollouts | None = None
@@ -167,11 +171,11 @@ class Host(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Placement of seeds, rows and parameters.
+    """Placement of seeds, batch rows and parameters of a run.
 
     Attributes:
-      placement: Placement on devices.
-      axes: Logical axes of the parameters; None if they cannot be sharded.
+      placement: Placement of seeds, batch rows and parameters on devices.
+      axes: Logical axes of the parameters; None if the parameters cannot be sharded.
     """
 
     placement: Placement
@@ -179,20 +183,20 @@ class Layout(NamedTuple):
 
     @property
     def replicated(self) -> jax.sharding.Sharding | None:
-        """Sharding of arrays that the host reads: copies if there are several processes."""
+        """Returns the sharding of arrays that the host reads: copies if processes are several."""
         return parallel.replicated(self.placement) if processes.is_multi_process() else None
 
 
 class Display(NamedTuple):
-    """Presentation of a run.
+    """Texts that present a run to the user.
 
     Attributes:
-      title: Name of the run.
-      unit: Name of a step, plural.
-      curves: Metrics to draw, which are also shown while the run trains, with their labels.
-      y_label: Label of the curves' axis.
-      notes: Lines that are shown before the run.
-      smaller_steps: Advice on an update that is too large; empty if the method is unknown.
+      title: Title of the run.
+      unit: Plural name of a step, such as `steps` or `completions`.
+      curves: Metrics to draw, with their labels; also shown while the run trains.
+      y_label: Label of the y axis of the curves.
+      notes: Lines that are shown before the run starts.
+      smaller_steps: Advice on making updates smaller; empty if the method is unknown.
     """
 
     title: str = ""
@@ -207,15 +211,15 @@ NO_EVALUATION, NO_DISPLAY = Evaluation(), Display()
 
 
 class Output(NamedTuple):
-    """Destinations of the results.
+    """Destinations of the results of a run.
 
     Attributes:
       settings: Content of `config.json`. The loop sets the entry of a number of microbatches that
         is left open, which is None before.
-      folder: Folder of the run; empty to keep nothing.
+      folder: Folder of the run; empty to write no files.
       resume: Whether to resume the run in the folder.
-      overwrite: Whether to replace it.
-      exporters: Destinations of each line of metrics.
+      overwrite: Whether to replace the run in the folder.
+      exporters: Exporters that receive each line of metrics.
     """
 
     settings: Json
@@ -227,26 +231,28 @@ class Output(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TrainJob:
-    """A run, as data.
+    """A run, as data that the training loop reads.
 
     Attributes:
       learner: Learner over stacked seeds: leaves of the state and of each metric lead with `[S]`.
-      keys: Argument of `init` for each seed: typed keys `[S]`, or these and settings `[S]`.
+      keys: Argument of `init` for each seed: typed keys `[S]`, or a pair of keys `[S]` and settings
+        `[S]`.
       length: Length of the run, in iterations, lines and steps.
-      patience: Iterations without progress that end the run.
+      patience: Numbers of iterations without progress that end the run.
       evaluation: Evaluation of one seed.
       host: Work on the host in each iteration.
-      given: Parameters and prompts that all seeds begin with; `init` then takes `(keys, given)`,
-        so that they are no constants of its program. None if `init` takes the keys alone.
-      warm: Parts of `learner.init` if it holds a warm start; else None.
-      cheap_init: Whether `init` is compiled at little effort if the state is small. False if `init`
-        may hold a warm start, as in a sweep and in a user-defined learner.
-      layout: Placement on devices.
-      rebuild: `(num_microbatches) -> Learner`, the learner with that many microbatches, or None if
-        the number does not divide its rows. None if the number is not chosen to fit in memory.
-      display: Presentation of the run.
+      given: Parameters and prompts that all seeds begin with; `init` then takes `(keys, given)`, so
+        that these arrays are not constants of the compiled program. None if `init` takes only keys.
+      warm: Parts of `learner.init` if `init` contains a warm start; otherwise None.
+      cheap_init: Whether `init` is compiled with little optimisation if the state is small. False
+        if `init` may contain a warm start, as in a sweep and in a user-defined learner.
+      layout: Placement of the run on devices.
+      rebuild: `(num_microbatches) -> Learner`, returns the learner with `num_microbatches`
+        microbatches, or None if that number does not divide the rows of a minibatch. The field is
+        None if the number of microbatches is not chosen to fit in memory.
+      display: Texts that present the run to the user.
       digests: Digests of data that the run depends on, by their entry in `config.json`.
-      output: Destinations of the results.
+      output: Destinations of the results of the run.
     """
 
     learner: Learner
@@ -266,22 +272,22 @@ class TrainJob:
 
     @property
     def start(self) -> PyTree:
-        """The argument of `learner.init`."""
+        """Returns the argument of `learner.init`."""
         return self.keys if self.given is None else (self.keys, self.given)
 
     @property
     def num_seeds(self) -> int:
-        """The number of seeds, S."""
+        """Returns the number S of seeds."""
         return len(jax.tree.leaves(self.keys)[0])
 
     @property
     def examples(self) -> Examples | None:
-        """Examples that are shown at each evaluation."""
+        """Returns the examples that are shown at each evaluation, or None."""
         rollouts = self.host.rollouts
         return self.evaluation.examples if rollouts is None else rollouts.examples
 
     def measure(self, state: TrainState, key: Any = None) -> Values:
-        """Returns the values of an evaluation, leaves `[S, …]`; a key makes it a later one."""
+        """Returns the values of an evaluation, leaves `[S, …]`; only later ones get a `key`."""
         own, measure = self.evaluation, self.evaluation.measure
         if key is None:
             key = own.key
@@ -297,7 +303,7 @@ class TrainJob:
         return values
 
     def evaluate(self, state: TrainState) -> Json:
-        """Returns the mean of each value of an evaluation that no function scores, `[S]`."""
+        """Returns the means `[S]` of the values of an evaluation that needs no `judge`."""
         rollouts = self.host.rollouts
         return self.means(self.measure(state) if rollouts is None else rollouts.evaluate(state))
 
@@ -331,28 +337,28 @@ def build_job(
     display: Display = NO_DISPLAY,
     digests: Mapping[str, str] = {},
 ) -> TrainJob:
-    """Builds the job of all seeds and devices from parts of one seed.
+    """Builds the job of all seeds and devices from the parts of one seed.
 
     Args:
       learner: Learner of one seed.
-      layout: Placement on devices, of all seeds.
+      layout: Placement of all seeds on devices.
       length: Length of the run.
-      seed: Base seed.
+      seed: Base seed of the run.
       dtype: Type of the products of sharded parameters, see `sharding.over_mesh`.
-      method: Config of the method; None if it is unknown.
-      methods: C Configs of the method that differ in numbers alone, for C·S runs, the S seeds of
-        the first Config first; empty to train `learner`.
-      learner_of: `(method) -> Learner`, learners that differ from `learner` in numbers alone or in
-        `num_microbatches`; None if they are unknown.
+      method: Config of the method; None if the method is unknown.
+      methods: C Configs of the method that differ only in numbers, for C·S runs, the S seeds of the
+        first Config first; empty to train `learner`.
+      learner_of: `(method) -> Learner`, returns a learner that differs from `learner` only in
+        numbers or in `num_microbatches`; None if no such function is known.
       evaluation: Evaluation of one seed.
-      given: See `TrainJob.given`.
+      given: Parameters and prompts that all seeds begin with, see `TrainJob.given`.
       warm: Warm start of one seed, in parts.
-      host: Environments on the host, of one seed; None if they are part of the program.
-      scorer: Reward on the host.
-      learned: Rows of a minibatch on one data device, and how many of one prompt stand together;
-        None if the number of microbatches is not chosen to fit in memory.
-      display: Presentation of the run.
-      digests: See `TrainJob.digests`.
+      host: Environments of one seed on the host; None if the compiled program contains them.
+      scorer: Reward that is computed on the host; None if the compiled program computes it.
+      learned: Number of rows in a minibatch on one data device, and number of consecutive rows with
+        the same prompt; None if the number of microbatches is not chosen to fit in memory.
+      display: Texts that present the run to the user.
+      digests: Digests of data that the run depends on, see `TrainJob.digests`.
     """
     # The evaluation key is the same at every evaluation and for every seed.
     training_key, evaluation_key = jax.random.split(jax.random.key(seed))
@@ -374,8 +380,8 @@ def build_job(
         return Learner(jax.jit(init), jax.jit(sample), jax.jit(update))
 
     def rebuild(rows: int, members: int, number: int) -> Learner | None:
-        # A microbatch is some prompts with all their completions, or some completions of one
-        # prompt: otherwise the completions of a prompt cannot share its activations.
+        # A microbatch consists of some prompts with all their completions, or of some completions
+        # of one prompt: otherwise a prompt's completions cannot share the prompt's activations.
         prompts = rows // members
         if rows % number or (prompts % number and number % prompts):
             return None
@@ -411,7 +417,7 @@ def build_job(
 
 
 def select_first_seed(examples: Examples, key: jax.Array) -> Examples:
-    """Returns examples of the first seed of a stacked state."""
+    """Returns the examples of the first seed of a stacked training state."""
 
     def describe(state: TrainState) -> PyTree:
         first = select_seed(state)
@@ -423,7 +429,10 @@ def select_first_seed(examples: Examples, key: jax.Array) -> Examples:
 
 
 def smaller_steps(method: object) -> str:
-    """Returns what makes the updates of a method smaller, by the fields of its Config; or ""."""
+    """Returns advice on making the updates of a method smaller, or an empty text.
+
+    The advice depends on the fields of the method's Config.
+    """
     if getattr(method, "early_stop", None) is False:
         return "set --config.early_stop, which ends an update at a KL of --config.target_kl"
     bounds = (name for name in ("max_kl", "learning_rate") if hasattr(method, name))
@@ -431,10 +440,10 @@ def smaller_steps(method: object) -> str:
 
 
 def with_settings(learner_of: Callable[[Any], Learner], *, alone: bool) -> Learner:
-    """Returns a learner of one seed whose settings are data of its state, for `jax.vmap`.
+    """Returns a learner of one seed whose settings are data of the state, for `jax.vmap`.
 
-    Its `init` takes `(key, settings)`, and with `alone` false also `TrainJob.given`. The settings
-    stand in `opt_state`.
+    The learner's `init` takes `(key, settings)`, and with `alone` false also `TrainJob.given`. The
+    settings are stored in `opt_state`.
     """
 
     def init(start: PyTree) -> TrainState:

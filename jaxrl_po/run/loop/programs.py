@@ -1,7 +1,8 @@
-"""The compiled programs of a run: warm start, init, chunk, evaluation.
+"""The compiled programs of a run: warm start, `init`, chunk and evaluation.
 
-A chunk is one program; two with scoring on the host in between; or one for each iteration, with
-rollouts on the host before it. The number of microbatches is chosen so that a chunk fits in memory.
+A chunk is one program; or two programs with scoring on the host in between; or one program per
+iteration, with rollouts on the host before it. The number of microbatches is chosen so that a chunk fits
+in memory.
 """
 
 import dataclasses
@@ -33,24 +34,25 @@ from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
 
 Tree = TypeVar("Tree")
 MICROBATCHES = "config.num_microbatches"
-COMPILATIONS = 3  # at most, to find the number of microbatches
-SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
+COMPILATIONS = 3  # maximal number of compilations to find the number of microbatches
+SECONDS_OF_CALL = 5.0  # seconds of one call; 5 cost nothing measurable, 1 costs up to 4 %
 
 
 class Programs(NamedTuple):
-    """Compiled programs; `evaluate` and `describe` may be None.
+    """Compiled programs of a run; `evaluate` and `describe` may be None.
 
     Attributes:
-      init: keys to state; with a warm start, keys and its parameters to state.
-      warm: with `begin` and `advance`, which donates its fit; None without a warm start.
-      chunk: `(state, n, report, stop) -> (state, metrics, count, failure)` runs n iterations, or
-        fewer once the event `stop` is set, but at least one, or an environment of the host fails;
-        metrics `[count, S]`. The state is donated.
-      evaluate: state to a dict of `[S]`.
-      describe: state to the arrays that `Examples.render` reads.
-      like: shapes, dtypes and shardings of the state.
-      memory: memory of one device while it trains.
-      evaluation: memory of one device while it evaluates; None if the host does, or nothing.
+      init: `(keys) -> state`; with a warm start, `((keys, params)) -> state`.
+      warm: Warm start with compiled `begin` and `advance`, which donates its argument `fit`; None
+        without a warm start.
+      chunk: `(state, n, report, stop) -> (state, metrics, count, failure)`, runs n iterations and
+        returns metrics `[count, S]`; the state is donated. The count is below n if the event `stop`
+        is set, but at least 1, or if an environment of the host fails.
+      evaluate: `(state) -> {name: [S]}`, evaluates all seeds.
+      describe: `(state) -> arrays`, computes the arrays that `Examples.render` reads.
+      like: shapes, dtypes and shardings of the training state.
+      memory: memory of one device during training.
+      evaluation: memory of one device during an evaluation; None if devices evaluate nothing.
     """
 
     init: Program[TrainState]
@@ -64,30 +66,30 @@ class Programs(NamedTuple):
 
     @property
     def largest(self) -> DeviceMemory:
-        """Of training and evaluation, what needs more."""
+        """Returns the larger of the memory of training and the memory of evaluation."""
         both = [self.memory, *filter(None, [self.evaluation])]
         return max(both, key=lambda each: each.peak or 0)
 
 
 def check_job(job: TrainJob) -> None:
-    """Traces one iteration without compiling it, so that bad sizes fail early.
+    """Traces one iteration without compiling it, so that inconsistent sizes fail early.
 
     Raises:
-      ConfigError: sizes that do not fit together.
+      ConfigError: sizes in the settings are inconsistent.
     """
     state: TrainState = jax.eval_shape(job.learner.init, job.start)
     rollouts = job.host.rollouts
     if rollouts is not None:
         state = rollouts.with_recording(state, rollouts.recording())
     if job.host.scorer is None or rollouts is not None:
-        jax.eval_shape(job.learner.step, state)  # as its program will: then it is traced once
+        jax.eval_shape(job.learner.step, state)  # the compiled program reuses this trace
         return
     state, batch = jax.eval_shape(job.learner.sample, state)
     jax.eval_shape(job.learner.update, state, with_reward(batch))
 
 
 def in_microbatches(job: TrainJob, number: int) -> TrainJob | None:
-    """Returns the job with a number of microbatches; None if that does not divide its rows."""
+    """Returns the job with `number` microbatches; None if `number` does not divide the rows."""
     assert job.rebuild is not None
     learner = job.rebuild(number)
     if learner is None:
@@ -95,21 +97,22 @@ def in_microbatches(job: TrainJob, number: int) -> TrainJob | None:
     job = dataclasses.replace(job, learner=learner)
     try:
         check_job(job)
-    except ConfigError:  # a method may learn from some of the completions
+    except ConfigError:  # a method that learns from a part of the completions may reject the number
         return None
     return job
 
 
 def fit_in_memory(job: TrainJob, programs: Programs, space: int | None) -> tuple[int, Programs]:
-    """Compiles the chunk again until it fits; returns the number of microbatches and programs.
+    """Compiles the chunk again until it fits in memory; returns microbatches and programs.
 
     Args:
-      job: job of one microbatch, with `rebuild`.
-      programs: its programs.
-      space: bytes of a device that programs may take; None if unknown.
+      job: job with one microbatch and with `rebuild`.
+      programs: compiled programs of the job.
+      space: bytes of a device's memory that programs may use; None if unknown.
 
     Raises:
-      RunError: nothing fits, or the compiler refuses a program and the space is unknown.
+      RunError: no number of microbatches fits, or the compiler refuses a program and `space` is
+        None.
     """
     require_evaluation(programs.evaluation, space)
 
@@ -128,28 +131,28 @@ def choose_microbatches(
     compile_again: Callable[[TrainJob, int], DeviceMemory],
     space: int | None,
 ) -> int:
-    """Finds the smallest number of microbatches with which an update fits in memory.
+    """Finds the smallest number of microbatches that lets an update fit in memory.
 
-    The peak of an update in n microbatches is about a + b/n. At first, a is the part that no n
-    reduces; then both follow from the last two compilations, unless no number fits by them: two
-    numbers may have the same peak. The number jumps to the next one that the line predicts to fit,
-    and there are at most `COMPILATIONS`. Sampling must fit, too, but is no part of the line. A
-    program that the compiler refused does not fit; if the size in its message does, or there is no
-    size, the number doubles.
+    The peak of an update in n microbatches is about a + b/n bytes. At first, a is the part that
+    more microbatches do not reduce; later, a and b follow from the last two compilations, unless
+    no number fits by this line, since two numbers may have the same peak. The search jumps to the
+    next number that the line predicts to fit, at most `COMPILATIONS` times. Sampling must fit, too,
+    but is not part of the line. A program that the compiler refused does not fit; if the size in
+    the compiler's message would fit, or the message has no size, the number doubles.
 
     Args:
-      job: compiled job of one microbatch, with `rebuild`.
-      memory: memory of its programs.
-      compile_again: `(job, number) -> Memory`, compiles the job of another number.
-      space: bytes of a device that programs may take; None if unknown.
+      job: compiled job with one microbatch and with `rebuild`.
+      memory: memory of the programs of the job.
+      compile_again: `(job, number) -> Memory`, compiles the job with `number` microbatches.
+      space: bytes of a device's memory that programs may use; None if unknown.
 
     Returns:
-      The number of the job that was compiled last.
+      The number of microbatches of the job that was compiled last.
 
     Raises:
-      RunError: nothing fits, or not within `COMPILATIONS`.
+      RunError: no number of microbatches fits, or none was found within `COMPILATIONS`.
     """
-    number, points = 1, [(0.0, memory.fixed)]  # (1/n, bytes)
+    number, points = 1, [(0.0, memory.fixed)]  # points (1/n, bytes) on the line
     for left in reversed(range(COMPILATIONS)):
         if memory.fits(space):
             break
@@ -172,7 +175,7 @@ def choose_microbatches(
 def _next_job(
     job: TrainJob, line: list[tuple[float, int]], after: int, space: int
 ) -> tuple[int, TrainJob] | None:
-    """Returns the next number whose peak on the line fits, and its job; None if none fits."""
+    """Returns the next number whose peak on the line fits, and its job; None if no number fits."""
     (x0, y0), (x1, y1) = line
     slope = (y1 - y0) / (x1 - x0)
     for number in range(after + 1, job.length.steps_per_iteration + 1):
@@ -184,7 +187,7 @@ def _next_job(
 
 
 def _too_large(memory: DeviceMemory, number: int, space: int | None) -> RunError:
-    """Returns the error for an update that fits with no number."""
+    """Returns the error for an update that does not fit with any number of microbatches."""
     needs = "more than the compiler gives it"
     if memory.peak is not None and space is not None and memory.peak > space:
         of = filesize.decimal(max(space, 0))
@@ -197,7 +200,7 @@ def _too_large(memory: DeviceMemory, number: int, space: int | None) -> RunError
 
 
 def require_evaluation(memory: DeviceMemory | None, space: int | None) -> None:
-    """Raises RunError for an evaluation, which has no microbatches, that does not fit."""
+    """Raises RunError if an evaluation, which has no microbatches, does not fit."""
     if memory is not None and space is not None and not memory.fits(space):
         raise RunError(
             f"evaluation needs {filesize.decimal(memory.peak or 0)} of a device, which has "
@@ -206,7 +209,7 @@ def require_evaluation(memory: DeviceMemory | None, space: int | None) -> None:
 
 
 def with_reward(batch: Batch) -> Batch:
-    """The shapes of a batch after it was given its reward, `[B, T]` like `log_prob`."""
+    """Returns the shapes of a batch with its reward, which has shape `[B, T]` like `log_prob`."""
     return batch._replace(reward=batch.log_prob)
 
 
@@ -217,10 +220,10 @@ Evaluate = Callable[[TrainState], Mapping[str, Any]]
 
 
 def compile_programs(job: TrainJob) -> Programs:
-    """Compiles all programs of the run, ahead of time; the largest one begins first."""
+    """Compiles all programs of the run, ahead of time; the largest program starts first."""
     init, warm = compile_init(job)
     shapes: TrainState = jax.eval_shape(job.learner.init, job.start)
-    # Every program takes and returns the state in these shardings.
+    # Every program takes and returns the training state in the shardings that `init` produces.
     placed = init.output_shardings
     like = with_shardings(shapes, placed)
     (chunk, memory), (evaluate, of_evaluation), describe = side_by_side(
@@ -232,7 +235,7 @@ def compile_programs(job: TrainJob) -> Programs:
 
 
 def with_microbatches(programs: Programs, job: TrainJob) -> Programs:
-    """Compiles the chunk of a job that differs in `num_microbatches`; the rest stays."""
+    """Compiles the chunk of a job that differs in `num_microbatches`; keeps other programs."""
     placed = jax.tree.map(lambda x: x.sharding, programs.like)
     chunk, memory = compile_if_it_fits(job, programs.like, placed)
     return programs._replace(chunk=chunk, memory=memory)
@@ -241,7 +244,7 @@ def with_microbatches(programs: Programs, job: TrainJob) -> Programs:
 def compile_if_it_fits(
     job: TrainJob, like: TrainState, placed: PyTree
 ) -> tuple[Chunk | None, DeviceMemory]:
-    """Compiles the chunk; None if the compiler rejects it and more microbatches may help."""
+    """Compiles the chunk; returns None if the compiler refuses it and microbatches may help."""
     try:
         return compile_kind(job, like, placed)
     except jax.errors.JaxRuntimeError as error:
@@ -252,7 +255,7 @@ def compile_if_it_fits(
 
 
 def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk, DeviceMemory]:
-    """Compiles the chunk of a run, of the kind that suits it; returns it and its memory."""
+    """Compiles the chunk of a run, as its rewards and rollouts require; also returns its memory."""
     host, learner = job.host, job.learner
     options: dict[str, Any] = {
         "donate_argnums": 0,
@@ -272,7 +275,7 @@ def compile_kind(job: TrainJob, like: TrainState, placed: PyTree) -> tuple[Chunk
 def compile_evaluate(
     job: TrainJob, like: TrainState
 ) -> tuple["Evaluate | None", DeviceMemory | None]:
-    """Compiles the evaluation; returns it and its memory, None if there is none or on the host."""
+    """Compiles the evaluation; returns program and memory, None if devices evaluate nothing."""
     if job.host.rollouts is not None:
         return job.evaluate, None
     if job.evaluation.measure is None:
@@ -289,7 +292,7 @@ def compile_evaluate(
 def compile_describe(
     job: TrainJob, examples: Examples, like: TrainState
 ) -> Callable[[TrainState], Any]:
-    """What describes examples, which has few rows."""
+    """Returns the compiled function that describes examples; the examples have few rows."""
     if job.host.rollouts is not None:
         return examples.describe
     return compiled(
@@ -298,7 +301,7 @@ def compile_describe(
 
 
 def compile_init(job: TrainJob) -> tuple[Program[TrainState], WarmStartProgram | None]:
-    """The init, and the warm start that comes before it, if there is one."""
+    """Compiles `init`, and the warm start that comes before it if the job has a warm start."""
     light = init_is_cheap(job)
     if job.warm is None:
         return compiled(job.learner.init, job.start, light=light), None
@@ -313,7 +316,7 @@ def compile_init(job: TrainJob) -> tuple[Program[TrainState], WarmStartProgram |
 
 
 def init_is_cheap(job: TrainJob) -> bool:
-    """Whether `init` is compiled at little effort: it is small, and holds no warm start."""
+    """Returns whether `init` is compiled unoptimised: its state is small and no warm start runs."""
     apart = job.warm is not None or job.cheap_init
     return apart and is_cheap(jax.eval_shape(job.learner.init, job.start))
 
@@ -329,7 +332,7 @@ def with_shardings(shapes: Tree, shardings: PyTree) -> Tree:
 
 
 def chunk_of(job: TrainJob) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
-    """A chunk as one function, `(state, n) -> (state, metrics)`; only n rows of these are valid."""
+    """Returns a chunk as one function, `(state, n) -> (state, metrics of n rows)`."""
 
     def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
         def body(i: jax.Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
@@ -338,7 +341,7 @@ def chunk_of(job: TrainJob) -> Callable[[TrainState, jax.Array], tuple[TrainStat
             return state, jax.tree.map(lambda all, one: all.at[i].set(one), rows, row)
 
         buffer = jax.eval_shape(job.learner.step, state)[1]
-        # A loop with a traced count: a shorter chunk is the same program.
+        # The loop count is traced, so that a shorter chunk is the same program.
         rows = jax.tree.map(lambda x: jnp.zeros((job.length.log_every, *x.shape), x.dtype), buffer)
         return jax.lax.fori_loop(0, n, body, (state, rows))
 
@@ -346,15 +349,15 @@ def chunk_of(job: TrainJob) -> Callable[[TrainState, jax.Array], tuple[TrainStat
 
 
 def run_in_timed_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
-    """A chunk as calls of its program, of some seconds each: between two it can be stopped.
+    """Returns a chunk that calls its program for some seconds at a time, and can stop in between.
 
-    And where each device is one core, XLA keeps 2.4 KB of most matrix products until the call ends:
-    up to 18 MB a second.
+    Short calls also bound memory: where each device is one core, XLA keeps 2.4 KB of most matrix
+    products until the call ends, up to 18 MB per second.
 
     Args:
-      program: `(state, n) -> (state, metrics)`, of which only the first n entries are valid.
+      program: `(state, n) -> (state, metrics)`; only the first n entries of metrics are valid.
     """
-    size = 1  # iterations of a call, until one was timed
+    size = 1  # number of iterations in one call, until a call has been timed
 
     def chunk(state: TrainState, n: np.int32, _: Report, stop: threading.Event) -> ChunkResult:
         nonlocal size
@@ -367,7 +370,7 @@ def run_in_timed_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
             done += now
             if done == n or processes.any_of(stop.is_set()):
                 break
-            took = max(time.perf_counter() - begun, 1e-9)  # a clock may jump
+            took = max(time.perf_counter() - begun, 1e-9)  # the clock may jump
             size = min(processes.gather_values(max(1, int(SECONDS_OF_CALL * done / took))))
         return state, jax.tree.map(lambda *each: np.concatenate(each), *rows), done, None
 
@@ -377,7 +380,7 @@ def run_in_timed_calls(program: Program[tuple[TrainState, Metrics]]) -> Chunk:
 def compile_with_score(
     learner: Learner, scorer: Scorer, like: TrainState, options: dict[str, Any]
 ) -> tuple[Chunk, DeviceMemory]:
-    """Compiles a chunk as two programs with scoring in between; its memory is the larger one's."""
+    """Compiles a chunk as two programs with scoring in between; also returns the larger memory."""
     of_sample = options | {"out_shardings": (options["out_shardings"][0], None)}
     sample = compiled(learner.sample, like, **of_sample)
     shapes: Batch = jax.eval_shape(learner.sample, like)[1]
@@ -388,7 +391,7 @@ def compile_with_score(
         first = not np.max(state.step)
         state, batch = sample(state)
         batch, of_score = scorer.score_batch(batch, first=first, report=report)
-        # Two programs with collectives on CPU devices can deadlock if they run at once.
+        # Two programs with collectives on CPU devices can deadlock if they run at the same time.
         state, row = update(state, batch)
         jax.block_until_ready((state, row))
         return state, {**row, **of_score}
@@ -419,9 +422,9 @@ def compile_with_rollouts(
 
 
 def run_per_iteration(iterate: Callable[[TrainState, Report], tuple[TrainState, Metrics]]) -> Chunk:
-    """Returns a chunk as iterations with work on the host: between two it can be stopped.
+    """Returns a chunk of iterations with work on the host, which can be stopped in between.
 
-    The first environment that fails ends it, after the last whole iteration.
+    The first environment that fails ends the chunk after the last complete iteration.
     """
 
     def chunk(state: TrainState, n: np.int32, report: Report, stop: threading.Event) -> ChunkResult:
@@ -442,10 +445,10 @@ def run_per_iteration(iterate: Callable[[TrainState, Report], tuple[TrainState, 
 
 
 def with_frozen(state: TrainState, job: TrainJob) -> TrainState:
-    """A checkpoint's state with the frozen parameters, which `init` makes again."""
+    """Returns a checkpoint's state with the frozen parameters, which `init` computes again."""
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
         return state
-    # Compiled as the init of the run was: other effort may round otherwise.
+    # Compiled with the optimisation of the run's init: another level may round differently.
     light = init_is_cheap(job)
     frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
     return state.with_frozen(frozen(job.start))
@@ -454,10 +457,11 @@ def with_frozen(state: TrainState, job: TrainJob) -> TrainState:
 def split_warm_start(
     make: Callable[[PyTree], Learner], settings: WarmStart, task: TaskLike, policy: Transformer
 ) -> WarmStartProgram | None:
-    """Returns the warm start in the `init` of a learner of one seed; None without one.
+    """Returns the warm start in the `init` of one seed's learner; None without a warm start.
 
     Args:
-      make: `(warm) -> Learner`, learner by the argument `warm` of `make_problem`.
+      make: `(warm) -> Learner`, returns the learner whose problem has the argument `warm`, see
+        `make_problem`.
       settings: Settings of the warm start.
       task: Task that demonstrations come from.
       policy: Transformer of the policy.
@@ -472,7 +476,7 @@ def split_warm_start(
             fits.append(warm_start.begin_warm_start(settings, params, key))
             return params
 
-        # Traced for what reaches the warm start; the compiler drops what is made of its result.
+        # `init` is traced for the arguments of the warm start; the compiler drops other results.
         make(hold).init(start)
         return fits[0]
 
@@ -497,15 +501,15 @@ def run_warm_start(
     *,
     given: PyTree = None,
 ) -> PyTree:
-    """Runs the warm start; returns the policy's parameters.
+    """Runs the warm start; returns the parameters of the policy.
 
     Args:
-      warm: Compiled parts.
-      start: See `TrainJob.start`.
+      warm: Compiled parts of the warm start.
+      start: Argument of `learner.init`, see `TrainJob.start`.
       wait_for: `(function, *arguments) -> (result, seconds)`, calls a function.
-      show: `(phase, detail, left)`, shows progress; see `Reporter.phase`.
-      leave_if_interrupted: Called after every `BETWEEN` steps.
-      given: See `TrainJob.given`.
+      show: `(phase, detail, left) -> None`, shows progress; see `Reporter.phase`.
+      leave_if_interrupted: `() -> None`, called after every `BETWEEN` steps.
+      given: Parameters and prompts that all seeds begin with, see `TrainJob.given`.
     """
     settings, done, begun = warm.settings, 0, time.perf_counter()
     fit, _ = wait_for(warm.begin, start)
@@ -514,10 +518,10 @@ def run_warm_start(
         fit, _ = wait_for(warm.advance, fit, np.int32(done), given)
         leave_if_interrupted()
         done, accuracy = min(done + BETWEEN, settings.steps), processes.gather_array(fit.accuracy)
-        each = max(time.perf_counter() - begun, 0.0) / done  # a clock may jump
+        each = max(time.perf_counter() - begun, 0.0) / done  # the clock may jump
         detail, left = f"step {done:,}/{settings.steps:,}", clock(each * (settings.steps - done))
         if settings.accuracy < 1.0:
-            # The mean over seeds; the warm start may end before its last step.
+            # The accuracy is the mean over seeds; the warm start may end before its last step.
             detail, left = f"{detail}, accuracy {accuracy.mean():.2f}", f"< {left}"
         show("warm start", detail, f"{left} left")
     return fit.params

@@ -1,4 +1,4 @@
-"""Lines for the user: a bar or plain lines, warnings about metrics, and `on_row`."""
+"""Progress of a run for the user: a bar or plain lines, warnings about metrics, and `on_row`."""
 
 import copy
 import math
@@ -18,34 +18,34 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.store.metrics import by_seed, label
 from jaxrl_po.types import Metrics, Row
 
-EVERY = 5.0  # seconds between two lines of one phase
+EVERY = 5.0  # minimal seconds between two lines about the same phase
 SIGNAL, NONFINITE, KL = "signal", "frac_nonfinite", "kl"
-# Shares that tell of an environment which breaks its contract.
+# Shares that show that an environment breaks its contract, with the text of the warning.
 ENVIRONMENT = {
     "frac_one_step": "all episodes have one step now, as if the environment did not reset itself",
     "frac_out_of_range": "a discrete observation lies outside its space, and is read as zeros",
     "greedy_ended": "no episode of the evaluation ends within the environment's own time limit",
 }
-LEARNED = 0.05  # a training accuracy above it is not chance
-LARGE_KL = 1.0  # nats: in sound training an update stays below 0.1
+LEARNED = 0.05  # training accuracy above which success is not chance
+LARGE_KL = 1.0  # nats; an update of stable training stays below 0.1
 OnRow = Callable[[dict[str, Any]], Mapping[str, Any] | None]
-"""Gets a line, and may return numbers to add to it."""
+"""Receives a line of metrics, and may return numbers to add to the line."""
 
 
 class Stop(Exception):
-    """Raised in `on_row`, ends the run after this line, saved; `summary.json` has its text."""
+    """Raised in `on_row`, ends the run, saved, after the line; `summary.json` has the message."""
 
 
 class Progress:
     """Shows phase, step, watched metrics (interquartile mean over seeds), speed and time left.
 
     Args:
-      title: of the run.
-      total_steps: steps of each seed at the end.
-      unit: what a step is, e.g. `steps` or `completions`.
-      watch: names of metrics to show, where a line holds them, the score first.
-      num_seeds: seeds side by side; steps and steps per second are those of each.
-      quiet: show nothing.
+      title: title of the run.
+      total_steps: number of steps of each seed at the end of the run.
+      unit: plural name of a step, e.g. `steps` or `completions`.
+      watch: names of metrics to show if a line contains them, the score first.
+      num_seeds: number of seeds that train side by side; steps and speed are shown per seed.
+      quiet: whether to show nothing.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Progress:
         self._watch = list(dict.fromkeys(watch))
         self._num_seeds = num_seeds
         self._shown: dict[str, float] = {}
-        self._phase = "", 0.0  # the last one reported, and when
+        self._phase = "", 0.0  # name of the last phase that was reported, and its time
         self._console = Console(quiet=quiet)
-        # Not `is_terminal`, which FORCE_COLOR makes of a file.
+        # `isatty` instead of `is_terminal`, which is true for a file if FORCE_COLOR is set.
         self._live = self._console.file.isatty() and not self._console.is_dumb_terminal
-        # On a narrow terminal the title and the text are cut off; what stands first, the bar and
-        # the time left stay.
+        # On a narrow terminal the title and the text are cut off; the first metric, the bar and the
+        # time left remain.
         self._bar = Bar(
             TextColumn("{task.fields[first]}", markup=False),
             TextColumn("{task.description}", markup=False, table_column=_shrinks(1)),
@@ -88,19 +88,19 @@ class Progress:
         self._bar.stop()
 
     def report(self, line: str) -> None:
-        """Prints a permanent line."""
+        """Prints a line that stays on the screen."""
         shown = errors.wrapped(line) if self._live else line
         self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, name: str, detail: str = "", left: str = "") -> None:
-        """Shows what happens outside the training itself, e.g. `compiling`.
+        """Shows a phase outside the training itself, e.g. `compiling`.
 
-        Where there is no terminal, the details of one phase are lines `EVERY` seconds apart.
+        Without a terminal, the details of one phase are printed at least `EVERY` seconds apart.
 
         Args:
-          name: of the phase.
-          detail: how far it is.
-          left: the time left, in words.
+          name: name of the phase.
+          detail: progress within the phase, in words.
+          left: remaining time of the phase, in words.
         """
         if self._live:
             self._bar.update(
@@ -111,10 +111,10 @@ class Progress:
             self.report(f"{self._title}: {', '.join(filter(None, [name, detail, left]))}")
 
     def update(self, row: Row, seconds_left: float) -> None:
-        """Shows one line of metrics."""
+        """Shows one line of metrics, and the time left."""
         measured = {name: row.get(f"{name}/iqm", math.nan) for name in self._watch}
         measured = {name: value for name, value in measured.items() if not math.isnan(value)}
-        # A bar, which is one line, keeps its last numbers; a line has those of its iterations.
+        # A bar keeps showing the last numbers; a plain line shows only numbers of its iterations.
         self._shown = self._shown | measured if self._live else measured
         numbers = [
             f"{label(name)} {self._shown[name]:.4g}" for name in self._watch if name in self._shown
@@ -147,7 +147,7 @@ def _shrinks(ratio: int) -> Column:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds.
+    """Formats seconds as minutes and seconds.
 
     Example:
       >>> clock(3725.2)
@@ -157,16 +157,17 @@ def clock(seconds: float) -> str:
 
 
 def added_fields(on_row: OnRow, row: Row, num_seeds: int, score: str = "") -> Row:
-    """Returns the fields that `on_row` adds to a line.
+    """Returns the fields that `on_row` adds to a line of metrics.
 
     Args:
-      on_row: Gets a copy of the line; returns None, or name to a number or to one per seed.
+      on_row: `(row) -> fields`, receives a copy of the line; returns None, or a dict of names with
+        one number or one number per seed.
       row: Line of metrics.
-      num_seeds: S.
+      num_seeds: Number S of seeds.
       score: Name of the metric that selects the best checkpoint, which a line may lack.
 
     Raises:
-      ConfigError: The result is something else, or has a name of the line.
+      ConfigError: The result of `on_row` is something else, or has a name that the line has.
 
     Example:
       >>> added_fields(lambda row: {"twice": 2 * row["step"]}, {"step": 8}, num_seeds=2)
@@ -197,21 +198,21 @@ class MetricWarnings:
     """Warnings about metrics, each reported once in a run.
 
     Args:
-      smaller_steps: Advice on an update that is too large, see `Display`; empty if unknown.
+      smaller_steps: Advice on making updates smaller, see `Display`; empty if unknown.
     """
 
     def __init__(self, smaller_steps: str = "") -> None:
         self._smaller_steps = smaller_steps or "take smaller steps"
         self._said = set[str | int]()
-        self._longer: Any = False  # `[S]`, whether an episode of the seed had several steps
+        self._longer: Any = False  # `[S]`, true if an episode of the seed had several steps
 
     def about(self, iteration: int, means: Metrics, row: Row) -> Iterator[str]:
         """Yields a line for each warning that was not reported before.
 
         Args:
-          iteration: the last one before those of `means`.
-          means: leaves `[n, S]`: n iterations, S seeds.
-          row: their line of metrics.
+          iteration: iteration before the first iteration of `means`.
+          means: metrics of n iterations and S seeds, leaves `[n, S]`.
+          row: line of metrics of the same iterations.
         """
         spoiled = first_above(means.get(NONFINITE), 0.0)
         if spoiled is not None and self._is_new(spoiled[1]):
@@ -250,9 +251,9 @@ class MetricWarnings:
         yield from self._about_environment(iteration, row)
 
     def _about_environment(self, iteration: int, row: Row) -> Iterator[str]:
-        """Yields lines about an environment that breaks its contract; arguments as for `about`."""
+        """Yields lines about an environment that breaks its contract; see `about` for arguments."""
         share = {name: np.array(row.get(name, []), np.float64) for name in ENVIRONMENT}
-        # A bandit's episodes have one step by design, and so from the first line on.
+        # A bandit's episodes have one step by design, hence one step from the first line on.
         single = share["frac_one_step"] == 1.0
         found = (
             single & self._longer,
@@ -276,7 +277,7 @@ class MetricWarnings:
 def first_above(metric: Mean | None, limit: float) -> tuple[int, int] | None:
     """Finds where a metric `[n, S]` first exceeds a limit: `(index of the iteration, seed)`.
 
-    Returns None if the metric exceeds it nowhere; an empty mean or NaN does not exceed it.
+    The result is None if the metric nowhere exceeds the limit; an empty mean or NaN does not.
 
     Example:
       >>> first_above(Mean(np.array([[4.0, 8.0], [0.0, 9.0]]), np.full((2, 2), 8.0)), 1.0)

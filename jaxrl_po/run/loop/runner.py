@@ -1,9 +1,9 @@
 """The training loop: run a chunk, write its line of metrics, save a checkpoint, until done.
 
-Chunks end at multiples of `log_every`, and a shorter one is the same program with a smaller count.
-When to evaluate and save depends on the iteration alone, never on the clock; the metrics of a chunk
-that a signal cuts are set aside for its line. So a run that was killed or interrupted, and resumed,
-equals an uninterrupted one, bit for bit.
+Chunks end at multiples of `log_every`; a shorter chunk is the same program with a smaller count.
+The iteration alone, never the clock, decides when to evaluate and save. If a signal cuts a chunk,
+the chunk's metrics are stored for the line that the resumed run writes. A run that was killed or
+interrupted, and resumed, therefore equals an uninterrupted run, bit for bit.
 """
 
 import contextlib
@@ -59,14 +59,14 @@ FAILURES = Diverged, NoAction, RewardError, PoolError
 
 
 class Outcome(NamedTuple):
-    """How a run ended.
+    """Final state of a run, and the reason of its end.
 
     Attributes:
-      state: the final training state.
-      iteration: iterations done.
-      interrupted: whether a signal came, even if too late to shorten the run.
-      idle: whether it ended early for lack of a learning signal, see `Patience`.
-      stopped: why an `on_row` ended it early; empty if none did.
+      state: final training state.
+      iteration: number of completed iterations.
+      interrupted: whether a signal arrived, even if too late to shorten the run.
+      idle: whether the run ended early for lack of a learning signal, see `Patience`.
+      stopped: reason why `on_row` ended the run early; empty if `on_row` did not.
     """
 
     state: TrainState
@@ -88,36 +88,37 @@ def run(
 ) -> Outcome:
     """Runs `job`; writes `metrics.jsonl`, `samples.jsonl` and `checkpoints/{latest,best}`.
 
-    A line of metrics, and the best checkpoint if it is the best so far, are on disk before the
-    latest checkpoint of the same iteration. A resumed run loads the newest intact checkpoint, drops
-    the lines after it and writes them again. SIGINT, SIGTERM or SIGHUP ends the run after the
-    current iteration or within 5 seconds, whichever is longer, saved; a second one ends it at once.
-    With several processes, all compute and the first one writes; a signal to any of them ends all.
+    A line of metrics, and the best checkpoint if the state is the best so far, are on disk before
+    the latest checkpoint of the same iteration. A resumed run loads the newest intact checkpoint,
+    drops the lines after that checkpoint and writes them again. SIGINT, SIGTERM or SIGHUP saves and
+    ends the run after the current iteration or within 5 seconds, whichever is longer; a second
+    signal ends the run at once. With several processes, all processes compute and the first process
+    writes; a signal to any process ends all processes.
 
     Args:
-      job: see `TrainJob`.
-      folder: an existing folder.
-      reporter: shows progress.
-      resume: continue from the checkpoints in `folder`, if there are any.
-      leave_early: end the process, as a command does, on a second signal or one before the first
-        iteration; else either is a KeyboardInterrupt.
-      on_row: hook that gets each line before it is written, see `progress`; an exception in it ends
-        the run, saved, and a KeyboardInterrupt counts as a signal.
+      job: run as data, see `TrainJob`.
+      folder: existing folder of the run.
+      reporter: display of the progress.
+      resume: whether to continue from the checkpoints in `folder`, if the folder has any.
+      leave_early: whether to end the process, as a command does, on a second signal or on a signal
+        before the first iteration; if false, such a signal raises KeyboardInterrupt.
+      on_row: `(row) -> fields`, receives each line before it is written, see `progress`; an
+        exception in `on_row` saves and ends the run, and KeyboardInterrupt counts as a signal.
       on_chosen: `(num_microbatches) -> None`, called before the first iteration if `job.rebuild`
         leaves the number open.
 
     Returns:
-      The `Outcome`.
+      Final state of the run, and the reason of its end.
 
     Raises:
       RunError: the run does not fit in memory.
-      Diverged: see `Patience`; the last good checkpoint is kept.
-      NoAction: an environment's mask of actions allowed none; the last checkpoint is kept.
-      RewardError: A reward function failed on the first batch, where earlier checkpoints are kept;
-        or on a whole first or last evaluation, after which the run is saved.
+      Diverged: all updates of a seed were skipped, see `Patience`; the last good checkpoint stays.
+      NoAction: an environment's action mask allowed no action; the last checkpoint stays.
+      RewardError: A reward function failed on the first batch, where earlier checkpoints stay; or
+        on a whole first or last evaluation, after which the run is saved.
       PoolError: An environment of the host failed; the run is saved after the last full iteration.
       CheckpointError: no checkpoint can be used.
-      OSError: the folder cannot be written; earlier checkpoints are kept.
+      OSError: the folder cannot be written; earlier checkpoints stay.
     """
     with (
         handle_signals(started := threading.Event(), leave_early=leave_early) as stop,
@@ -129,13 +130,13 @@ def run(
         stack.callback(worker.shutdown, wait=False)  # an interrupt does not wait for the compiler
 
         def wait_for(function: Callable[..., PyTree], *args: Any) -> tuple[PyTree, float]:
-            """The result of a call and its seconds, run in a thread: this one handles signals."""
+            """Returns a call's result and seconds; meanwhile, the main thread handles signals."""
             begun = time.perf_counter()
             result = result_of(worker.submit(lambda: jax.block_until_ready(function(*args))))
-            return result, max(time.perf_counter() - begun, 0.0)  # a clock may jump
+            return result, max(time.perf_counter() - begun, 0.0)  # the clock may jump
 
         def leave_if_interrupted() -> None:
-            """Ends all of several processes, before there is anything to save."""
+            """Ends all processes after a signal, before there is a state to save."""
             if processes.any_of(stop.is_set()):
                 raise SystemExit(128 + signal.SIGINT)
 
@@ -167,14 +168,14 @@ def run(
             started.set()
             run.go_on(*saved, rows, failed_line)
         run.train()
-    # A process is also ended by a signal to another one.
+    # A signal to another process also ends this process.
     cut = run.iteration < job.length.iterations and not (run.idle or run.stopped)
     interrupted = cut or processes.any_of(stop.is_set())
     return Outcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
 
 
 def _already_done(job: TrainJob, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
-    """How a run ended that has nothing left to do; None for any other. Compiles nothing."""
+    """Returns the outcome of a run whose last iteration is done, without compiling; or None."""
     if max(latest.iterations(), default=-1) < job.length.iterations:
         return None
     like = jax.eval_shape(job.learner.init, job.start)
@@ -191,7 +192,7 @@ def _already_done(job: TrainJob, folder: Path, latest: Store, reporter: Reporter
 
 
 class _Run:
-    """A run under way: its programs, its files, and how far it is; see `run`."""
+    """A run in progress: its programs, files and iteration; see the function `run`."""
 
     def __init__(
         self,
@@ -212,21 +213,22 @@ class _Run:
         self.stop, self.idle, self.stopped = threading.Event(), False, ""
         self.on_row: OnRow | None = None
         self.failure: Exception | None = None
-        self.aside: Metrics = {}  # of the chunk that is under way
-        self.held: Row = {}  # fields of every line
+        self.aside: Metrics = {}  # metrics of the chunk in progress
+        self.held: Row = {}  # fields that every line contains
         self.shown: list[Row] = []  # examples of the last evaluation
         self.streak = np.zeros(job.num_seeds, np.int64)
         self.stuck: tuple[int, int] | None = None
         self.warnings = MetricWarnings(job.display.smaller_steps)
 
     def open_files(self, done: int, *, resume: bool) -> tuple[list[Row], Row]:
-        """Drops the lines after iteration `done`; returns all, and one that lacks its evaluation.
+        """Drops the lines after iteration `done`; returns all lines, and a line to write again.
 
-        That line is dropped too, and written again with its evaluation.
+        The line to write again lacks its evaluation; the line is dropped, too, and later written
+        with the evaluation.
         """
         rows = metrics_lib.read(self.folder / METRICS)
         failed_line = without_evaluation(self.job, rows, done)
-        # Together, and before any process shortens the file: evaluations are.
+        # All processes check before a process shortens the file, since they evaluate together.
         again = processes.any_of(bool(failed_line))
         if resume and done < 0 and rows:
             self.reporter.report("no checkpoint is left to resume from: starts at iteration 0")
@@ -236,7 +238,7 @@ class _Run:
         return rows, failed_line
 
     def initial_state(self, leave_if_interrupted: Callable[[], None]) -> TrainState:
-        """The state before the first iteration, after a warm start if there is one."""
+        """Computes the state before the first iteration, including any warm start."""
         start, warm, show = self.job.start, self.programs.warm, self.reporter.phase
         if warm is not None:
             fitted = programs_lib.run_warm_start(
@@ -245,7 +247,7 @@ class _Run:
             start = start, fitted
         self.reporter.phase("initialising")
         state: TrainState = self.wait_for(self.programs.init, start)[0]
-        return state  # which holds its own copy of the parameters
+        return state  # contains a copy of the parameters of the warm start
 
     def begin(self, state: TrainState) -> None:
         """Writes the line and the checkpoint of iteration 0."""
@@ -263,7 +265,7 @@ class _Run:
     def go_on(
         self, iteration: int, saved: TrainState, rows: Sequence[Row], failed_line: Row
     ) -> None:
-        """Goes on from a checkpoint; writes its line again if it lacks its evaluation."""
+        """Continues from a checkpoint; writes the last line again if it lacks its evaluation."""
         self.state = programs_lib.with_frozen(saved, self.job)
         self.iteration = self.kept = iteration
         lines = [row["iteration"] for row in rows if row["iteration"] <= iteration]
@@ -275,7 +277,7 @@ class _Run:
             self.record(iteration, failed_line, evaluated=True)
 
     def train(self) -> None:
-        """Runs chunks until all is done, a signal comes, or something fails."""
+        """Runs chunks until all iterations are done, a signal arrives, or something fails."""
         first, begun = self.iteration, time.perf_counter()
 
         def unfinished() -> bool:
@@ -308,11 +310,11 @@ class _Run:
             raise self.failure
 
     def chunk(self) -> tuple[Row, Metrics | None]:
-        """Trains to the next line, or until a signal or a failure.
+        """Trains until the next line, or until a signal or a failure.
 
         Returns:
-          The line, empty where the chunk was cut; and the metrics `[n, S]` of its n iterations,
-          None where n is 0.
+          The line, empty if the chunk was cut; and the metrics `[n, S]` of the n iterations of the
+          chunk, None if n is 0.
         """
         done, boundary = self.iteration, self.length.boundary(self.iteration)
         given = self.state, np.int32(boundary - done), self.reporter.report, self.stop
@@ -342,9 +344,9 @@ class _Run:
         return self.record(end, fields, evaluated=due), means
 
     def record(self, iteration: int, fields: Row, *, evaluated: bool) -> Row:
-        """Writes the line of `iteration`; saves the state as the best one if it is."""
+        """Writes the line of `iteration`; saves the best checkpoint if the state is the best."""
         place = {"iteration": iteration, "step": self.length.steps(iteration)}
-        # Twice: first in the line, and not overwritten by a metric of the same name.
+        # `place` is written twice, so that it comes first and no metric can overwrite it.
         row = {**place, **fields, **place}
         row |= (self.evaluation(place) if evaluated else {}) | self.held
         if self.on_row is not None and self.failure is None:
@@ -354,21 +356,21 @@ class _Run:
                 self.stopped = str(stop) or "on_row raised Stop"
                 row |= {} if evaluated else self.evaluation(place)
             except KeyboardInterrupt:
-                if self.stop.is_set():  # the second one
+                if self.stop.is_set():  # a second interrupt
                     raise
                 self.stop.set()
-            except Exception as error:  # of the user's own code
+            except Exception as error:  # an error in the user's own code
                 self.failure = error
-        # Never saved while all updates of some seed are being skipped: it is not a good state.
+        # A state is not saved as best while all updates of some seed are being skipped.
         if self.log.write(row) and not self.streak.any():
             self.best.save(iteration, self.state.with_frozen(None))
         return row
 
     def evaluation(self, place: Row) -> Row:
-        """The fields of an evaluation; writes its examples, unless either of them fails.
+        """Returns the fields of an evaluation and writes the examples, unless the host fails.
 
-        A failure on the host leaves no fields. It is kept for the end of the run, but for one of a
-        reward function between the first and the last evaluation, after which training continues.
+        A failure on the host leaves no fields, and ends the run. A failure of a reward function
+        ends the run only in the first or the last evaluation; otherwise training continues.
         """
         fields: Row = {}
         try:
@@ -391,12 +393,12 @@ class _Run:
         return fields
 
     def save(self) -> None:
-        """Saves the state as the latest one."""
+        """Saves the state as the latest checkpoint."""
         self.latest.save(self.iteration, self.state.with_frozen(None), after=self.best)
         self.kept = self.iteration
 
     def require_sound(self, before: int, means: Metrics) -> None:
-        """Raises Diverged or NoAction for what the iterations after `before` show; see `run`."""
+        """Raises Diverged or NoAction for failures in iterations after `before`; see `run`."""
         if self.stuck is not None:
             where = before + self.stuck[0] + 1
             raise Diverged(
@@ -417,13 +419,13 @@ class _Run:
 
 
 def write_aside(path: Path, means: Metrics) -> None:
-    """Keeps the metrics of a chunk that was cut, leaves `[n, S]`."""
+    """Stores the metrics of a chunk that was cut, leaves `[n, S]`."""
     content = {name: [mean.total.tolist(), mean.count.tolist()] for name, mean in means.items()}
     metrics_lib.write_atomically(path, json.dumps(content))
 
 
 def read_aside(path: Path, count: int) -> Metrics:
-    """What was kept of the last `count` iterations; empty for none, or where it is of others."""
+    """Returns the stored metrics of the last `count` iterations; empty if none are stored."""
     if not count:
         return {}
     try:
@@ -436,7 +438,7 @@ def read_aside(path: Path, count: int) -> Metrics:
 
 
 def joined(before: Metrics, after: Metrics) -> Metrics:
-    """Metrics of iterations and of those that followed; without the former if they are others."""
+    """Joins metrics of earlier and later iterations; drops the earlier if the names differ."""
     if before.keys() != after.keys():
         return after
     return jax.tree.map(lambda *each: np.concatenate(each), before, after)
@@ -446,9 +448,9 @@ class Log:
     """The file of metrics, its best score, and its last iteration with a learning signal.
 
     Args:
-      path: of the file.
-      score: the evaluated quantity whose mean over seeds is the score; empty for none.
-      after: the iteration after which lines are dropped.
+      path: path of the file of metrics.
+      score: name of the evaluated metric whose mean over seeds is the score; empty for no score.
+      after: iteration after which lines are dropped.
     """
 
     def __init__(self, path: Path, score: str, *, after: int):
@@ -462,23 +464,23 @@ class Log:
                 self._follow(row)
 
     def idle(self, iteration: int, fields: Row) -> int:
-        """Consecutive iterations, up to this one, without a learning signal in any seed."""
+        """Returns the number of latest iterations without a learning signal in any seed."""
         signal = fields.get(SIGNAL)
         learned = signal is None or np.any(np.asarray(signal, np.float64) > 0)
         return 0 if learned else iteration - self._signalled
 
     def write(self, row: Row) -> bool:
-        """Appends a line; returns whether its score is the best so far."""
+        """Appends a line; returns whether the score in the line is the best so far."""
         if processes.is_writer():
             metrics_lib.append(self._path, row)
         return self._follow(row)
 
     def _follow(self, row: Row) -> bool:
         score = row.get(f"{self._score}/mean")
-        # Not where a seed has no number, which the mean over seeds leaves out.
+        # A seed without a finite score rules a line out, since the mean over seeds ignores NaN.
         scores = np.asarray(row.get(self._score, ()), np.float64)
         whole = score is not None and np.isfinite(scores).all()
-        # Fewer failed rows come first: a mean over a part of the rows says less.
+        # Lines with fewer failed answers rank higher: a mean over a part of the answers says less.
         rank = -float(np.mean(row.get(FAILED, 0.0))), float(score or 0.0)
         improved = bool(whole and rank >= self._best)
         if improved:
@@ -489,7 +491,7 @@ class Log:
 
 
 def without_evaluation(job: TrainJob, rows: Sequence[Row], iteration: int) -> Row:
-    """The line of an iteration if it lacks the evaluation that was due; else empty."""
+    """Returns the line of an iteration if the line lacks the evaluation that was due; else {}."""
     due = iteration == 0 or (iteration > 0 and job.length.due(iteration, job.length.eval_every))
     score = job.evaluation.score
     if not due or not score:
@@ -500,16 +502,16 @@ def without_evaluation(job: TrainJob, rows: Sequence[Row], iteration: int) -> Ro
 def extend_streaks(
     streak: npt.NDArray[np.int64], skipped: Mean | None, patience: int
 ) -> tuple[npt.NDArray[np.int64], tuple[int, int] | None]:
-    """Counts consecutive iterations in which every update was skipped.
+    """Counts the consecutive iterations of each seed in which every update was skipped.
 
     Args:
-      streak: `[S]`, the counts so far.
-      skipped: `[n, S]`, updates skipped (total) among those tried (count) in n further iterations;
-        None if the learner does not report it.
-      patience: the count to look for.
+      streak: counts so far, `[S]`.
+      skipped: skipped updates (total) among attempted updates (count) in n further iterations,
+        `[n, S]`; None if the learner does not report skipped updates.
+      patience: count to look for.
 
     Returns:
-      The counts after the n iterations, and `(index of the iteration, seed)` where one first
+      The counts after the n iterations, and `(index of the iteration, seed)` at which a count first
       reached `patience`, or None.
 
     Example:

@@ -1,7 +1,7 @@
-"""Signals and standard streams: what ends a run, and what does not.
+"""Signals and standard streams: which events end a run, and which do not.
 
-At a signal a run ends after its iteration, saved; before the first one, at once. A standard stream
-that fails, or lacks a character, ends nothing.
+A signal ends a run after the current iteration, saved; before the first iteration, at once. A
+standard stream that fails, or cannot encode a character, never ends a run.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from jaxrl_po.run.errors import RunError, format_error
 
 Result = TypeVar("Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-IGNORED = signal.SIGHUP, signal.SIG_IGN  # as `nohup` has it
+IGNORED = signal.SIGHUP, signal.SIG_IGN  # signal and handler that `nohup` sets
 NOTHING_NEW = "\ninterrupted before the first iteration: nothing new to save\n"
 SHOW_CURSOR = b"\x1b[?25h"
 FINISHING = "\nfinishing the files of this run; all iterations are saved\n"
@@ -31,12 +31,12 @@ SAVING = "\nfinishing this iteration, then saving; interrupt again to quit witho
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interrupt of `run.train`, `run.resume` or `run.sweep`, after the iteration and saved.
+    """An interrupt of `run.train`, `run.resume` or `run.sweep`, raised after the state is saved.
 
     Attributes:
-      trained: the `Trained` that `run.train` or `run.resume` would have returned, or None.
-      swept: the `SweepResult` that `run.sweep` would have returned, with the evaluations so far,
-        or None.
+      trained: `Trained` that `run.train` or `run.resume` would have returned; None for `run.sweep`.
+      swept: `SweepResult` that `run.sweep` would have returned, with the evaluations so far; None
+        for `run.train` and `run.resume`.
     """
 
     def __init__(self, message: str = "", *, trained: Any = None, swept: Any = None):
@@ -47,11 +47,11 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, types.FrameType | None], None]) -> Iterator[None]:
-    """Context with a handler for `SIGNALS`; restores the earlier handlers.
+    """Context with a handler for `SIGNALS`; restores the earlier handlers at the end.
 
-    Only the main thread may set handlers. A handler of C code could not be restored, and stays.
+    Only the main thread may set handlers. A handler in C code could not be restored, and stays.
     """
-    with contextlib.ExitStack() as stack:  # restores all of them, also if a signal comes meanwhile
+    with contextlib.ExitStack() as stack:  # restores every handler, even if a signal arrives
         for each in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             before = signal.getsignal(each)
             if before is not None and (each, before) != IGNORED:
@@ -62,17 +62,17 @@ def _handled(handler: Callable[[int, types.FrameType | None], None]) -> Iterator
 
 @contextlib.contextmanager
 def handle_signals(started: threading.Event | None, leave_early: bool) -> Iterator[threading.Event]:
-    """Context whose event is set at the first of `SIGNALS`; a second one ends the work immediately.
+    """Context whose event is set at the first of `SIGNALS`; a second signal ends the work at once.
 
-    A terminal that closes may send SIGHUP twice, by its shell and by the system: the second one has
-    no effect.
+    A terminal that closes may send SIGHUP twice, by its shell and by the system: the second SIGHUP
+    has no effect.
 
     Args:
-      started: set once there is something to save; None if there is. Before that, while programs
-        compile and the state is initialised, the first signal ends a single process's work
-        immediately; several processes end together.
-      leave_early: end the process, as a command does; else the work ends by a KeyboardInterrupt,
-        and a notebook keeps its kernel.
+      started: event that is set once the run has a state to save; None if the run already has one.
+        Until the event is set, while programs compile and the state is made, a signal ends the
+        work of a single process immediately; several processes end together.
+      leave_early: whether to end the process, as a command does; if false, the work ends with a
+        KeyboardInterrupt, and a notebook keeps its kernel.
     """
     stop = threading.Event()
 
@@ -82,7 +82,7 @@ def handle_signals(started: threading.Event | None, leave_early: bool) -> Iterat
         if not leave_early and (at_once or (stop.is_set() and number != signal.SIGHUP)):
             raise KeyboardInterrupt
         if at_once:
-            say(NOTHING_NEW)  # printing is not safe in a handler
+            say(NOTHING_NEW)  # `print` is not safe in a signal handler
             _leave(128 + number)
         stop.set()
         for each in SIGNALS if leave_early else ():
@@ -95,14 +95,16 @@ def handle_signals(started: threading.Event | None, leave_early: bool) -> Iterat
 
 @contextlib.contextmanager
 def resumable_on_signal(out: Path, *, leave_early: bool = True) -> Iterator[None]:
-    """Ends the process at a signal, whose status tells which, and says that it may be resumed.
+    """Context in which a signal ends the process, with a note that the run may be resumed.
+
+    The exit status of the process tells the number of the signal.
 
     Args:
-      out: its folder.
-      leave_early: end it; False leaves signals to what runs inside.
+      out: folder of the run, for the messages.
+      leave_early: whether to end the process; if false, the code inside handles signals.
 
     Raises:
-      RunError: one line on what cannot be written.
+      RunError: a file cannot be written; the message is one line.
     """
 
     def leave(number: int, frame: types.FrameType | None) -> None:
@@ -118,15 +120,16 @@ def resumable_on_signal(out: Path, *, leave_early: bool = True) -> Iterator[None
 
 
 def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """The result of a call in another thread: this one hears signals meanwhile."""
+    """Returns the result of a call in another thread; the calling thread handles signals."""
     with ThreadPoolExecutor(max_workers=1) as worker:
         return result_of(worker.submit(function, *arguments))
 
 
 def result_of(call: Future[Result]) -> Result:
-    """The result of a call in another thread, once it is there.
+    """Returns the result of a call in another thread, once the result is available.
 
-    It is awaited in parts: a signal that comes just before a wait begins does not end it.
+    The wait is repeated in short parts: a signal that arrives just before a wait would not end that
+    wait.
     """
     while not wait([call], timeout=0.2).done:
         pass
@@ -134,22 +137,22 @@ def result_of(call: Future[Result]) -> Result:
 
 
 def _leave(status: int) -> NoReturn:
-    """Ends the process, with what it computes or compiles in another thread."""
+    """Ends the process immediately, including computations and compilations of other threads."""
     for stream in (1, 2):
         if os.isatty(stream):
-            with contextlib.suppress(OSError):  # a terminal that was closed
-                os.write(stream, SHOW_CURSOR)  # the progress bar hides it
+            with contextlib.suppress(OSError):  # the terminal may have been closed
+                os.write(stream, SHOW_CURSOR)  # the progress bar hides the cursor
     os._exit(status)
 
 
 class Stream(io.FileIO):
-    """A standard stream: what it does not take is dropped, which stderr says once."""
+    """A standard stream that drops text which cannot be written, and reports so once on stderr."""
 
-    goes_on: ClassVar[bool] = False  # whether a closed pipe is said as well
+    goes_on: ClassVar[bool] = False  # whether a closed pipe is reported, too
     _said = False
 
     def write(self, data: Any, /) -> int:
-        """Writes all of it, or drops the rest."""
+        """Writes all of the data, or drops the rest after an error."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:
@@ -166,14 +169,14 @@ class Stream(io.FileIO):
 
 
 def say(text: str) -> None:
-    """Writes to stderr at once, as a handler of signals may; or not, where nobody can hear it."""
+    """Writes to stderr at once, as a signal handler may do; ignores a stream that is closed."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="backslashreplace"))
 
 
 def guard() -> None:
-    """Has standard output and errors drop what cannot be written."""
-    # A closed descriptor would become that of the next file, and messages would be written to it.
+    """Replaces standard output and standard error by streams that drop unwritable text."""
+    # A later file would get the number of a closed descriptor, and messages would go to that file.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -181,11 +184,11 @@ def guard() -> None:
 
 
 def _guarded(stream: TextIO) -> TextIO:
-    if not isinstance(stream, io.TextIOWrapper):  # closed, or a notebook's
+    if not isinstance(stream, io.TextIOWrapper):  # the stream is closed, or belongs to a notebook
         return stream
     try:
         raw = Stream(stream.fileno(), "w", closefd=False)
-    except io.UnsupportedOperation:  # no file, as in a test
+    except io.UnsupportedOperation:  # the stream is not a file, as in a test
         return stream
     stream.flush()
     return io.TextIOWrapper(
@@ -199,7 +202,7 @@ def _guarded(stream: TextIO) -> TextIO:
 
 @contextlib.contextmanager
 def ignore_broken_pipe() -> Iterator[None]:
-    """Inside, work goes on that a closed pipe does not end: it is then said."""
+    """Context in which a closed stdout pipe is reported once and the work continues."""
     before, Stream.goes_on = Stream.goes_on, True
     try:
         yield

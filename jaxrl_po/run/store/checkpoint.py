@@ -1,14 +1,14 @@
 """Checkpoints of a training state: written atomically in the background, verified when read.
 
 A thin layer over orbax. A state is stored as a dict from each leaf's path to a host array, together
-with the number of the format. Typed PRNG keys are stored as their raw words. Orbax refuses arrays
-of size zero, so they are not stored but rebuilt when the state is loaded. Checksums of the files
-are written last: a checkpoint without checksums is unfinished; a checkpoint that does not match
-its checksums is damaged and never passed to orbax.
+with the number of the storage format. Typed PRNG keys are stored as their raw words. Orbax refuses
+arrays of size zero, so such leaves are not stored but rebuilt when the state is loaded. Checksums
+of the files are written last: a checkpoint without checksums is unfinished; a checkpoint that does
+not match its checksums is damaged and never passed to orbax.
 
-With several processes, all take part in saving, the first one writes, and all read. Arrays are
-stored with their global shapes, so a state can be loaded onto another number of devices and
-processes.
+With several processes, all processes take part in saving a state, the first process writes the
+files, and all processes read them. Arrays are stored with their global shapes, so a state can be
+loaded onto another number of devices and processes.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from jaxrl_po.version import FORMATS
 
 CHECKSUMS = "checksums.json"
 ITEM = "default"  # name of the folder that orbax creates for a single item
-FORMAT = "format"  # key beside the paths of leaves, which start with a dot or a bracket
+FORMAT = "format"  # key of the format number; keys of leaves start with a dot or a bracket
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -50,15 +50,16 @@ class CheckpointError(Exception):
 
 
 class SaveError(OSError):
-    """A state could not be written; earlier checkpoints are unaffected."""
+    """A training state could not be written; earlier checkpoints are unaffected."""
 
 
 class Store:
-    """A folder of checkpoints, numbered by iteration, that retains the newest `keep` of them.
+    """A folder of checkpoints, numbered by iteration, that retains the newest `keep` checkpoints.
 
     Args:
       folder: folder to create if absent; unfinished checkpoints of a killed run are deleted.
-      keep: number of retained checkpoints. With two or more, a run survives a damaged newest one.
+      keep: number of retained checkpoints. With two or more, a run survives a damaged newest
+        checkpoint.
 
     Example:
       >>> import tempfile, jax.numpy as jnp
@@ -94,15 +95,15 @@ class Store:
     def save(self, iteration: int, state: PyTree, *, after: "Store | None" = None) -> None:
         """Copies `state` to the host and writes it in the background.
 
-        The state may be donated as soon as this method returns.
+        The caller may donate the state's buffers as soon as this method returns.
 
         Args:
-          iteration: number of the checkpoint.
-          state: training state.
-          after: store whose pending save must reach the disk before this one.
+          iteration: number of the checkpoint to write.
+          state: training state to write.
+          after: store whose pending save must reach the disk before this checkpoint.
 
         Raises:
-          SaveError: the previous save failed.
+          SaveError: the previous checkpoint could not be written.
         """
         arrays = to_host(state)
         self.wait_until_finished()
@@ -112,19 +113,20 @@ class Store:
 
     def _write(self, iteration: int, arrays: Arrays, first: Future[None] | None) -> None:
         if first is not None:
-            first.result()  # raises an error if that save failed; then this one is not written
+            first.result()  # raises the error of a failed save before this checkpoint is written
         step = self._folder / str(iteration)
         try:
-            self._folder.stat()  # orbax would create the folder again after it was moved
+            self._folder.stat()  # orbax would create a moved folder again
             if iteration in self._manager.all_steps():
                 self._manager.delete(iteration)
             stored = {**arrays, FORMAT: np.int32(FORMATS[-1])}
             self._manager.save(iteration, args=ocp.args.StandardSave(stored), force=True)
             write_atomically(step / CHECKSUMS, json.dumps(checksums(step / ITEM)))
             steps = self._steps()
-            # Later steps remain from before a resume at an earlier iteration.
+            # After a resume at an earlier iteration, checkpoints of later iterations remain.
             kept = [each for each in steps if each <= iteration][-self._keep :]
-            # After the checksums are written: until then an old one may be the newest intact.
+            # Old checkpoints are deleted after the checksums are written: until then, an old
+            # checkpoint may be the newest intact one.
             for each in set(steps).difference(kept):
                 self._manager.delete(each)
         except (OSError, ValueError) as error:  # tensorstore reports a full disk as a ValueError
@@ -140,7 +142,7 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
 
     def wait_until_finished(self) -> None:
-        """Waits until the pending save is on disk; raises its SaveError if it failed."""
+        """Waits until the pending save is on disk; raises SaveError if that save failed."""
         written, self._written = self._written, None
         if written is not None:
             written.result()
@@ -148,26 +150,26 @@ class Store:
     def load(
         self, like: PyTree, *, report: Callable[[str], None] = print
     ) -> tuple[int, PyTree] | None:
-        """Loads the newest intact checkpoint; newer ones are reported and deleted.
+        """Loads the newest intact checkpoint; reports and deletes newer, damaged checkpoints.
 
         Args:
           like: state, or `jax.ShapeDtypeStruct`s (with shardings), of the expected structure.
-          report: `(line) -> None`, called once per unusable checkpoint.
+          report: `(line) -> None`, called with a message for each unusable checkpoint.
 
         Returns:
-          `(iteration, state)`, placed like `like`, or None if no save was ever completed.
+          `(iteration, state)`, placed like `like`, or None if no checkpoint was ever completed.
 
         Raises:
           CheckpointError: no checkpoint is intact and some are damaged (nothing is deleted), or the
-            newest intact one holds other names, shapes or dtypes.
+            newest intact checkpoint holds other names, shapes or dtypes than `like`.
         """
         self.wait_until_finished()
         newest = processes.on_first_process(lambda: self._drop_damaged(report), CheckpointError)
-        self._manager.reload()  # orbax caches the list of steps
+        self._manager.reload()  # orbax caches the list of checkpoints
         return None if newest is None else (newest, from_host(self.read(newest), like))
 
     def _drop_damaged(self, report: Callable[[str], None]) -> int | None:
-        """Deletes checkpoints newer than the newest intact one and returns its iteration."""
+        """Deletes all checkpoints newer than the newest intact one, whose iteration is returned."""
         found = {each: condition_of(self._folder / str(each)) for each in self._steps()}
         intact = [iteration for iteration, condition in found.items() if condition == "intact"]
         if not intact and "damaged" in found.values():
@@ -195,7 +197,7 @@ class Store:
 def _manager(folder: Path, *, read_only: bool) -> ocp.CheckpointManager:
     _silence_orbax()
     me = jax.process_index()
-    # Each process saves alone, so that orbax adds no barriers.
+    # Orbax sees each process as the only one, so that it adds no barriers.
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
     options = ocp.CheckpointManagerOptions(
         create=False,
@@ -207,10 +209,10 @@ def _manager(folder: Path, *, read_only: bool) -> ocp.CheckpointManager:
 
 
 def _silence_orbax() -> None:
-    """Keeps messages of orbax and tensorstore about a failed write, which also raises, off stderr.
+    """Hides messages of orbax and tensorstore about a failed write, which also raises an error.
 
     Orbax logs the failure, then closes its event loop while tensorstore still tries to report each
-    array to it.
+    array to that loop.
     """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     tell = sys.unraisablehook
@@ -237,21 +239,22 @@ def peek(
 ) -> tuple[int, PyTree] | None:
     """Reads the newest intact checkpoint of a folder that another process may be writing to.
 
-    Nothing in the folder is changed.
+    Reading changes nothing in the folder.
 
     Args:
       folder: folder of a `Store`; may be absent.
       like: state, or `jax.ShapeDtypeStruct`s, of the expected structure; see `Store.load`.
-      part: leaf path of the part that `like` describes; empty for the whole state.
-      without: leaf path of a part that `like` lacks, whether or not the checkpoint holds it; empty
-        to read all parts.
+      part: leaf path of the part of the state that `like` describes; empty for the whole state.
+      without: leaf path of a part of the state that `like` lacks, whether or not the checkpoint
+        holds that part; empty to read all parts.
       seed_index: index of the seed to read from the stacked state; None for all seeds.
 
     Returns:
       `(iteration, state)`, placed like `like`, or None if no checkpoint is intact.
 
     Raises:
-      CheckpointError: the checkpoint holds other names, shapes or dtypes, or has another format.
+      CheckpointError: the checkpoint holds other names, shapes or dtypes than `like`, or its
+        storage format is unknown.
     """
     found = _peek_arrays(folder)
     if found is None:
@@ -266,7 +269,7 @@ def peek(
 
 def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
     tried: list[int] = []
-    # The writing process may delete a checkpoint that is being read, since it has newer ones.
+    # The process that writes newer checkpoints may delete the checkpoint that is being read.
     while (found := _steps_in(folder)) != tried:
         for iteration in found:
             step = folder / str(iteration)
@@ -286,13 +289,13 @@ def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
 
 
 def newest_intact(folder: Path) -> int | None:
-    """Returns the iteration of a folder's newest intact checkpoint, or None; changes nothing."""
+    """Returns the iteration of a folder's newest intact checkpoint, or None; changes no files."""
     found = (each for each in _steps_in(folder) if condition_of(folder / str(each)) == "intact")
     return next(found, None)
 
 
 def _steps_in(folder: Path) -> list[int]:
-    """Returns the iterations that have a folder there, newest first."""
+    """Returns the iterations that have a subfolder in `folder`, newest first."""
     names = os.listdir(folder) if folder.exists() else []
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
@@ -300,10 +303,10 @@ def _steps_in(folder: Path) -> list[int]:
 def condition_of(step: Path) -> str:
     """Returns whether the folder of one checkpoint is `intact`, `unfinished` or `damaged`.
 
-    Only files listed in its checksums count: viewers and file systems add others to the folder.
+    Only files listed in the checksums count: viewers and file systems add other files to a folder.
 
     Raises:
-      OSError: a file is unreadable at the moment; its content may still be intact.
+      OSError: a file is unreadable at the moment; the content of that file may still be intact.
     """
     if not (step / CHECKSUMS).exists():
         return "unfinished"
@@ -328,7 +331,7 @@ def _is_key(leaf: jax.Array) -> bool:
 def _key_impl(leaf: jax.Array) -> Any:
     """Returns the PRNG implementation of a key, or of a key's `jax.ShapeDtypeStruct`."""
     impls: list[Any] = []
-    # `key_impl` does not accept shapes, but it accepts a traced key and reads its dtype.
+    # `key_impl` does not accept a shape, but accepts a traced key, whose dtype it reads.
     jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), leaf)
     return impls[0]
 
@@ -340,7 +343,7 @@ def _leaves(tree: PyTree) -> dict[str, jax.Array]:
 
 
 def to_host(state: PyTree) -> Arrays:
-    """Copies every leaf of non-zero size to a host array, by leaf path; safe from donation."""
+    """Copies every leaf of non-zero size to a host array, by leaf path; safe under donation."""
     return {
         name: processes.gather_array(jax.random.key_data(x) if _is_key(x) else x)
         for name, x in _leaves(state).items()
@@ -349,10 +352,11 @@ def to_host(state: PyTree) -> Arrays:
 
 
 def from_host(arrays: Arrays, like: PyTree) -> PyTree:
-    """Inverts `to_host`; the result has the structure, dtypes and placement of `like`.
+    """Inverts `to_host`; returns a state with the structure, dtypes and placement of `like`.
 
     Raises:
-      CheckpointError: a leaf is missing, unexpected, or has another shape or dtype; names the leaf.
+      CheckpointError: a leaf is missing, unexpected, or has another shape or dtype; the message
+        names the leaf.
     """
     remaining = _with_later_names(arrays, like)
 
@@ -381,11 +385,11 @@ OPT_STATE, MUON, ADAM = ".opt_state", "inner_states['muon']", "inner_states['ada
 def _with_later_names(arrays: Arrays, like: PyTree) -> Arrays:
     """Returns the arrays of a version 0.4 checkpoint under today's names of optimizer states.
 
-    In 0.4 a cosine schedule was a separate transformation with its own count, and with it the
-    method's own optimizer had one leaf per parameter. The count is dropped, since
-    `TrainState.step` holds it, and leaves that form one vector today are concatenated. Muon also
-    updated matrices that are not hidden layers: their momentum is dropped, and Adam, which updates
-    them today, starts with empty moments.
+    In version 0.4, a cosine schedule was a separate transformation with its own step count, and a
+    method with such a schedule had one optimizer leaf per parameter. The count is dropped, since
+    `TrainState.step` holds the same number, and leaves that form one vector today are concatenated.
+    Muon of version 0.4 also updated matrices that are not hidden layers: the momentum of these
+    matrices is dropped, and Adam, which updates them today, starts with empty moments.
     """
     wanted = _leaves(like)
     found = dict(arrays)

@@ -1,6 +1,6 @@
 """Exporters: destinations for the metrics of a run besides `metrics.jsonl`.
 
-Each exporter works in its own thread, so that a run never waits for it.
+Each exporter works in its own thread, so that training never waits for an exporter.
 """
 
 import copy
@@ -27,13 +27,13 @@ class Reporter(Protocol):
     """Display of the progress of a run."""
 
     def report(self, line: str) -> None:
-        """Prints a permanent line."""
+        """Prints a line that stays on the screen."""
 
     def phase(self, name: str, detail: str = "", left: str = "") -> None:
-        """Shows the current phase outside the training itself, its progress and the time left."""
+        """Shows a phase outside the training itself, with the phase's progress and time left."""
 
     def update(self, row: Row, seconds_left: float) -> None:
-        """Shows one line of metrics."""
+        """Shows one line of metrics and the seconds left until the end of training."""
 
 
 @runtime_checkable
@@ -41,8 +41,9 @@ class Exporter(Protocol):
     """Destination for the lines of metrics of a run.
 
     All calls come from one thread: `begin` before the first line, `write` for each line, `close`
-    at the end of the run, even if it fails or is interrupted. With several processes, only the
-    first one exports. If a call raises or hangs, the failure is reported and no further call made.
+    at the end of the run, even if the run fails or is interrupted. With several processes, only
+    the first process exports. If a call raises or hangs, the failure is reported and the exporter
+    is not called again.
     """
 
     def begin(self, title: str, settings: Mapping[str, Any], folder: Path | None) -> None:
@@ -55,10 +56,10 @@ class Exporter(Protocol):
         """
 
     def write(self, row: Row) -> None:
-        """Exports one line of metrics; `scalars` flattens it."""
+        """Exports one line of metrics; `scalars` flattens such a line."""
 
     def close(self) -> None:
-        """Returns once all lines are on disk or sent."""
+        """Returns once all lines of metrics are on disk or sent."""
 
 
 def require_exporters(field: str, exporters: Sequence[Exporter]) -> None:
@@ -111,8 +112,8 @@ class TensorBoard:
         self._place, self._writer = Path(place), None
 
     def write(self, row: Row) -> None:
-        """Writes the numbers of one line."""
-        # A `SummaryWriter` does not empty its queue again after a failed write.
+        """Writes the numbers of one line of metrics."""
+        # A `SummaryWriter` is not used, since its queue stays full after a failed write.
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -137,7 +138,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """Run of Weights & Biases.
 
-    `WANDB_MODE=offline` stores it in the folder of the run, to be sent by `wandb sync` later. A
+    `WANDB_MODE=offline` stores the data in the run's folder; `wandb sync` sends the data later. A
     resumed run continues under the id that its folder stores.
 
     Args:
@@ -168,16 +169,16 @@ class WeightsAndBiases:
         )
 
     def write(self, row: Row) -> None:
-        """Sends the numbers of one line."""
+        """Sends the numbers of one line of metrics."""
         self._run.log(scalars(row), step=row["step"])
 
     def close(self) -> None:
-        """Waits until all lines are sent or saved."""
+        """Waits until all lines of metrics are sent or saved."""
         self._run.finish()
 
 
 class _Sender(threading.Thread):
-    """Thread that calls an exporter's methods in turn, until one fails or it receives None."""
+    """Thread that calls an exporter's methods in turn, until one call fails or None is queued."""
 
     def __init__(self, exporter: Exporter):
         super().__init__(daemon=True)
@@ -187,7 +188,7 @@ class _Sender(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Calls the queued methods; this is the body of the thread."""
+        """Calls the queued methods of the exporter; `run` is the body of the thread."""
         try:
             for method, *arguments in iter(self._calls.get, None):
                 self._since = time.monotonic()
@@ -197,14 +198,14 @@ class _Sender(threading.Thread):
             self._error = f"failed with {type(error).__name__}: {' '.join(str(error).split())}"
 
     def export(self, row: Row, start: Start) -> None:
-        """Queues a copy of a line; before the first line also the arguments of `begin`."""
+        """Queues a copy of a line; before the first line also queues the arguments of `begin`."""
         if not self._exports:
             self._calls.put((self._exporter.begin, *copy.deepcopy(start)))
         self._exports = True
         self._calls.put((self._exporter.write, copy.deepcopy(row)))
 
     def trouble(self) -> str:
-        """Returns why the exporter was dropped; empty if it works."""
+        """Returns why the exporter was dropped; returns an empty text if the exporter works."""
         late = time.monotonic() - self._since > PATIENCE
         return self._error or f"has not answered for {PATIENCE:g} s" * late
 
@@ -217,14 +218,15 @@ class _Sender(threading.Thread):
 
 
 class ExportingReporter:
-    """Reporter that also passes each line to exporters, and waits for them only at the end.
+    """Reporter that also passes each line to exporters, and waits for exporters only at the end.
 
     An exporter that fails or hangs is reported once and not used again.
 
     Args:
       reporter: Reporter that shows progress.
       exporters: Exporters that receive every line.
-      start: Arguments of `begin`, read at the first line: some settings are chosen after the start.
+      start: Arguments of `begin`, read at the first line: some settings are chosen after the start
+        of the run.
     """
 
     def __init__(self, reporter: Reporter, exporters: Sequence[Exporter], start: Start):

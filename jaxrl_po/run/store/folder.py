@@ -1,6 +1,6 @@
 """The folder of a run: locked by one run at a time, overwritten only on request.
 
-A run in the folder is resumed only with the settings that it started with.
+A run that the folder holds is resumed only with the settings that the run started with.
 """
 
 import errno
@@ -21,7 +21,7 @@ from jaxrl_po.run.store.metrics import strict, write_atomically
 from jaxrl_po.version import FORMATS
 
 CONFIG = "config.json"
-REMOVED = {"reproducible": False}  # settings of former versions, with their defaults
+REMOVED = {"reproducible": False}  # settings that only former versions have, with their defaults
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 STARTED_RUN_FILES = (
     *(CONFIG, "metrics.jsonl", "samples.jsonl"),
@@ -30,26 +30,26 @@ STARTED_RUN_FILES = (
 ARTEFACTS = (
     *STARTED_RUN_FILES,
     *(".chunk.json", "summary.json", "curves.png"),
-    *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
-    *("sweep.json", "sweep.png", "table.txt", "programs"),  # written by `sweep`
+    *("evaluation.json", "episode.gif"),  # files of the commands `evaluate` and `render`
+    *("sweep.json", "sweep.png", "table.txt", "programs"),  # files of the command `sweep`
 )
 
 
 def inspect(out: str, *, resume: bool, overwrite: bool, script: str = "") -> Json:
-    """Checks that a run may use the folder `out`; changes nothing.
+    """Checks that a run may use the folder `out`; changes no files.
 
     Args:
       out: value of `--out`.
       resume: value of `--resume`.
       overwrite: value of `--overwrite`.
-      script: name of the command, if it resumes only its own runs; empty if it resumes any run.
+      script: name of a command that resumes only its own runs; empty if it resumes every run.
 
     Returns:
       The `config.json` of the run to resume; empty for a new run.
 
     Raises:
-      ConfigError: no folder is named, the folder cannot be written, it holds files but neither
-        switch is set, or it holds the run of another command.
+      ConfigError: no folder is named, the folder cannot be written, the folder holds files but
+        neither `resume` nor `overwrite` is set, or the folder holds the run of another command.
     """
     if not out:
         raise ConfigError("out", "must name a folder for the results, e.g. runs/first")
@@ -57,7 +57,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool, script: str = "") -> Jso
         raise ConfigError("resume", "must be left out with overwrite: give one of them")
     folder = Path(out)
     require_name(out)
-    if "[" in str(folder.absolute()):  # orbax reads it as a glob pattern and then finds no file
+    if "[" in str(folder.absolute()):  # orbax reads a path as a glob pattern and finds no file
         raise ConfigError(
             "out",
             f"{folder.absolute()} must have no [ in its path, which orbax takes for a pattern",
@@ -98,7 +98,7 @@ def _only_begun(folder: Path) -> bool:
 
 
 def require_name(out: str, flag: str = "out") -> None:
-    """Raises ConfigError if an output path starts with `~` or the system refuses the name."""
+    """Raises ConfigError if an output path starts with `~` or the system refuses its name."""
     if out.startswith("~"):
         why = "must not begin with ~, which a shell expands only in a word of its own"
         raise ConfigError(flag, f"{out} {why}: $HOME{out[1:]}")
@@ -114,11 +114,11 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
     Args:
       folder: Folder of the run.
       flag: Name of the flag that names the folder, for messages.
-      makers: Names of commands that create such runs, for messages.
+      makers: Names of the commands that create the expected runs, for messages.
 
     Raises:
       UserCodeError: The file cannot be read or is damaged.
-      ConfigError: The file has another format than one of `FORMATS`.
+      ConfigError: The file has a format that is not one of `FORMATS`.
     """
     damaged = UserCodeError(flag, f"{folder} holds a damaged {CONFIG}")
     try:
@@ -149,19 +149,19 @@ def read_settings(folder: Path, flag: str = "out", makers: str = "jaxrl-po") -> 
 
 
 def require_same(given: Values, stored: Values, fields: Mapping[str, Setting], out: str) -> None:
-    """Raises ConfigError if a setting differs from the stored run and must stay the same.
+    """Raises ConfigError if a setting differs from the stored run although resuming forbids that.
 
-    A path may change if its content has the stored digest. Digests of code are compared here,
-    digests of data by `provenance.require_data`.
+    A path may change if its content has the stored digest. This function compares the digests of
+    code; `provenance.require_data` compares the digests of data.
 
     Args:
-      given: Settings of this start, by flag name.
+      given: Settings that the run is now started with, by flag name.
       stored: Settings of the run in the folder, by flag name.
       fields: Metadata of each setting's field, by flag name.
       out: Value of `--out`.
 
     Raises:
-      ConfigError: A setting differs; the error names the first such flag.
+      ConfigError: A setting differs; the error names the first flag that differs.
     """
     resolved = stored.get("resolved", {})
     code = resolved.get(sources.DIGESTS, {})
@@ -187,17 +187,17 @@ def require_same(given: Values, stored: Values, fields: Mapping[str, Setting], o
 
 @contextmanager
 def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
-    """Creates the folder and locks it until the process ends, in whatever way it ends.
+    """Creates the folder of a run and locks it until the process ends, normally or by a kill.
 
-    With several processes, the first one locks the folder for all.
+    With several processes, the first process locks the folder for all processes.
 
     Args:
       out: value of `--out`.
-      overwrite: whether to delete the files of an earlier run, and no others.
+      overwrite: whether to delete the files of an earlier run; other files always remain.
 
     Raises:
       ConfigError: the folder cannot be created, locked or cleared, or another run has locked it.
-      OSError: error raised inside the context; it names the folder if the system names no file.
+      OSError: error raised inside the context; names the folder if the system names no file.
     """
     folder = Path(out)
     if not processes.is_writer():
@@ -207,7 +207,7 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(stack.enter_context((folder / ".lock").open("w", encoding="utf-8")), out)
-            if overwrite:  # under the lock, so that a run that still writes loses no files
+            if overwrite:  # under the lock, so that a run that is still writing loses no files
                 _clear(folder)
         except OSError as error:
             raise ConfigError("out", f"{out} cannot be used: {format_error(error)}") from None
@@ -260,7 +260,7 @@ def _remove(path: Path) -> None:
 
 
 def require_file(out: str, suffix: str, flag: str = "out") -> Path:
-    """Returns the path in a flag that names a file, after checking that it can be written.
+    """Returns the path of a file that a flag names, after checking that it can be written.
 
     Raises:
       ConfigError: the suffix is wrong, the path is a folder, or the file cannot be written.
@@ -278,7 +278,7 @@ def require_file(out: str, suffix: str, flag: str = "out") -> Path:
 
 @contextmanager
 def naming_path(path: Path) -> Iterator[None]:
-    """Context that adds this path to any OSError that names no file."""
+    """Context that adds the name `path` to any OSError that names no file."""
     try:
         yield
     except OSError as error:
@@ -295,7 +295,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def removed(stored: Values) -> list[str]:
-    """Returns a line for each stored setting that was removed since and is not at its default.
+    """Returns a line for each stored setting that no longer exists and differs from its default.
 
     Example:
       >>> removed({"reproducible": False}), removed({"seed": 1, "reproducible": True})

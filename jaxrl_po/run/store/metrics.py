@@ -17,7 +17,7 @@ EPISODES = "episode_"  # prefix of metrics whose samples are completed episodes
 
 
 def label(name: str) -> str:
-    """Returns a metric's name as users see it.
+    """Returns the name of a metric as users see it.
 
     Example:
       >>> label("episode_return"), label("greedy_accuracy")
@@ -65,13 +65,13 @@ def counted(number: int, things: str) -> str:
 def pool(means: Metrics) -> dict[str, npt.NDArray[np.float64]]:
     """Averages metrics over a chunk: totals and counts are summed, then divided once.
 
-    Every sample thus has the same weight, and an iteration without samples has none.
+    Every sample thus has the same weight, and an iteration without samples has no weight.
 
     Args:
-      means: metrics with leaves `[K, S]`: K iterations, S seeds.
+      means: metrics with leaves `[K, S]` over K iterations and S seeds.
 
     Returns:
-      Arrays `[S]` by name, NaN if the chunk has no sample.
+      Arrays `[S]` by name of the metric, NaN if the chunk has no sample.
     """
     pooled = {}
     for name, m in means.items():
@@ -81,7 +81,7 @@ def pool(means: Metrics) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def by_seed(values: Mapping[str, npt.ArrayLike]) -> Row:
-    """Returns the fields of one line: `name` (a list over seeds), `name/mean` and `name/iqm`."""
+    """Returns the entries of a line: `name` (a list over seeds), `name/mean` and `name/iqm`."""
     row: Row = {}
     for name, value in values.items():
         row[name] = np.asarray(value, np.float64).tolist()
@@ -100,10 +100,10 @@ def strict(value: object) -> object:
 
 
 def append(path: Path, *rows: Row) -> None:
-    """Appends a line per row and waits until they are on disk.
+    """Appends a line per row and waits until the lines are on disk.
 
-    A checkpoint saved afterwards is therefore never newer than its lines. The file is not created,
-    since it is missing if the folder was moved.
+    A checkpoint saved afterwards is therefore never newer than the lines of its iteration. A
+    missing file is not created, since it is missing only if the folder was moved.
     """
     with path.open("r+", encoding="utf-8") as file:
         file.seek(0, os.SEEK_END)
@@ -113,16 +113,16 @@ def append(path: Path, *rows: Row) -> None:
 
 
 def read(path: Path, flag: str = "out") -> list[Row]:
-    """Reads the rows of a file, in order; empty if the file is missing.
+    """Reads the rows of a file of metrics, in order; returns an empty list if the file is missing.
 
     Ignores an incomplete last line, which remains if the writing process was killed.
 
     Args:
-      path: path of the file.
-      flag: name of the setting that names its folder, for messages.
+      path: path of the file of metrics.
+      flag: name of the setting that names the file's folder, for messages.
 
     Raises:
-      ConfigError: a line is damaged; the message names it.
+      ConfigError: a line is damaged; the message names that line.
     """
     if not path.exists():
         return []
@@ -162,10 +162,10 @@ def write_atomically(path: Path, text: str) -> None:
 def curve(
     rows: Iterable[Row], name: str
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Extracts one metric from the X lines that have it.
+    """Extracts one metric from the X rows that contain the metric.
 
     Returns:
-      `(step [X], values [S, X])`; null becomes NaN.
+      `(step [X], values [S, X])`; a stored null becomes NaN.
     """
     found = [row for row in rows if name in row]
     values = np.array([row[name] for row in found], np.float64)  # None becomes NaN
@@ -175,13 +175,13 @@ def curve(
 def summary(rows: Sequence[Row], settings: Values, *, score: str, initial: str = "") -> Row:
     """Returns the content of `summary.json`.
 
-    `steps` counts the steps of one seed, `steps_per_second` the steps of all seeds.
+    `steps` counts the steps of one seed; `steps_per_second` counts the steps of all seeds.
 
     Args:
-      rows: lines of the run, the last with an evaluation; those before a resume may be missing.
+      rows: lines of the run, the last with an evaluation; lines before a resume may be missing.
       settings: content of `config.json`.
       score: name of the evaluated score.
-      initial: name for the score of the initial policy; empty to leave it out.
+      initial: name for the score of the initial policy; empty to leave that score out.
     """
     first, last = rows[0], rows[-1]
     iqm = float(statistics.interquartile_mean(statistics.worst_if_missing(last[score])))
@@ -199,10 +199,10 @@ def summary(rows: Sequence[Row], settings: Values, *, score: str, initial: str =
 
 
 def in_words(rows: Sequence[Row], score: str) -> str:
-    """Returns the final score, an interquartile mean, and the number of seeds far below it.
+    """Returns the final score, an interquartile mean, and the number of seeds far below the mean.
 
-    A seed stayed behind if it gained less than half as much as the interquartile mean since the
-    first line with a score.
+    A seed counts as far below if it gained less than half as much as the interquartile mean since
+    the first line with a score.
 
     Example:
       >>> rows = [by_seed({"greedy_return": x}) for x in ([9.0] * 4, [500.0] * 3 + [12.0])]

@@ -1,8 +1,8 @@
-"""Conditions besides its settings that a run's numbers depend on, for bitwise reproduction.
+"""Conditions, besides settings, that the numbers of a run depend on, for bitwise reproduction.
 
 XLA gives bitwise identical results for the same program on the same machine, with the same device
-layout and versions. On a GPU this requires deterministic kernels, which add in a fixed order and
-are chosen by rule instead of autotuning.
+layout and versions. On a GPU, identical bits require deterministic kernels, which add in a fixed
+order and are chosen by rule instead of autotuning.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ NUMERICS = (
 FLAG = "--xla_gpu_deterministic_ops"
 CPU_DEVICES = "jax_num_cpu_devices"
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
-BASE = "base"  # entry of a run with adapters: digest of the model that the adapters are trained on
+BASE = "base"  # entry of a run with adapters: digest of the pretrained model below the adapters
 PROMPTS = "prompts"  # entry of a run with prompts from a file: digest of the prompts' tokens
-# Maps a flag to the entry with the digest of its data.
+# Maps a flag to the entry of `config.json` with the digest of the flag's data.
 DIGEST_OF = {"init_from": BASE, **dict.fromkeys(sources.DATA, PROMPTS)}
-# Text of the message about changed data, and its remedy.
+# Text of the message about changed data, and the text that names the remedy.
 DATA = {
     BASE: ("holds adapters over another base", "the base that init_from of the run names"),
     PROMPTS: (
@@ -52,7 +52,7 @@ def describe_process(placement: str, code: Mapping[str, str] = {}) -> Json:
     """Describes layout, devices, machine, versions and code of this process, as JSON by name.
 
     Args:
-      placement: placement on devices, in words.
+      placement: placement of the seeds on devices, in words.
       code: digests of the user's code, see `sources.digests`.
     """
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
@@ -71,13 +71,13 @@ def describe_process(placement: str, code: Mapping[str, str] = {}) -> Json:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that the numbers depend on."""
+    """Returns the versions of Python and of the packages that a run's numbers depend on."""
     ours = {"python": platform.python_version(), "jaxrl_po": __version__}
     return ours | {name: version(name) for name in PACKAGES}
 
 
 def processor() -> str:
-    """Returns the processor's model name, or its architecture if the name is unknown."""
+    """Returns the processor's model name, or the architecture if the model name is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -87,7 +87,7 @@ def processor() -> str:
 
 
 def source(*places: Path) -> str:
-    """Returns a digest of the Python code in some folders, under version control or not."""
+    """Returns a digest of the Python code in some folders, tracked by git or not."""
     digest = hashlib.sha256()
     for folder in places:
         for path in sorted(folder.rglob("*.py")):
@@ -97,10 +97,10 @@ def source(*places: Path) -> str:
 
 
 def program(learner: Learner) -> str:
-    """Computes a digest of one iteration as JAX lowers it: method, its numbers and the problem.
+    """Computes a digest of one iteration as JAX lowers it: method with numbers, and problem.
 
     Frozen parameters are an argument of the lowered program, so the digest instead includes the
-    arrays that `init` builds them from.
+    arrays from which `init` builds the frozen parameters.
     """
     key = jax.random.key(0)
     state = jax.eval_shape(learner.init, key)
@@ -128,7 +128,7 @@ def another_program(now: Values, before: Values) -> bool:
 
 
 def revision(package: Path = PACKAGE) -> Json | None:
-    """Returns `{"commit": …, "dirty": …}` of the package's git checkout, or None without one."""
+    """Returns `{"commit": …, "dirty": …}` of the package's git checkout, or None if not in git."""
     # Inside a git hook, GIT_DIR and similar variables point to another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
@@ -138,7 +138,7 @@ def revision(package: Path = PACKAGE) -> Json | None:
         return done.stdout.decode().strip()
 
     try:
-        # Fails if the package is installed inside the checkout of another project.
+        # `ls-files` fails if the package is installed inside the checkout of another project.
         git("ls-files", "--error-unmatch", "__init__.py")
         dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
         return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
@@ -147,9 +147,9 @@ def revision(package: Path = PACKAGE) -> Json | None:
 
 
 def differences(now: Values, before: Values) -> list[str]:
-    """Returns the changes of `describe_process` as `name: before → now`, without new entries.
+    """Returns changed entries of `describe_process`, `name: before → now`, without added entries.
 
-    The list includes code whose source could not be read, then or now.
+    The list includes user code whose source could not be read, at this start or an earlier one.
 
     Example:
       >>> before = {"cores": 2, "versions": {"jax": "1", "numpy": "1"}}
@@ -163,7 +163,7 @@ def differences(now: Values, before: Values) -> list[str]:
         was = before.get(name, value)
         if isinstance(value, Mapping) and isinstance(was, Mapping):
             found += differences(value, was)
-        elif name in before and sources.OWN in f"{was} {value}":  # its source cannot be read
+        elif name in before and sources.OWN in f"{was} {value}":  # code with unreadable source
             found.append(f"{name} may differ from the run's")
         elif strict(value) != was:
             found.append(f"{name}: {was} → {value}")
@@ -171,17 +171,17 @@ def differences(now: Values, before: Values) -> list[str]:
 
 
 def note(changes: Sequence[str]) -> list[str]:
-    """Returns the line that a resumed run prints about `differences`; empty without any."""
+    """Returns the line that a resumed run prints about `differences`; empty if nothing changed."""
     line = f"resumes in a changed environment, so the last digits may differ: {'; '.join(changes)}"
     return [line] if changes else []
 
 
 def go_on(now: Values, before: Values) -> Json:
-    """Adds different descriptions of earlier starts of the run, as `before`, to the present one.
+    """Adds the descriptions of earlier starts that differ, as `before`, to the present description.
 
     Args:
       now: result of `describe_process` at this start.
-      before: result of this function at the last start of the resumed run; empty for a new run.
+      before: result of `go_on` at the last start of the resumed run; empty for a new run.
     """
     former = list(before.get("before", []))
     if differences(now, before):
@@ -190,10 +190,10 @@ def go_on(now: Values, before: Values) -> Json:
 
 
 def ask_for_determinism() -> None:
-    """Makes XLA use deterministic GPU kernels; call it before the backend starts.
+    """Makes XLA use deterministic GPU kernels; must be called before the JAX backend starts.
 
     Raises:
-      ConfigError: XLA_FLAGS says the opposite, or a GPU backend is already running.
+      ConfigError: XLA_FLAGS disables deterministic kernels, or a GPU backend is already running.
     """
     given = os.environ.get("XLA_FLAGS", "").split()
     asked = [flag for flag in given if flag.partition("=")[0] == FLAG]
@@ -213,7 +213,7 @@ def ask_for_determinism() -> None:
 
 
 def _backend_runs() -> bool:
-    # JAX cannot report this, but refuses to change the number of CPU devices afterwards.
+    # JAX does not report a running backend, but then refuses to change the number of CPU devices.
     count = getattr(jax.config, CPU_DEVICES)
     try:
         jax.config.update(CPU_DEVICES, 2 if count == 1 else 1)
@@ -224,7 +224,7 @@ def _backend_runs() -> bool:
 
 
 def require_same_process(now: Values, before: Values, out: str) -> None:
-    """Raises ConfigError if resuming a deterministic run here could change its bits.
+    """Raises ConfigError if resuming a deterministic run on this machine could change its bits.
 
     Another commit with the same source digest is allowed.
 
@@ -234,10 +234,10 @@ def require_same_process(now: Values, before: Values, out: str) -> None:
       out: value of `--out`.
 
     Raises:
-      ConfigError: something differs; the message names every difference.
+      ConfigError: the descriptions differ; the message names every difference.
     """
     relevant = {name: value for name, value in now.items() if name != "revision"}
-    # Here an entry that the stored run lacks counts as different.
+    # In this comparison, an entry that the stored run lacks counts as different.
     found = differences(relevant, {**dict.fromkeys(relevant), **before} if before else {})
     if found:
         raise ConfigError(
@@ -252,13 +252,13 @@ def require_data(entry: str, digest: str, resolved: Values, flag: str, run: str)
 
     Args:
       entry: `BASE` or `PROMPTS`.
-      digest: present digest of the data; empty if the run does not use such data.
+      digest: present digest of the data; empty if the run does not use data of that entry.
       resolved: entry `resolved` of the run's `config.json`.
       flag: name of the flag that names the run, for messages.
-      run: folder of the run.
+      run: folder of the run whose data changed, for messages.
 
     Raises:
-      ConfigError: the digest changed; the message names the data to restore.
+      ConfigError: the digest changed; the message names the data that the user should restore.
     """
     before = resolved.get(entry, digest)
     if digest and before != digest:

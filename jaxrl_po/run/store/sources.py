@@ -1,6 +1,6 @@
 """Code, files and folders that flags name: their texts and paths, and digests of the code.
 
-Code is named as `file.py:name`, or passed as a Python object.
+A flag names code as `file.py:name`; in Python, code may also be passed as an object.
 """
 
 import dis
@@ -20,22 +20,22 @@ from typing import Any
 from jaxrl_po.config import ConfigError, PythonObject, Values
 
 # `environment` is the former name of `tools`, in runs of version 0.4.
-READ = ("network.memory",)  # flags whose settings record itself reads the object
+READ = ("network.memory",)  # flags whose object is read by the settings record itself
 LOSS = ("surrogate", "advantage", "optimizer")  # flags of parts of a method's loss
 FLAGS = (
     *("env", "task", "reward", "policy", "critic", "actor_critic", "tools"),
     *(*LOSS, "algorithm", *READ),
 )
-EXPORTER = "exporter"  # flag of code that does not affect numbers: has no digest, read at a start
-# Flags that stored runs name code by, including flags of former versions.
+EXPORTER = "exporter"  # flag of code without effect on numbers: no digest, read at every start
+# Flags by which stored runs name code, including flags of former versions.
 STORED = (*FLAGS, "environment", EXPORTER)
 OWN = "python:"  # prefix of the name of an object that other processes cannot import
-DIGESTS = "code"  # entry of a run with the digests of its code by flag
+DIGESTS = "code"  # entry of `config.json` with the digests of the user's code, by flag
 # Packages outside the user's code; a run records their versions instead.
 LIBRARIES = {"jaxrl_po", "jax", "jaxlib", "numpy", "flax", "optax", "gymnax"}
 LIBRARIES |= sys.stdlib_module_names
 PLAIN = (bool, int, float, str)
-MOST = 200_000  # maximal number of parts of an object
+MOST = 200_000  # maximal number of objects inside an object whose digest is computed
 EMPTY = types.CellType()  # cell of a closure without a value
 BUILT_IN = (
     *(functools.partial, functools.cached_property, types.MethodType),
@@ -49,11 +49,11 @@ PATHS = ("init_from", "teacher", *DATA)
 def name_object(flag: str, value: Any) -> str:
     """Returns the flag value that stands for a Python object: `file.py:name` or `python:name`.
 
-    A reward that its worker process can import is returned as a plain `str`; any other object as a
-    `PythonObject`.
+    The name of a reward that its worker process can import is returned as a plain `str`; the name
+    of any other object is returned as a `PythonObject`.
 
     Raises:
-      ConfigError: The object must be importable, but is not.
+      ConfigError: The flag needs an importable object, but the object cannot be imported.
 
     Example:
       >>> name_object("env", lambda: None), name_object("env", lambda: None).value is None
@@ -75,7 +75,7 @@ def name_object(flag: str, value: Any) -> str:
     file = getattr(module, "__file__", None) or ""
     importable = file.endswith(".py") and vars(module).get(name) is value
     text = f"{os.path.abspath(file)}:{name}" if importable else OWN + name.strip("<>")
-    # To import the main script in a worker would run it.
+    # A worker that imported the main script would run the script a second time.
     if importable and module is not sys.modules["__main__"] and flag in ("reward", "tools"):
         inside = getattr(module, "__package__", "")
         return f"{value.__module__}:{name}" if inside and flag == "reward" else text
@@ -85,7 +85,7 @@ def name_object(flag: str, value: Any) -> str:
 
 
 def list_parts(source: str) -> list[str]:
-    """Returns the parts of a flag that lists several: names, or objects as `PythonObject`."""
+    """Returns the entries of a flag that may list several: names, or `PythonObject`s."""
     if isinstance(source, PythonObject):
         listed = type(source.value) is list and all(isinstance(x, str) for x in source.value)
         return source.value if listed else [source]
@@ -93,7 +93,7 @@ def list_parts(source: str) -> list[str]:
 
 
 def missing(flag: str, source: str) -> str:
-    """Returns the message that a stored run lacks an object which was passed in Python."""
+    """Returns the message that a stored run needs an object which was passed in Python."""
     return (
         f"{source} was given in Python and cannot be imported: give it again, as in "
         f"run.load(folder, {flag}=…) or run.resume(folder, {flag}=…)"
@@ -101,7 +101,7 @@ def missing(flag: str, source: str) -> str:
 
 
 def is_source(name: str) -> bool:
-    """Returns whether a name stands for the user's code.
+    """Returns whether the name in a flag stands for the user's code.
 
     Example:
       >>> is_source("my_env.py:Corridor"), is_source("python:Maze"), is_source("CartPole-v1")
@@ -116,7 +116,7 @@ def in_file(name: str) -> bool:
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """Splits the name of code into its file or module, and the name inside it.
+    """Splits the name of code into its file or module, and the name inside that file or module.
 
     Example:
       >>> split_source("my_envs.py:suite:Corridor"), split_source("package.module:score")
@@ -151,7 +151,7 @@ def _absolute(source: str) -> str:
 
 
 def short(name: str) -> str:
-    """Returns a name for titles: `file.py:name` without the folder.
+    """Returns a name for titles: `file.py:name` without the folder of the file.
 
     Example:
       >>> short("/home/me/my_env.py:Corridor"), short("CartPole-v1")
@@ -173,7 +173,7 @@ def files(settings: Values) -> list[str]:
 
 
 def digests(settings: Values) -> dict[str, str]:
-    """Returns `digest:name` of each flag's code, independent of the file's location.
+    """Returns `digest:name` of each flag's code, independent of the location of the file.
 
     A Python object whose source cannot be read keeps the name `python:name`.
     """
@@ -204,8 +204,9 @@ def _digest(source: str, *, values: bool = False) -> str:
 def _texts(value: object, *, values: bool = False) -> set[str]:
     """Returns the source of all functions that an object consists of, except in `LIBRARIES`.
 
-    The functions come from the methods of its class and bases, from its attributes, and from the
-    functions, classes, numbers and texts that a function refers to by name.
+    The functions come from the methods of the object's class and bases, from the object's
+    attributes, and from the functions, classes, numbers and texts that a function refers to by
+    name.
 
     Args:
       value: Object of the user.
@@ -221,7 +222,7 @@ def _texts(value: object, *, values: bool = False) -> set[str]:
             continue
         if len(seen) == MOST:
             raise TypeError("too many objects")
-        seen[id(each)] = each  # a reference, so that another object cannot reuse the id
+        seen[id(each)] = each  # a reference to the object, so that no new object gets the same id
         own = not _is_library(getattr(each, "__module__", None) or type(each).__module__)
         members: dict[str, Any] = {}
         if isinstance(each, types.FunctionType):
@@ -274,24 +275,24 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def _globals(code: types.CodeType) -> set[str]:
-    """Returns the names of globals that the code and the functions inside it read."""
+    """Returns the names of the globals that a code object and the functions inside it read."""
     inside = [_globals(each) for each in code.co_consts if isinstance(each, types.CodeType)]
     read = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
     return read.union(*inside)
 
 
 def _text(function: types.FunctionType) -> str:
-    """Returns the source of a function; for a lambda, without the rest of its line."""
+    """Returns the source of a function; for a lambda, without the rest of the lambda's line."""
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except OSError:
-        if function.__name__ in vars(object):  # generated by a dataclass, for example
+        if function.__name__ in vars(object):  # a method that a dataclass generated, for example
             return ""
         raise
     _, found, body = text.partition(function.__name__.strip("<>"))
     if found != "lambda":
         return text
-    code = function.__code__  # distinguishes two lambdas in the same line
+    code = function.__code__  # its bytes distinguish two lambdas in one line
     constants = [x for x in code.co_consts if not isinstance(x, types.CodeType)]
     return f"{found}{body.rstrip('),' + chr(10))} {constants} {code.co_code.hex()}"
 
@@ -305,14 +306,14 @@ def located(settings: Values, code: Mapping[str, str], before: str, run: Path) -
     """Returns the flags of a stored run that name files or folders, with their current paths.
 
     A path is first resolved relative to the run's folder, as at the start of the run, then as the
-    stored absolute path. The first existing path is returned; for code, preferably the first with
-    the stored digest. If no path exists, the first candidate is returned.
+    stored absolute path. The first existing path is returned; for code, a path to a file with the
+    stored digest is preferred. If no path exists, the first candidate is returned.
 
     Args:
       settings: Stored settings, by flag name.
       code: Result of `digests` when the run started.
-      before: Path of the run's folder when it was stored: absolute, relative in runs of former
-        versions, or empty.
+      before: Path of the run's folder when the settings were stored: absolute, or relative in runs
+        of former versions, or empty.
       run: Current folder of the run.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Statistics over the scores of seeds; the score is NaN if a seed has none.
+"""Statistics over the scores of seeds; a missing score is NaN.
 
 The statistics follow Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
 Statistical Precipice" (https://arxiv.org/abs/2108.13264): the interquartile mean over seeds, a
@@ -31,7 +31,7 @@ def nan_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Computes the mean over the leading axis without the ⌊n/4⌋ lowest and highest of n values.
 
-    NaN is dropped first and does not count towards n.
+    NaN is dropped first: n counts the remaining values.
 
     Args:
       values: `[S, …]`, one entry per seed.
@@ -63,7 +63,7 @@ def worst_if_missing(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def seeds_with_score(scores: npt.ArrayLike) -> str:
-    """Returns the number of seeds and, unless all have a score, how many of them do.
+    """Returns the number of seeds, as `2 of 3` if some seeds have no score.
 
     Example:
       >>> seeds_with_score([1.0, -np.inf, 3.0]), seeds_with_score([1.0, 2.0])
@@ -76,7 +76,8 @@ def seeds_with_score(scores: npt.ArrayLike) -> str:
 def carried(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Fills NaN in curves with the last number of the same seed.
 
-    The return is NaN in an interval without a completed episode, which long, good episodes cause.
+    The return is NaN in an interval without a completed episode; long, good episodes cause such
+    intervals.
 
     Args:
       values: `[S, X]`, one curve per seed; a NaN before the first number remains.
@@ -96,14 +97,14 @@ def bootstrap_interval(
     """Computes a 95 % interval by a percentile bootstrap over seeds, deterministically.
 
     Args:
-      values: `[S, …]`, seeds leading; trailing axes are points of a curve, and a resampled seed
-        contributes its whole curve.
+      values: `[S, …]` with the seeds first; trailing axes are points of a curve, and a resampled
+        seed contributes its whole curve.
       statistic: `([S, R]) -> [R]`, a reduction over the leading axis.
-      replicates: number R of resamples.
+      replicates: number R of bootstrap resamples.
 
     Returns:
-      `(low, high)`, each `[…]`; resamples whose statistic is NaN are dropped, and both are NaN if
-      no resample remains.
+      `(low, high)`, each `[…]`; resamples whose statistic is NaN are dropped, and both ends are NaN
+      if no resample remains.
 
     Example:
       >>> low, high = bootstrap_interval([1.0, 2.0, 3.0, 4.0], statistic=mean)
@@ -112,7 +113,7 @@ def bootstrap_interval(
     """
     x = np.asarray(values, np.float64)
     draws = np.random.default_rng(0).integers(len(x), size=(len(x), replicates))
-    # One point at a time, since the resamples of a whole curve need much memory.
+    # The loop takes one point of the curve at a time: resamples of a whole curve need much memory.
     bounds = [tails(statistic(each[draws])) for each in x.reshape(len(x), -1).T]
     low, high = np.array(bounds).T.reshape(2, *x.shape[1:])
     return low, high
@@ -125,7 +126,7 @@ def with_interval(scores: npt.ArrayLike) -> str:
 
 
 def tails(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Returns the ends of a 95 % interval of resampled estimates, ignoring NaN; NaN if all are."""
+    """Returns the ends of a 95 % interval of the numbers in `estimates`; NaN without numbers."""
     known = estimates[~np.isnan(estimates)]
     if not known.size:
         return math.nan, math.nan
@@ -143,7 +144,8 @@ def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArra
       y: `[S', …]`, scores of method Y.
 
     Returns:
-      Array `[…]` in [0, 1], above ½ if X is better; ignores pairs with a NaN; NaN without pairs.
+      Array `[…]` in [0, 1], above ½ if X is better; pairs with a NaN are ignored; NaN if no pair
+      remains.
 
     Example:
       >>> float(probability_of_improvement([1.0, 3.0], [2.0, 3.0]))
@@ -157,11 +159,12 @@ def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArra
 def improvement_interval(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
     """Computes the 95 % score interval of `probability_of_improvement` of `x [S]` over `y [S']`.
 
-    It holds all θ with |p − θ| ≤ 1.96·√V(θ), where
+    The interval holds all θ with |p − θ| ≤ 1.96·√V(θ), where
     V(θ) = θ(1 − θ)/(S·S') · (1 + ((S + S')/2 − 1)·((1 − θ)/(2 − θ) + θ/(1 + θ))),
     to three decimals: method 5 of Newcombe 2006, "Confidence intervals for an effect size measure
-    based on the Mann–Whitney statistic. Part 2" (https://doi.org/10.1002/sim.2324). It has a width
-    also where every score of X is better. NaN where either has no score.
+    based on the Mann–Whitney statistic. Part 2" (https://doi.org/10.1002/sim.2324). The interval
+    has a positive width even if every score of X is better. Both ends are NaN if X or Y has no
+    score.
 
     Example:
       >>> low, high = improvement_interval([5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0])
@@ -182,16 +185,17 @@ def improvement_interval(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, flo
 def improvement_p_value(x: npt.ArrayLike, y: npt.ArrayLike, *, permutations: int = 20_000) -> float:
     """Computes the two-sided p-value of a permutation test of P(X > Y) + ½ P(X = Y) = ½.
 
-    It is the share of random exchanges of scores between X and Y after which the probability of
-    improvement is at least as far from ½; the scores as they are count as one exchange.
+    The p-value is the share of random exchanges of scores between X and Y after which the
+    probability of improvement is at least as far from ½; the original assignment of the scores
+    counts as one exchange.
 
     Args:
       x: `[S]`, scores of X; NaN is ignored.
       y: `[S']`, scores of Y.
-      permutations: Number of exchanges; the same scores always draw the same ones.
+      permutations: Number of random exchanges; equal scores always draw the same exchanges.
 
     Returns:
-      The p-value in (0, 1]; NaN where either has no score.
+      The p-value in (0, 1]; NaN if X or Y has no score.
 
     Example:
       >>> round(improvement_p_value([5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0]), 2)
@@ -203,7 +207,7 @@ def improvement_p_value(x: npt.ArrayLike, y: npt.ArrayLike, *, permutations: int
         return math.nan
     pooled = np.concatenate([ours, theirs])
     wins = (pooled[:, None] > pooled) + 0.5 * (pooled[:, None] == pooled)
-    ranks = wins.sum(axis=1)  # of each score among all
+    ranks = wins.sum(axis=1)  # rank of each score among all scores
     everywhere = np.broadcast_to(ranks, (permutations, ranks.size))
     drawn = np.random.default_rng(0).permuted(everywhere, axis=1)[:, : ours.size].sum(axis=1)
     centre = ours.size * ranks.mean()

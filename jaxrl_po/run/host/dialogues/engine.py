@@ -35,10 +35,10 @@ Reporter = Callable[[str], None]
 
 
 class DialogueEpisode(NamedTuple):
-    """A dialogue to be played.
+    """A dialogue that the engine should play.
 
     Attributes:
-      row: index of its prompt.
+      row: index of the prompt of the dialogue.
       seeds: seeds of Python's random numbers, before the environment is reset and after.
     """
 
@@ -47,13 +47,13 @@ class DialogueEpisode(NamedTuple):
 
 
 class DialogueOutcomes(NamedTuple):
-    """Results of N dialogues.
+    """Results of N dialogues, one row per dialogue.
 
     Attributes:
-      reward: `[N]`, float32.
-      score: `[N]`, float32, the raw score.
-      ended: `[N]`, bool, whether the dialogues ended by themselves.
-      measures: means by name, `[N]` each, to be pooled.
+      reward: rewards of the dialogues, `[N]`, float32.
+      score: raw scores of the dialogues, `[N]`, float32.
+      ended: `[N]`, bool, whether the dialogue ended before the limit of turns cut it.
+      measures: means `[N]` by name of the measure, pooled later.
     """
 
     reward: npt.NDArray[np.float32]
@@ -63,16 +63,16 @@ class DialogueOutcomes(NamedTuple):
 
 
 class DialogueEnv(Protocol):
-    """Environment that answers messages of N rows, ordered by seed; None for rows without dialogue.
+    """Environment that answers messages of N dialogues, ordered by seed; None for an unused row.
 
     Attributes:
-      names: names of the measures of an `DialogueOutcomes`.
+      names: names of the measures in an `DialogueOutcomes`.
     """
 
     names: tuple[str, ...]
 
     def begin(self, episodes: Sequence[DialogueEpisode | None], num_seeds: int) -> list[list[int]]:
-        """Returns the token ids of each prompt."""
+        """Starts the dialogues and returns the token ids of each prompt."""
 
     def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
         """Returns the token ids of each reply; None if the dialogue has ended."""
@@ -89,14 +89,14 @@ class HostDialogues(NamedTuple):
 
     Attributes:
       task: task whose prompts are rows of the environment.
-      model: policy.
-      environment: partner of the policy, see `DialogueEnv`.
-      settings: P, G and the sampling of messages, whose token budget is T.
-      max_turns: K, maximal number of messages in a dialogue.
-      prompt_length: L, number of tokens in the longest prompt.
-      reply_length: R, number of tokens in the longest reply, below L.
-      eval_prompts: number of held-out prompts in an evaluation; 0 for all rows of its set.
-      eval_samples: number of samples per prompt besides the greedy dialogue.
+      model: model of the policy.
+      environment: environment that answers the policy, see `DialogueEnv`.
+      settings: sampling of messages: P prompts, G dialogues per prompt, T tokens per message.
+      max_turns: maximal number K of messages in a dialogue.
+      prompt_length: number L of tokens in the longest prompt.
+      reply_length: number R of tokens in the longest reply, below L.
+      eval_prompts: number of held-out prompts in an evaluation; 0 for all held-out prompts.
+      eval_samples: number of sampled dialogues per prompt besides the greedy dialogue.
       show: number of held-out prompts whose dialogues are shown as examples.
     """
 
@@ -113,21 +113,21 @@ class HostDialogues(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Returns N, the columns of a dialogue, see `dialogue.longest`."""
+        """Returns the number N of token columns of a dialogue, see `dialogue.longest`."""
         return longest(self.max_turns, self.settings.max_new_tokens, self.reply_length)
 
     @property
     def rows(self) -> int:
-        """Returns B = P·G, the number of dialogues per seed."""
+        """Returns the number B = P·G of dialogues per seed."""
         return self.settings.num_prompts * self.settings.group_size
 
     def open(self, base_seed: int, seeds: Sequence[int]) -> "DialogueEngine":
-        """Returns the engine for these seeds."""
+        """Returns the engine that plays the dialogues of the seeds `seeds`."""
         return DialogueEngine(self, base_seed, seeds)
 
 
 class DialogueEngine:
-    """Plays the dialogues of iterations and evaluations: S seeds with B rows each.
+    """Plays the dialogues of iterations and evaluations: S seeds with B dialogues each.
 
     The random numbers of environments follow from the base seed, the index of the seed, the
     iteration and the prompt; after a reset also from the index of the dialogue in its group.
@@ -135,7 +135,7 @@ class DialogueEngine:
     Args:
       host: dialogues of a single seed, see `HostDialogues`.
       base_seed: seed of the run.
-      seeds: seed index of each row of the state.
+      seeds: seed index of each row of the stacked training state.
     """
 
     def __init__(self, host: HostDialogues, base_seed: int, seeds: Sequence[int]):
@@ -168,7 +168,7 @@ class DialogueEngine:
         self._draw = jax.jit(stack(self._drawn, len(seeds), in_axes=(STATE_AXES,), out_axes=0))
 
     def recording(self) -> DialogueRecording:
-        """Returns the shapes and dtypes of a recording, `[S, B, …]`."""
+        """Returns the shapes and dtypes of a recording of dialogues, `[S, B, …]`."""
         host, rows = self._host, self._shape
         sampled = *rows, host.max_turns * host.settings.max_new_tokens
         number = typed_shape(rows, np.float32)
@@ -197,11 +197,11 @@ class DialogueEngine:
         )
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Closes the environment of the dialogues."""
         self._host.environment.close()
 
     def compile(self, like: TrainState) -> None:
-        """Compiles the steps that begin and write; `like` has the shapes of the state."""
+        """Compiles the programs that write messages, for a training state of the shapes `like`."""
         params: ActorCritic = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy_of(like))
         prompt, no = np.zeros(self.recording().prompt.shape, np.int32), np.zeros(self._shape, bool)
         keys = jnp.broadcast_to(jax.random.key(0), self._shape)
@@ -219,20 +219,21 @@ class DialogueEngine:
         greedy: bool,
         report: Reporter,
     ) -> tuple[DialogueRecording, float]:
-        """Plays S·B dialogues.
+        """Plays B dialogues for each of S seeds.
 
         Args:
           params: parameters of the policy, leaves `[S, …]`.
-          episodes: dialogues, seed by seed; None for a row without a dialogue.
-          keys: `[S, B]`, typed, consumed; see `conversation_steps.DialogueRows`.
+          episodes: dialogues to play, seed by seed; None for a row without a dialogue.
+          keys: typed PRNG keys `[S, B]`, consumed; see `conversation_steps.DialogueRows`.
           greedy: whether to write the most likely tokens.
           report: `(line) -> None`, called with lines for the user.
 
         Returns:
-          The recording, leaves `[S, B, …]`, and the seconds spent outside compiled programs.
+          The recording of the dialogues, leaves `[S, B, …]`, and the seconds spent outside compiled
+          programs.
 
         Raises:
-          PoolError, RewardError: an environment or a reward failed, see `DialogueEnv`.
+          PoolError, RewardError: an environment or a reward function failed, see `DialogueEnv`.
         """
         begun, inside = time.perf_counter(), 0.0
         host, environment, shape = self._host, self._host.environment, self._shape
@@ -283,17 +284,17 @@ class DialogueEngine:
         )
         measures = jax.tree.map(lambda x: x.reshape(shape), outcome.measures)
         made: Any = DialogueRecording
-        held = jax.device_get(held)  # host arrays, which the update places as it needs them
+        held = jax.device_get(held)  # the update places host arrays on devices
         recording = made(prompt, pad, held, outcome.score.reshape(shape), measures)
         return recording, max(time.perf_counter() - begun - inside, 0.0)
 
     def with_recording(self, state: TrainState, recording: DialogueRecording) -> TrainState:
-        """Adds a recording to the state with `recorded.with_dialogues`."""
+        """Adds a recording to the training state with `recorded.with_dialogues`."""
         return recorded.with_dialogues(state, recording)
 
     @property
     def examples(self) -> Examples | None:
-        """Returns readable dialogues of the first seed, or None if none are shown."""
+        """Returns readable dialogues of the first seed, or None if no dialogues are shown."""
         task = self._host.task
 
         def shown(games: PyTree) -> list[Row]:
@@ -305,14 +306,14 @@ class DialogueEngine:
         """Plays the dialogues of one iteration.
 
         Args:
-          state: state stacked over seeds.
+          state: training state stacked over seeds.
           report: `(line) -> None`, called with lines for the user.
 
         Raises:
           PoolError: the process of the environments has ended.
-          RewardError: a reset or a reward failed in the first dialogues.
+          RewardError: a reset or a reward failed in the first dialogues of the run.
         """
-        self._report = report  # also for evaluations
+        self._report = report  # stored for evaluations, which get no `report`
         iteration, group = int(np.max(state.step)), self._host.settings.group_size
         problem, keys = self._draw(self._acting(state))
         episodes = [
@@ -335,8 +336,8 @@ class DialogueEngine:
         """Computes metrics of dialogues that start with held-out prompts, `[S, prompts]` each.
 
         Args:
-          state: state stacked over seeds.
-          later_seed: random seed of a later evaluation; None for the evaluations of the run itself.
+          state: training state stacked over seeds.
+          later_seed: random seed of an evaluation after the run; None for evaluations of the run.
         """
         prompts, every = self._host.eval_prompts or None, range(len(self._seeds))
         found = {
@@ -347,7 +348,7 @@ class DialogueEngine:
         return jax.tree.map(np.asarray, measure(found))
 
     def describe(self, state: TrainState) -> dict[str, Games]:
-        """Plays dialogues of the first seed, for `dialogues.render`."""
+        """Plays example dialogues of the first seed, for `dialogues.render`."""
         return {
             name: _games(
                 jax.tree.map(
@@ -365,9 +366,9 @@ class DialogueEngine:
         samples: int,
         seeds: Sequence[int],
     ) -> DialogueRecording:
-        """Plays `samples` dialogues per held-out prompt, 0 for a greedy one: `[S, prompts, n, …]`.
+        """Plays `samples` dialogues per held-out prompt, or one greedy: `[S, prompts, n, …]`.
 
-        See `evaluate` for the other arguments.
+        `samples` is 0 for the greedy dialogue; see `evaluate` for the other arguments.
         """
         if later_seed is None:
             task, key = selecting(self._host.task), jax.random.split(jax.random.key(self._base))[1]
@@ -403,18 +404,18 @@ class DialogueEngine:
         return shaped
 
     def _episode(self, row: np.int32, member: int, *entropy: int) -> DialogueEpisode:
-        """Returns a dialogue of a group, whose resets are determined by `entropy` alone."""
+        """Returns a dialogue of a group; `entropy` alone determines the resets of the group."""
         seeds = seed_of(self._base, *entropy), seed_of(self._base, *entropy, 1 + member)
         return DialogueEpisode(int(row), seeds)
 
     def _drawn(self, state: TrainState) -> tuple[jax.Array, jax.Array]:
-        """Draws rows `[P]` and keys `[B]` of the coming iteration, as single-turn sampling does."""
+        """Draws prompts `[P]` and keys `[B]` of an iteration, as single-turn sampling does."""
         keys = prompt_keys(state.collector, next_key(state)[1])
         sample = jax.vmap(lambda key: self._host.task.sample(key, False).problem)
         return sample(keys[:, 0]), sampling.member_keys(keys[:, 1], self._host.settings.group_size)
 
     def _acting(self, state: TrainState) -> TrainState:
-        """Puts the part of a state that `_draw` reads on one device."""
+        """Puts the part of a training state that `_draw` reads on one device."""
         part = state._replace(params=ActorCritic(None), opt_state=None, reference_params=None)
         moved: TrainState = jax.device_put(part, jax.devices()[0])
         return moved
@@ -426,21 +427,21 @@ class DialogueEngine:
 
 
 def policy_of(state: TrainState) -> ActorCritic:
-    """Returns the parameters that act."""
+    """Returns the parameters of the policy, without the parameters of the critic."""
     return state.params._replace(value=None)
 
 
 def left_padded(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Array, Array]:
-    """Pads rows on the left; returns ids `[N, length]` and the numbers of padding tokens `[N]`."""
+    """Pads token rows on the left; returns ids `[N, length]` and padding lengths `[N]`."""
     padding = np.array([length - len(row) for row in rows], np.int32)
     tokens = np.array([[pad] * n + list(row) for n, row in zip(padding, rows, strict=True)])
     return tokens.astype(np.int32), padding
 
 
 def right_padded(rows: Sequence[Sequence[int]], most: int) -> tuple[Array, Array]:
-    """Pads rows on the right to R; returns ids `[N, R]` and lengths `[N]`.
+    """Pads token rows on the right to width R; returns ids `[N, R]` and lengths `[N]`.
 
-    R is a power of two, so that few shapes are compiled, or `most`.
+    R is a power of two, so that few shapes are compiled, but at most `most`.
     """
     lengths = np.array([len(row) for row in rows], np.int32)
     width = min(1 << max(int(lengths.max()) - 1, 0).bit_length(), most)

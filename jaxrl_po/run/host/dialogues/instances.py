@@ -1,7 +1,7 @@
 """Worker for instances of a class: each in its own child process, with time limits for methods.
 
-The worker imports the class once and forks a child for each instance: a child that hangs is killed,
-and the others continue.
+The worker imports the class once and forks a child process for each instance: a child that hangs is
+killed, and the other children continue.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from jaxrl_po.run.data.workers import Json
 from jaxrl_po.run.host.dialogues import schemas
 
 RESET, REWARD = "reset", "get_reward"
-TEXT = "text"  # type of a block of content that contains text
+TEXT = "text"  # type of a content block that contains text
 AT_ONCE = 64  # number of children that work at the same time
-GRACE = 2.0  # seconds past its limit after which a child is killed
+GRACE = 2.0  # seconds past its time limit after which a child is killed
 START_LIMIT = 120.0  # seconds allowed for the first instance of a class
 
 
 class OutOfTime(BaseException):
-    """A method took too long; not an `Exception`, since a method may catch those."""
+    """A method exceeded its time limit; not an `Exception`, which a method may catch."""
 
 
 def serve(pipe: Connection, make: Callable[[], object], start: Json) -> None:
@@ -39,13 +39,13 @@ def serve(pipe: Connection, make: Callable[[], object], start: Json) -> None:
 
     Args:
       pipe: pipe for requests and replies.
-      make: `() -> instance`, usually the class.
+      make: `() -> instance`, usually the class itself.
       start: first message: the `columns` for `describe_environment`, and the `timeout` of a method
         call.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):  # the system may impose a lower limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a pipe for each child
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every child needs an open pipe
     children = Children(make, start["timeout"], pipe)
     try:
         workers.send(pipe, children.offer(start["columns"]))
@@ -56,12 +56,12 @@ def serve(pipe: Connection, make: Callable[[], object], start: Json) -> None:
 
 
 class Children:
-    """Child processes that hold the instances, by number.
+    """Child processes that each run one instance of the class, by number of the instance.
 
     Args:
-      make: `() -> instance`, usually the class.
-      limit: time limit of each method call, seconds.
-      pipe: pipe of the worker itself.
+      make: `() -> instance`, usually the class itself.
+      limit: time limit of each method call, in seconds.
+      pipe: pipe between the worker and the training process.
     """
 
     def __init__(self, make: Callable[[], object], limit: float, pipe: Connection):
@@ -71,7 +71,7 @@ class Children:
     def offer(self, columns: list[str]) -> object:
         """Calls `describe_environment` in a child: an instance may open files not to be shared.
 
-        Returns an error in place of the description if the child fails.
+        The result is an error instead of the description if the child fails.
         """
         child = self._fork()
         child.send({"offer": columns}, START_LIMIT, f"took more than {START_LIMIT:g} s")
@@ -97,7 +97,7 @@ class Children:
             first = min(child.deadline or 0.0 for child in running.values())
             pipes = [self._pipe, *(child.pipe for child in running.values())]
             ready = wait(pipes, max(first - time.monotonic(), 0.0))
-            if self._pipe in ready:  # readable before the results are sent only if the run ended
+            if self._pipe in ready:  # the run sends no request before the results, unless it ended
                 raise EOFError
             for number, child in list(running.items()):
                 if child.pipe in ready or (child.deadline or 0.0) <= time.monotonic():
@@ -114,18 +114,18 @@ class Children:
         return workers.fork(answers, [self._pipe, *(child.pipe for child in self._held.values())])
 
     def close(self) -> None:
-        """Ends all children."""
+        """Ends all child processes."""
         for child in self._held.values():
             child.close()
 
 
 def limit_of(job: Json, limit: float) -> float:
-    """Returns the seconds after which a job has exceeded all of its limits."""
+    """Returns the seconds after which a job has exceeded the time limits of all its calls."""
     return limit * max(len(job.get("calls", ())), 2 if "reset" in job else 1) + GRACE
 
 
 def answer_jobs(pipe: Connection, make: Callable[[], object], limit: float) -> None:
-    """Answers jobs in a child until the pipe is closed; see `serve`."""
+    """Answers jobs in a child process until the pipe is closed; see `serve`."""
     signal.signal(signal.SIGALRM, _interrupt)
     held: list[Any] = []
     with contextlib.suppress(EOFError, OSError):
@@ -143,7 +143,7 @@ def _answer(job: Json, held: list[object], make: Callable[[], object], limit: fl
             return describe_environment(make, job["offer"])
         if "reset" in job:
             if not held:
-                seed(0)  # instances are identical, whenever they are made
+                seed(0)  # instances are identical, regardless of the time of their creation
                 held.append(timed(limit, make))
             seed(job["seeds"][0])
             said = timed(limit, getattr(held[0], RESET), **job["reset"])
@@ -166,7 +166,7 @@ def describe_environment(make: Callable[[], object], columns: list[str]) -> Json
     """Returns the schemas of an environment's tools, and the columns that its reset takes.
 
     Raises:
-      ToolError: the environment lacks a required method or parameter; the message names it.
+      ToolError: the environment lacks a required method or parameter, which the message names.
     """
     environment = make()
     methods = inspect.getmembers(type(environment), inspect.isfunction)
@@ -214,7 +214,7 @@ def timed(limit: float, function: Callable[..., Any], /, **arguments: Any) -> An
     """Returns the result of a function, or of a coroutine, within `limit` seconds.
 
     Raises:
-      OutOfTime: the call took longer.
+      OutOfTime: the call took longer than `limit` seconds.
     """
     signal.setitimer(signal.ITIMER_REAL, limit)
     try:
@@ -234,11 +234,11 @@ def content(result: Any) -> str:
     blocks = isinstance(result, list) and result
     if blocks and all(isinstance(one, dict) and one.get("type") == TEXT for one in result):
         result = "".join(str(one[TEXT]) for one in result)
-    return str(result).encode(errors="replace").decode()  # half a character cannot be tokenised
+    return str(result).encode(errors="replace").decode()  # half a surrogate pair has no tokens
 
 
 def seed(number: int) -> None:
-    """Seeds `random`, and NumPy's generator if some file has imported NumPy."""
+    """Seeds `random`, and NumPy's generator if some module has imported NumPy."""
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number % 2**32)

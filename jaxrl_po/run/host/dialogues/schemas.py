@@ -22,19 +22,19 @@ CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 class ToolError(Exception):
-    """A tool lacks something for its schema; the message names the method and the missing part."""
+    """A tool lacks a part that its schema needs; the message names the method and that part."""
 
 
 def schema_of(tool: Callable[..., Any], name: str) -> Json:
-    """Returns the schema of one tool.
+    """Returns the JSON schema of one tool.
 
     Args:
-      tool: function or bound method.
+      tool: function or bound method that implements the tool.
       name: name of the tool.
 
     Raises:
-      ToolError: no docstring, a parameter without type hint or description, or a type that JSON
-        does not have.
+      ToolError: the tool has no docstring, a parameter has no type hint or description, or JSON
+        lacks the type of a parameter.
 
     Example:
       >>> def double(x: int):
@@ -82,7 +82,7 @@ def schema_of(tool: Callable[..., Any], name: str) -> Json:
 
 
 def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:
-    r"""Returns a docstring's description, descriptions of parameters, and "Returns"; or empty ones.
+    r"""Returns a docstring's description, parameter descriptions and `Returns`, or empty texts.
 
     Example:
       >>> read_docstring("Adds.\n\nArgs:\n  a: one\n    number\n  b: b\nReturns:\n  Sum.")
@@ -110,7 +110,7 @@ def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:
 
 
 def type_of(hint: Any, where: str) -> Json:
-    """Returns the JSON type of a type hint.
+    """Returns the JSON type that corresponds to a type hint.
 
     Example:
       >>> type_of(list[int], ""), type_of(Literal["a", "b"], "")

@@ -27,11 +27,11 @@ CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (
 
 
 class ToolSpec(NamedTuple):
-    """Tools of a class, and the optional parts of its interface.
+    """Tools of a user-defined class, and the optional parts of the class's interface.
 
     Attributes:
-      tools: schema of each tool.
-      reward: flag for a class with `get_reward`.
+      tools: JSON schema of each tool.
+      reward: whether the class has the method `get_reward`.
       takes: names of the prompt's columns that `reset` takes as arguments.
     """
 
@@ -41,11 +41,11 @@ class ToolSpec(NamedTuple):
 
 
 class Environments:
-    """Instances of a class, by number, in children of a worker process.
+    """Instances of a user-defined class, by number, in child processes of a worker process.
 
     Args:
       source: name of the class, `file.py:Class`.
-      timeout: time limit of each method call, seconds.
+      timeout: time limit of each method call, in seconds.
     """
 
     def __init__(self, source: str, timeout: float):
@@ -54,7 +54,7 @@ class Environments:
         self._process: workers.Process | None = None
 
     def start(self, columns: Sequence[str]) -> ToolSpec:
-        """Imports the class in the worker and returns its tools.
+        """Imports the class in the worker process and returns the tools of the class.
 
         Args:
           columns: Names of the columns of the prompts.
@@ -70,7 +70,7 @@ class Environments:
         return ToolSpec(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
     def run(self, jobs: Mapping[int, Values]) -> dict[int, Values]:
-        """Runs one job in each of some environments and returns the results.
+        """Runs one job in each of several environments and returns the results.
 
         The job `{"reset": columns, "seeds": [before, after]}` returns `{"said": text or None}`;
         `{"calls": [{"name", "arguments"}]}` returns `{"results": [{"content", "failed"}]}`; and
@@ -90,13 +90,13 @@ class Environments:
             raise PoolError(f"tools {self.source}: the worker {error}") from None
 
     def close(self) -> None:
-        """Ends the worker and all of its children."""
+        """Ends the worker process and all of its children."""
         if self._process is not None:
             self._process.close()
 
 
 class Transcript:
-    """Messages of a dialogue after its prompt, and counts of calls; empty without an episode."""
+    """Messages of a dialogue after its prompt, with counts of tool calls; empty for unused rows."""
 
     def __init__(self, episode: DialogueEpisode | None, dead: str = ""):
         self.held, self.row = episode is not None, 0 if episode is None else episode.row
@@ -107,16 +107,16 @@ class Transcript:
 
 
 class ToolEnv:
-    """Environments of a class, whose public methods are tools.
+    """Environments of a user-defined class, whose public methods are tools.
 
     Args:
       environments: instances of the class, already started.
       spec: tools of the class.
       tools: format of tools in the chat template.
-      rows: columns of each prompt, with its messages as `prompt`.
-      reply_length: R, maximal number of tokens in a reply, and in the text that a reset adds to a
+      rows: columns of each prompt, with the messages of the prompt as `prompt`.
+      reply_length: maximal number R of tokens in a reply, and in the text that a reset adds to a
         prompt; longer texts are cut.
-      reward_fn: functions of `--reward`, whose reward is added to `get_reward`; None to disable.
+      reward_fn: functions of `--reward`, whose rewards are added to `get_reward`; None to disable.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class ToolEnv:
         return ids
 
     def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
-        """Runs the tools that messages call; a message without a call ends its dialogue."""
+        """Runs the tools that messages call; a message without a tool call ends its dialogue."""
         asked: dict[int, tuple[Sequence[int], list[Call]]] = {}
         for number, (message, talk) in enumerate(zip(messages, self._transcripts, strict=True)):
             if message is None:
@@ -322,7 +322,7 @@ class ToolEnv:
 
 
 def with_observation(messages: Sequence[Message], said: str) -> list[Message]:
-    """Returns the messages with a text added to the user's last message.
+    """Returns the messages of a prompt with a text added to the user's last message.
 
     Example:
       >>> with_observation([{"role": "user", "content": "Go."}], " Left or right?")
@@ -338,14 +338,14 @@ def cut_to_fit(
 ) -> tuple[list[int], bool]:
     """Cuts texts until at most `limit` tokens remain; returns the ids and whether texts were cut.
 
-    The ids may exceed the limit once all texts are empty. `?` replaces a token that the model does
-    not have, since an environment may write any text.
+    The number of ids may exceed the limit once all texts are empty. `?` replaces a token that the
+    model does not have, since an environment may write any text.
 
     Args:
-      written: `(texts) -> ids`, all tokens that the policy reads.
-      texts: texts that may be cut at their ends, the longest one first.
+      written: `(texts) -> ids`, converts texts to all tokens that the policy reads.
+      texts: texts that may be cut at their ends; the longest text is cut first.
       limit: maximal number of tokens.
-      tools: format of the tools, whose tokenizer is used.
+      tools: format of the tools, whose tokenizer splits the texts.
     """
     texts = list(texts)
     for token in tools.foreign:
