@@ -362,8 +362,7 @@ def possible(legal: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
 def log_prob_and_entropy(
     distribution: Distribution, action: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes log-probability and entropy, `E*` each, nats, together if the distribution does so.
-    """
+    """Computes log-probability and entropy, `E*` each, nats, in one pass if possible."""
     at_once = getattr(distribution, "log_prob_and_entropy", None)
     if at_once is None:
         return distribution.log_prob(action), distribution.entropy()
