@@ -1,7 +1,8 @@
-"""Flags keep the name, type, default and help that they have in `golden_flags.json`.
+"""Tests that flags keep the name, type, default and help that they have in `golden_flags.json`.
 
 A row of that file holds commands, flag, type, default, help, whether plain `--help` shows the flag,
-and the records that have it. It is as of commit 8f80954; every later change is listed here.
+and the records that have it. The file describes commit 8f80954; this module lists every later
+change.
 """
 
 import dataclasses
@@ -23,8 +24,9 @@ from jaxrl_po.run.experiment import language_config, sweeping
 from jaxrl_po.run.experiment.registry import METHODS, TASKS
 
 GOLDEN = Path(__file__).parent / "golden_flags.json"
-# Former flag to the present one; a name that ends in a dot is a section. A flag of some commands
-# alone is written after them: `"export seed": "seed_index"`.
+# Map from a former flag to the present flag; a name that ends in a dot is a section. A flag of a
+# few commands
+# has their names in front of its name: `"export seed": "seed_index"`.
 RENAMED = {
     "config.n": "config.n_steps",
     "environment": "tools",
@@ -34,7 +36,7 @@ RENAMED = {
     "network.squash": "network.tanh_squash",
     "network.std": "network.state_dependent_std",
 }
-# Present flag to pairs of a former text and the present one, in its default and its help.
+# Map from a present flag to pairs of a former and a present text in its default and its help.
 TEXTS = {
     "sampling": [("path", "trajectories")],
     "config.n_steps": [("is n =", "has n_steps =")],
@@ -67,10 +69,10 @@ TEXTS = {
         )
     ],
 }
-# Present flag to its new default, and flags that plain `--help` shows now, or hides now.
+# Map from a present flag to its new default, and flags that plain `--help` newly shows or hides.
 DEFAULTS: dict[str, object] = {}
 SHOWN_OR_HIDDEN: set[str] = set()
-# Present flag to its new type, default and help, where more than words changed.
+# Map from a present flag to its new type, default and help, where more than words changed.
 CHANGED: dict[str, list[object]] = {
     "network.state_dependent_std": [
         *("bool", False),
@@ -79,17 +81,17 @@ CHANGED: dict[str, list[object]] = {
 }
 ADDED = {"tuned", "exporter", "surrogate", "advantage", "optimizer", "actor_critic"}
 ADDED |= {"by", "title", "labels"}
-REMOVED: set[str] = set()  # by their former names
+REMOVED: set[str] = set()  # the records, by their former names
 
 TRAINED = {"control": control_command, "language": language_command}
 TRAINING, CONTROL = "control language sweep", "control sweep"
-# `--help` of these shows every flag.
+# For these commands `--help` shows every flag.
 OTHERS = {"plot": plot, "report": report, "evaluate": evaluate, "render": render, "export": export}
 OPTIONAL = ("tools", "critic", "reward", "reward_model", "preferences")  # sections
 
 
 def records():
-    """Returns `(commands, section, name) -> record class`; section "" has flags without a dot."""
+    """Returns `(commands, section, name) -> record class`; section "" holds flags without a dot."""
     commands = {name: module.OPTIONS for name, module in TRAINED.items()}
     own = commands | {name: module.Options for name, module in OTHERS.items()}
     own["sweep"] = sweeping.ControlSweep
@@ -122,12 +124,13 @@ def records():
 
 
 def entries():
-    """Returns `(commands, flag, record) -> [type, default, help, shown]` of today's records."""
+    """Returns `(commands, flag, record) -> [type, default, help, shown]` for the current
+    records."""
     found = {}
     for (commands, section, name), record in records().items():
         for field in dataclasses.fields(record):
             if config.SETTING not in field.metadata or field.default is None:
-                continue  # set by code
+                continue  # fields that code sets
             setting = config.setting_of(field)
             kind = type(field.default).__name__ if setting.static else "float"
             default = json.loads(json.dumps(field.default))
@@ -138,7 +141,7 @@ def entries():
 
 
 def expected():
-    """Returns `entries` by the golden list and the changes above."""
+    """Returns the `entries` that follow from the golden list and the listed changes."""
     found = {}
     for commands, flag, kind, default, text, shown, names in json.loads(GOLDEN.read_text()):
         if flag in REMOVED:
@@ -163,7 +166,7 @@ def test_flags_are_as_before_but_for_listed_changes():
 
 @pytest.mark.parametrize("command", ["control", "language", "sweep", *OTHERS])
 def test_help_prints_flags_of_the_records(command, capsys):
-    names = ("options", "only", "ppo", "paths", "completions", "addition")  # by default
+    names = ("options", "only", "ppo", "paths", "completions", "addition")  # shown by default
     for word, everything in (("--help", False), ("--help=all", True)):
         assert main([command, word]) == 0
         printed = re.findall(r"^  --([\w.]+)=", capsys.readouterr().out, re.MULTILINE)
