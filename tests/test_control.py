@@ -74,7 +74,7 @@ def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode
     cue = np.asarray(batch.inputs[..., 0])
     ends = np.asarray(batch.truncated)
     redrawn = ends[:, :-1] & (cue[:, 1:] != cue[:, :-1])
-    assert redrawn.any()  # otherwise the observations of two environments would differ
+    assert redrawn.any()  # the cue of the next episode differs somewhere
     # the cue is constant throughout an episode
     want = jax.jit(problem.apply)(params, batch.inputs)[1]
     np.testing.assert_allclose(batch.next_value, want, rtol=1e-5)

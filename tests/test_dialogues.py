@@ -128,7 +128,7 @@ def test_turns_without_replies_equal_a_single_turn(begun):
         jax.jit(functools.partial(collected, each))(begun) for each in (make(dialogue), single)
     )
     whole = np.asarray(plain.mask.all(axis=1) & (plain.action != TOKENIZER.eos).all(axis=1))
-    assert whole.sum() > PROMPTS  # an EOS ends a message, but would end a completion too
+    assert whole.sum() > PROMPTS  # an EOS ends a message or a complete completion
     for name in ("action", "log_prob", "value", "mask"):
         np.testing.assert_array_equal(getattr(batch, name)[whole], getattr(plain, name)[whole])
     np.testing.assert_array_equal(batch.inputs.tokens[whole], plain.inputs.tokens[whole])

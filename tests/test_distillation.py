@@ -49,7 +49,7 @@ def test_a_student_comes_to_answer_as_its_teacher():
 
     assert state.params.frozen["teacher"] == teacher  # the teacher is not stored in any checkpoint
     assert not state.collector.replicated
-    # `reward` is the metric that could end a run.
+    # the metric `signal` could end a run.
     assert "signal" not in jax.eval_shape(learner.step, state)[1]
     before = distance(state.params)
     state = jax.jit(lambda s: jax.lax.fori_loop(0, 200, lambda _, s: learner.step(s)[0], s))(state)

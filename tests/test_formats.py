@@ -41,7 +41,7 @@ from jaxrl_po.run.store import checkpoint
 from jaxrl_po.types import ActorCritic, TrainState
 
 KEPT = Path(__file__).parent / "run_of_0_4.tar.xz"
-SUM_OF_SQUARES = 17.0158  # sums of the policy's parameters when the folder was written
+SUM_OF_SQUARES = 17.0158  # of the policy's parameters when the folder was written
 OPTIMIZERS = Path(__file__).parent / "optimizers_of_0_4.tar.xz"
 RESUMED = 17.05767  # sum of squares of the `adamw` policy that version 0.4 trained to 256 steps
 

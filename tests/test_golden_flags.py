@@ -81,7 +81,7 @@ CHANGED: dict[str, list[object]] = {
 }
 ADDED = {"tuned", "exporter", "surrogate", "advantage", "optimizer", "actor_critic"}
 ADDED |= {"by", "title", "labels"}
-REMOVED: set[str] = set()  # the records, by their former names
+REMOVED: set[str] = set()  # former names of removed flags
 
 TRAINED = {"control": control_command, "language": language_command}
 TRAINING, CONTROL = "control language sweep", "control sweep"

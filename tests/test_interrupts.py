@@ -159,7 +159,7 @@ def test_an_interrupt_while_compiling_is_heard_at_once(tmp_path):
 
 
 class Left(BaseException):
-    """In place of the end of the process."""
+    """Raised in place of the end of the process."""
 
 
 def test_interrupt_ends_a_compilation(tmp_path, monkeypatch, capfd):
