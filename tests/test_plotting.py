@@ -240,7 +240,7 @@ def test_dots_sharing_a_tick_stand_side_by_side(tmp_path):
         patch.setattr(Axes, "plot", lambda a, x, *r, **k: seen.append(x) or plot(a, x, *r, **k))
         rows = [({"a": a, "b": b}, [1.0]) for a, b in (("1", "x"), ("2", "y"), ("3", "x"))]
         plotting.save_sweep(rows, "score", tmp_path / "picture.svg")
-    assert sorted(seen[:3]) == [0, 1, 2]  # dots of run `a`, a value for each seed
+    assert sorted(seen[:3]) == [0, 1, 2]  # dots of `a`, one for each value
     assert sorted(seen[3:]) == [-0.125, 0.125, 1]  # of `b`
 
 
