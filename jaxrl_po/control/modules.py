@@ -1,4 +1,4 @@
-"""The networks of a control problem: the defaults for its spaces, or a user's Flax modules."""
+"""Builds the networks of a control problem: defaults for its spaces, or a user's Flax modules."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ GAUSSIAN = (
     "initial_log_std",
     "state_dependent_std",
     "tanh_squash",
-)  # fields that a Gaussian policy reads
+)  # names of the fields that a Gaussian policy uses
 POLICY, CRITIC, BOTH = REMEMBERING = ("policy", "critic", "both")
 
 
@@ -108,7 +108,8 @@ class NetworkSettings:
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range, or two that exclude each other."""
+        """Raises ConfigError for a field out of its range, or two fields that exclude each other.
+        """
         check(self)
         kind = kind_of(self.memory)
         if self.shared_torso and kind:
@@ -134,7 +135,7 @@ class NetworkSettings:
                     )
 
     def remembers(self, role: str) -> bool:
-        """Returns True if the network, policy or critic, has a memory."""
+        """Returns True if the policy or the critic has a memory."""
         return kind_of(self.memory) is not None and self.recurrent_networks in (role, BOTH)
 
 
@@ -143,10 +144,10 @@ def default_modules(
 ) -> dict[str, Any]:
     """Builds MLPs for actor and critic (after convolutions for images) and the action space's head.
 
-    The modules are compiled for `target`; None takes `backend.here()`.
+    The modules are compiled for `target`; None stands for `backend.here()`.
 
     Raises:
-      ConfigError: a setting has no effect on these spaces.
+      ConfigError: a setting has no effect on the environment's spaces.
     """
     settings.validate()
     whole = spaces.observation
@@ -207,10 +208,12 @@ def policy_module(
     *,
     target: Target | None = None,
 ) -> Any:
-    """Returns the policy module of a problem without critic: `policy`, or built from the settings.
+    """Returns the policy of a problem without critic.
+
+    `policy`, or a module built from the settings.
 
     Raises:
-      ConfigError: see `default_modules`; also for a setting of the critic.
+      ConfigError: as in `default_modules`; also for a setting of the critic.
     """
     settings = _require_settings(settings)
     if policy is not None:
@@ -230,10 +233,10 @@ def choose_modules(
     *,
     target: Target | None = None,
 ) -> dict[str, Any]:
-    """Returns the user's modules; each that is None is built from the settings.
+    """Returns the user's modules; each module that is None is built from the settings.
 
     Raises:
-      ConfigError: see `default_modules`; also if a setting or module is replaced by another one.
+      ConfigError: as in `default_modules`; also if another argument replaces a setting or a module.
     """
     settings = _require_settings(settings)
     if actor_critic is not None:
@@ -262,7 +265,7 @@ def choose_modules(
 
 
 def _require_settings(network: Any) -> NetworkSettings:
-    """Returns the settings, or the default for None; raises ConfigError for a module."""
+    """Returns the settings, or the default for None; raises ConfigError if given a module."""
     if network is not None and not isinstance(network, NetworkSettings):
         raise ConfigError(
             "network",
@@ -320,5 +323,5 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int, target: Target |
 
 
 def _is_image(x: jax.ShapeDtypeStruct) -> bool:
-    """Returns whether an array has height, width and channels, and space for a kernel."""
+    """Returns whether an array has height, width and channels, and is large enough for a kernel."""
     return len(x.shape) == 3 and min(x.shape[:2]) >= 3

@@ -1,4 +1,4 @@
-"""A sampler that differs from the learner by a known amount, as inference engines do."""
+"""Defines a sampler that differs from the learner by a known amount, as in inference engines."""
 
 from typing import Any
 
@@ -13,7 +13,10 @@ AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
 
 @record
 class Sampler:
-    """Differences between the policy that samples and the one that is trained; default: none."""
+    """Differences between the policy that samples and the policy that is trained.
+
+    By default there are none.
+    """
 
     dtype: str = static(
         SAME,
@@ -38,8 +41,8 @@ class Sampler:
         return bool(self.noise or self.staleness or self.of(model) is not model)
 
     def of(self, model: Any) -> Any:
-        """Returns the model that samples: the same parameters, computed in the sampler's dtype."""
-        # A custom module may lack a dtype.
+        """Returns the sampling model: the same parameters, computed in the sampler's dtype."""
+        # a custom module may lack a dtype
         if self.dtype == SAME or getattr(model, "dtype", None) == DTYPES[self.dtype]:
             return model
         return model.clone(dtype=DTYPES[self.dtype])

@@ -125,7 +125,7 @@ class ModelSettings(Computation):
             raise ConfigError("kv_heads", f"must divide heads = {self.heads}, got {self.kv_heads}")
 
     def build(self, vocabulary: int, *, outputs: int = 0) -> Transformer:
-        """Builds the model: a policy with `outputs = 0`, a critic with `outputs = 1`."""
+        """Builds the model, a policy with `outputs = 0`, a critic with `outputs = 1`."""
         self.validate()
         if self.shape != "none":
             model = architectures.read(

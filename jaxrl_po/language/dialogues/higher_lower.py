@@ -1,4 +1,4 @@
-"""Higher or lower: find a number by guesses, each answered with the direction to the number."""
+"""Defines higher or lower: find a number by guesses, each answered with the number's direction."""
 
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ class State(NamedTuple):
     """State of a game.
 
     Attributes:
-      number: number to be found, `[]`, int32.
+      number: number that must be found, `[]`, int32.
       low: smallest number that fits all replies, `[]`, int32.
       high: largest number that fits all replies, `[]`, int32.
       guesses: number of guesses so far, `[]`, int32.
@@ -52,15 +52,15 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
     guesses and gives 0.
 
     Numbers are not split into a train and a test part: every game draws from all of them. Binary
-    search takes 5.125 guesses on average for 64 numbers, the right one included. Demonstrations
+    search takes 5.125 guesses on average for 64 numbers, the right guess included. Demonstrations
     guess a random number that fits all replies.
 
     Args:
-      numbers: count of numbers to choose from, in [2, 100].
+      numbers: count of numbers that a game draws from, in [2, 100].
       max_turns: largest number of guesses.
 
     Returns:
-      The dialogue; its metric is `guesses` (`max_turns` + 1 for a lost game).
+      Dialogue with the metric `guesses` (`max_turns` + 1 for a lost game).
 
     Raises:
       ConfigError: an argument is outside its range.
