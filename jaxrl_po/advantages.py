@@ -222,7 +222,7 @@ def maximum_likelihood(reward: jax.Array) -> jax.Array:
 
     Args:
       reward: `[G]`, at least 0; a negative reward makes the advantages of its group NaN and skips
-          the update.
+        the update.
 
     Returns:
       `[G]`. Tajwar et al. 2026 (arXiv:2602.02710), MaxRL.

@@ -410,7 +410,7 @@ def check_size(name: str, value: Any, within: Interval = COUNT, *, part: str = "
       value: any value.
       within: valid range.
       part: name of the part of the setting that the value is, for the message; empty for a complete
-          setting.
+        setting.
 
     Raises:
       ConfigError: the value is traced, or is not an integer in `within`.

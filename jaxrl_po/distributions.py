@@ -314,7 +314,7 @@ def allow(distribution: Distribution, legal: jax.Array) -> Distribution:
 
     Raises:
       ConfigError: the actions are not discrete, or their number differs from the number of flags in
-          `legal`.
+        `legal`.
 
     Example:
       >>> two = allow(Categorical(jnp.zeros(3)), jnp.array([True, False, True]))

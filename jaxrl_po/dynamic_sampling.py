@@ -84,7 +84,7 @@ def dynamic_sampling(
         Stored groups that do not fit again are dropped. With False all surplus groups are dropped,
         as in the paper.
       num_groups: number of groups per training batch, over all devices; 0 for the number that
-          `problem` generates.
+        `problem` generates.
       accept: `(raw scores [P, G]) -> bool [P]`, True for informative groups.
       axis_name: device axis that rows are sharded over, or None. With a device axis, each batch is
         all-gathered.

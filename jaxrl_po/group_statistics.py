@@ -16,7 +16,7 @@ class Running(NamedTuple):
 
     Attributes:
       weight: number of outcomes, each decayed once per iteration since the outcome was seen; 0
-          before the first outcome.
+        before the first outcome.
       mean: mean outcome in reward units.
       variance: variance with ddof 0, reward units squared; exactly 0 while all outcomes were equal.
     """

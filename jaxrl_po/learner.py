@@ -60,7 +60,7 @@ def make(
       init_optimizer: `params -> opt_state`, for the subtree that is trained by gradient; `params`
         exclude the frozen parameters.
       init_reference: `params -> reference parameters`; by default a learner has no reference
-          parameters.
+        parameters.
       kl_coefficient: initial coefficient β of an adaptive penalty.
       num_parts: number of parts in which the old policy's log-probabilities are recomputed, to
         bound memory, if the sampler is not exact (`Problem.log_prob_matches_sampler`).

@@ -344,7 +344,7 @@ def clipped_value(
       old_value: `E*`, v_old, value from the critic during collection.
       target: `E*`, regression target G.
       epsilon: largest change of v, reward units; beyond this change the gradient towards the target
-          is removed.
+        is removed.
 
     Example:
       >>> value, old_value, target = jnp.array([1.0]), jnp.array([0.0]), jnp.array([1.0])

@@ -35,7 +35,7 @@ def fisher_vector_product(
       params: θ_old, float leaves of any shape.
       vector: vector v, a tree like `params`.
       damping: damping constant ≥ 0, in nats per squared unit of a parameter; TRPO implementations
-          use 0.1.
+        use 0.1.
       axis_name: device axis that the local products are summed over, before damping, or None.
 
     Returns:
@@ -210,7 +210,7 @@ class LineSearchInfo(NamedTuple):
       accepted: `[]`, bool; False if no candidate passed and the parameters are unchanged.
       kl: `[]`, nats, KL(old ‖ new) at the returned parameters.
       gain: `[]`, surrogate at the returned parameters minus the initial surrogate; 0 if no
-          candidate was accepted.
+        candidate was accepted.
       steps: `[]`, int32, number of rejected candidates: an accepted step is `backtrack ** steps`
         times the full step.
     """

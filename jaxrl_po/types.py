@@ -174,15 +174,15 @@ class Columns(TypedDict, total=False):
       stratum: `[B]`, int32 below `Problem.strata`: rows of one stratum (one prompt of a finite set,
         or one difficulty) may be compared across groups.
       age: `[B]`, int32, number of parameter updates since the row was sampled; by default all rows
-          are fresh.
+        are fresh.
       sampler_log_prob: `[B, T]`, nats, log-probability of the action under the distribution μ that
         sampled the action, if it differs from `log_prob`: the sampler computes in another precision
         than `apply`, or a proposal sampled the action.
       step_end: `[B, T]`, bool, True for slots that receive a reward, for process rewards; by
-          default all slots do.
+        default all slots do.
       teacher_log_prob: `[B, T]`, nats, log-probability of the action under a frozen teacher.
       penalized: `[B, T]`, bool, True for slots with an extra penalty in the loss; only in
-          `Samples`.
+        `Samples`.
     """
 
     stratum: jax.Array
@@ -206,9 +206,9 @@ class Batch(NamedTuple):
         between `Learner.sample` and `Learner.update`.
       value: `[B, T]`, V(s_t) by the critic; zeros without a critic.
       next_value: `[B, T]`, V of the *true* next observation, which is the final observation where
-          an episode ended.
+        an episode ended.
       terminated: `[B, T]`, bool, True where the episode ends: the return ends too, and no value is
-          bootstrapped.
+        bootstrapped.
       truncated: `[B, T]`, bool, True where a limit cut the episode. A control episode that is only
         truncated bootstraps; a completion that is cut at its token budget is terminated (its reward
         is final) and also truncated (so that it can be filtered).

@@ -55,7 +55,7 @@ def gradient_update(
       num_epochs: number of passes over the samples.
       num_minibatches: number of gradient steps per pass; with 1, rows are not shuffled.
       num_microbatches: number of parts of each minibatch, to bound memory; gradients are
-          accumulated over parts.
+        accumulated over parts.
       slots: number of slots of a row, T for rows `[T]`: a core of a CPU computes a microbatch in
         parts that stay in its cache, see `minibatches.in_cache`. With None a microbatch is computed
         as one part.

@@ -51,7 +51,7 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
     Args:
       name: name of the argument, for messages.
       module: network to check. An nnx module in the network's fields is rejected too: it would not
-          be trained.
+        be trained.
       attributes: names of further attributes that the network must have.
     """
     needed = ("init", "apply", *attributes)

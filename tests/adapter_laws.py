@@ -88,7 +88,7 @@ def follows(environment, own, choose, reset=None):
       own: The suite's step function, `own(key, state, action) -> (state, results)`.
       choose: `choose(t, running) -> action`, chooses the action of step t.
       reset: The suite's `reset(key) -> state`; without it, the suite's state begins as a copy of
-          this library's state.
+        this library's state.
 
     Yields:
       This library's state after each step, its transition, and the results of `own`.

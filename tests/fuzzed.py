@@ -66,7 +66,7 @@ class Row(NamedTuple):
         must not change.
       shapes: Shapes of all arguments that are not single numbers.
       out: `(*shapes) -> shape`, the result's shape for the shapes of the arguments; None if leaves
-          differ in shape.
+        differ in shape.
       law: `(outputs, *arguments) -> None`, asserts a property that holds for any input.
       differentiate: Number of leading arguments; the sum of the outputs has a finite gradient with
         respect to each of them.

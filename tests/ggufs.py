@@ -202,7 +202,7 @@ def write(path, folder, pre, *, kinds=None, change=lambda tensors: None, **chang
     Args:
       path: Path of the file.
       folder: Folder of the checkpoint; its tensors are replaced by rounded values where the GGUF
-          file rounds them.
+        file rounds them.
       pre: Name of the pre-tokenizer in the GGUF file.
       kinds: `{part of a tensor's name: type}`; tensors that no part matches are in float32.
       change: `({name: (data, type)}) -> None`, changes the file's tensors in place.

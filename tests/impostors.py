@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
     Attributes:
       word: "passed", "failed", "late" (out of processor time), or "broken" (failed outside the
-          tests).
+        tests).
       seconds: Seconds of processor time, which do not depend on the load of the machine.
     """
 
@@ -113,7 +113,7 @@ def start(
       tests: Test files or node ids.
       limit: Limit of processor time in seconds.
       worker: Name of the worker; children of one worker run one after another and share compiled
-          programs.
+        programs.
       log: File for the child's output.
     """
     child = os.fork()

@@ -63,7 +63,7 @@ def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Com
 
     Raises:
       ConfigError: This library cannot load the folder, or `transformers` finds other tensors in the
-          folder.
+        folder.
     """
     torch, theirs = importlib.import_module("torch"), _theirs(folder)
     loaded = pretrained.load(folder)

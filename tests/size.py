@@ -59,7 +59,7 @@ def imported(source, package=""):
     Args:
       source: Text of the module.
       package: Name of the package if the module is its `__init__`; strings may name modules of that
-          package.
+        package.
     """
     tree, names = ast.parse(source), set()
     quiet = set(map(id, docstrings(tree)))

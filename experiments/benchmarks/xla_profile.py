@@ -52,7 +52,7 @@ class Operation(NamedTuple):
       kind: name of the operation in XLA, such as dot, fusion or copy.
       path: JAX function that the instruction comes from.
       products: sizes of the result and of the summed axes, for each matrix product in the
-          instruction.
+        instruction.
       runs: average number of runs in a call, over the profiled calls.
       seconds: median time of one run, without runs in which another program occupied the core.
     """

@@ -1,4 +1,4 @@
-"""Weights and masks of methods in groups, for a sampler μ that differs from the trained policy."""
+"""Weights and masks of methods in groups, for a sampler μ that is not the trained policy."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ NONE, TRUNCATE, MASK = CORRECTIONS = ("none", "truncate", "mask")
 
 @config_lib.record
 class Corrections:
-    """Weights of tokens and a mask of responses; both are off by default."""
+    """Settings of token weights and of a mask of responses; both are off by default."""
 
     correction: str = static(
         NONE,
@@ -54,12 +54,12 @@ class Corrections:
 
 
 def require_mismatch(config: Corrections, problem: Problem, steps: int) -> None:
-    """Raises ConfigError for a correction that has no effect.
+    """Raises ConfigError for a correction that does not have an effect.
 
     Args:
-      config: configured corrections.
+      config: config with corrections.
       problem: problem that states whether the sampler differs from the learner.
-      steps: gradient steps on one batch.
+      steps: number of gradient steps on one batch.
     """
     config_lib.require_effect(
         config,
@@ -101,7 +101,7 @@ def correct(
     """Weights and masks the elements `[B, T]` of a surrogate; returns the weights as metrics.
 
     Args:
-      config: configured corrections.
+      config: config with corrections.
       elements: elements of the surrogate to minimise.
       log_prob: `[B, T]`, nats, log-probabilities of the policy being trained.
       samples: samples of the iteration, see `Samples`.

@@ -1,6 +1,7 @@
-"""SAPO: GRPO with a soft gate in place of the clip (Gao et al. 2025, arXiv:2511.20347).
+"""Implements SAPO: GRPO with a soft gate in place of the clip (arXiv:2511.20347).
 
-The surrogate is `−(4/τ) σ(τ (r − 1)) · A`, with a narrower gate for negative advantages.
+The surrogate is `−(4/τ) σ(τ (r − 1)) · A`, with a narrower gate for negative advantages (Gao et al.
+2025).
 """
 
 import jax
@@ -26,7 +27,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds SAPO for any problem in groups; for the arguments see `grpo.make`."""
+    """Builds SAPO for any problem in groups; `grpo.make` documents the arguments."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         return losses.sapo(

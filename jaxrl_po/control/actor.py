@@ -49,8 +49,9 @@ class Networks(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Steps of B rows, T steps each. Networks with memory use all fields, other networks the
-    observations only.
+    """Steps of B rows, T steps each.
+
+    Networks with memory use all fields, other networks the observations only.
 
     Attributes:
       observation: observations of the steps, leaves `[B, T, …]`.

@@ -108,8 +108,7 @@ class NetworkSettings:
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range, or two fields that exclude each other.
-        """
+        """Raises ConfigError for a field out of range, or two fields that exclude each other."""
         check(self)
         kind = kind_of(self.memory)
         if self.shared_torso and kind:

@@ -188,8 +188,7 @@ def box_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Space
 
 
 def check_observation(name: str, observation: PyTree, spaces: Spaces) -> None:
-    """Raises ConfigError if policy or critic has no input, or legal actions do not fit the actions.
-    """
+    """Raises ConfigError if policy or critic has no input, or legal actions do not fit."""
     seen = observation if isinstance(observation, Observation) else Observation(observation)
     for part in (seen.policy, seen.seen_by_critic()):
         if not sum(math.prod(x.shape) for x in jax.tree.leaves(part)):

@@ -1,5 +1,4 @@
-"""Runs rollouts of a policy: a fixed number of steps for training, whole episodes for evaluation.
-"""
+"""Runs rollouts of a policy: fixed numbers of steps for training, full episodes for evaluation."""
 
 import functools
 from collections.abc import Callable

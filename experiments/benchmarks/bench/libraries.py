@@ -29,11 +29,11 @@ class Peer(NamedTuple):
     Attributes:
       title: name and version of the library.
       environment: name of the library's environment, with requirements in
-          `peers/<environment>.txt`.
+        `peers/<environment>.txt`.
       script: script in `peers/`, whose last line of output is one JSON object.
       arguments: arguments of the script in every row.
       repository: repository whose clone is passed to the script as `--source`; None if the script
-          does not need a clone.
+        does not need a clone.
     """
 
     title: str

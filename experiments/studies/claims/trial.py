@@ -248,7 +248,7 @@ def prepare(out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
 
     Raises:
       ConfigError: the folder holds files and neither `--resume` nor `--overwrite` is set, or the
-          folder does not hold a study.
+        folder does not hold a study.
     """
     if resume and overwrite:
         raise ConfigError("resume", "must be left out with overwrite: give one of them")
