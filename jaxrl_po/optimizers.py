@@ -42,8 +42,8 @@ class Optimization:
     )
     schedule: str = static(
         AUTO,
-        "how learning_rate falls to 0 in decay_iterations: linear, cosine, or constant, not at "
-        "all; auto is linear",
+        "decay of learning_rate to 0 in decay_iterations: linear or cosine; constant "
+        "disables the decay; auto takes linear",
         choices=SCHEDULES,
     )
     warm_up_iterations: int = static(

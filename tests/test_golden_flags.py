@@ -69,6 +69,227 @@ TEXTS = {
         )
     ],
 }
+# Present flag to pairs of a former help text and the present one, which reads alone.
+ALONE: dict[str, list[tuple[str, str]]] = {
+    "config.std_epsilon": [("added to the std", "constant that is added to the std")],
+    "config.temperature_negative": [
+        ("τ of any other token", "τ of tokens without a positive advantage")
+    ],
+    "config.baseline": [
+        (
+            "what is subtracted from the return",
+            "baseline that is subtracted from the return",
+        ),
+    ],
+    "config.correction_high": [
+        (
+            "largest ρ: truncated to it, or masked above it",
+            "largest ρ = π_old / π_sampler; a larger weight is truncated to "
+            "correction_high, or masked",
+        ),
+    ],
+    "config.correction_low": [
+        (
+            "smallest ρ that the mask keeps",
+            "smallest ρ = π_old / π_sampler that correction=mask keeps",
+        ),
+    ],
+    "config.extra_samples": [
+        (
+            "how many responses of each group, out of group_size, enter mean and std only "
+            "and are not trained on",
+            "number of responses of each group, out of group_size, that enter mean and std "
+            "only and are not trained on",
+        ),
+    ],
+    "config.k": [
+        (
+            "responses of which the best counts, at most group_size",
+            "number k of responses whose best score is maximised, at most group_size",
+        ),
+    ],
+    "config.kl_coefficient": [
+        (
+            "β; its initial value if adapted",
+            "coefficient β of the KL penalty; the initial value if β is adapted",
+        ),
+    ],
+    "config.max_ratio": [
+        (
+            "the ratio is truncated at it",
+            "largest ratio π / π_sampler; larger ratios are truncated to max_ratio",
+        ),
+    ],
+    "config.off_policy_kl": [
+        (
+            "largest distance from the sampler of such a response",
+            "largest mean of log π_sampler − log π over a response whose tokens "
+            "mask_off_policy keeps",
+        ),
+    ],
+    "config.overlong_cache": [
+        (
+            "length of the interval over which that penalty grows; 0 for a fifth of the budget",
+            "number of tokens over which the penalty of soft_overlong grows; 0 for a fifth "
+            "of the budget",
+        ),
+    ],
+    "config.overlong_filtering": [
+        (
+            "mask responses that were cut at the token budget; on control, a time limit is "
+            "no such budget",
+            "mask responses that were cut at the token budget; the time limit of a control "
+            "task does not count as a token budget",
+        ),
+    ],
+    "config.penalty": [
+        (
+            "β, weight of |log r| at these tokens",
+            "β, weight of |log r| at the penalised tokens",
+        ),
+    ],
+    "config.reweight_kl": [
+        (
+            "multiply the penalty in the loss by the ratio π / π_old, so that its expected "
+            "gradient is that of KL(policy ‖ reference) (DeepSeek-V3.2)",
+            "multiply the KL penalty in the loss by the ratio π / π_old, so that its "
+            "expected gradient is the gradient of KL(policy ‖ reference) (DeepSeek-V3.2)",
+        ),
+    ],
+    "config.running_statistics": [
+        (
+            "running estimates of mean and std, per prompt of a finite set or per "
+            "difficulty, instead of the group's own",
+            "take mean and std from running estimates, per prompt of a finite set or per "
+            "difficulty, instead of from the group",
+        ),
+    ],
+    "config.schedule": [
+        (
+            "how learning_rate falls to 0 in decay_iterations: linear, cosine, or constant, "
+            "not at all; auto is linear",
+            "decay of learning_rate to 0 in decay_iterations: linear or cosine; constant "
+            "disables the decay; auto takes linear",
+        ),
+    ],
+    "config.supervision": [
+        (
+            "one advantage per response; for each token the sum of the normalised step "
+            "rewards that follow it (section 4.1.3); or in a dialogue for each turn the "
+            "rewards from it on, normalised over the group's turns of the same number",
+            "outcome: one advantage per response; process: for each token the sum of the "
+            "normalised rewards of later steps (section 4.1.3); turn: for each turn of a "
+            "dialogue the rewards of this and later turns, normalised over the group's "
+            "turns of the same number",
+        ),
+    ],
+    "config.temperature_positive": [
+        (
+            "τ of a token with a positive advantage; larger is narrower",
+            "τ of tokens with a positive advantage; a larger τ narrows the gate",
+        ),
+    ],
+    "critic.shape": [
+        (
+            "sizes of a published model in place of those above, with --task=random",
+            "published model whose sizes replace the other sizes, with --task=random",
+        ),
+    ],
+    "model.shape": [
+        (
+            "sizes of a published model in place of those above, with --task=random",
+            "published model whose sizes replace the other sizes, with --task=random",
+        ),
+    ],
+    "network.channels": [
+        (
+            "channels of the 3 × 3 convolution that reads small images; 0 flattens them. "
+            "Maps of many kinds of things are first embedded in as many, cell by cell. "
+            "Frames of 36 pixels and more are read by the three convolutions of Mnih et al. "
+            "(2015)",
+            "channels of the 3 × 3 convolution for small images; 0 flattens small images. "
+            "Maps of many kinds of objects are first embedded in the same number of "
+            "channels, cell by cell. Frames of 36 pixels and more have the three "
+            "convolutions of Mnih et al. (2015)",
+        ),
+    ],
+    "network.critic_width": [
+        (
+            "width of the critic's hidden layers; 0 for that of the actor's",
+            "width of the critic's hidden layers; 0 for the actor's width",
+        ),
+    ],
+    "network.initialization": [
+        (
+            "orthogonal: with a scale for each kind of layer, near 0 for the policy's last; "
+            "lecun_normal: the same for all",
+            "orthogonal: a scale for each kind of layer, near 0 for the policy's last "
+            "layer; lecun_normal: the same formula for all layers",
+        ),
+    ],
+    "network.shared_torso": [
+        (
+            "actor and critic are heads on one body, which rules out a trust region on the policy",
+            "share the hidden layers of actor and critic; excludes a trust region on the policy",
+        ),
+    ],
+    "problem.horizon": [
+        (
+            "maximum steps of a branch; nothing is bootstrapped after it",
+            "maximum steps of a branch; no value is bootstrapped after the last step",
+        ),
+    ],
+    "problem.num_branches": [
+        (
+            "branches of each such state, one action each; 0 tries every action (discrete only)",
+            "branches of each chosen state, one action each; 0 tries every action (discrete "
+            "actions only)",
+        ),
+    ],
+    "problem.top_p": [
+        (
+            "sample from the most likely tokens that reach this probability together; 1 for all",
+            "sample from the most likely tokens that reach the probability top_p together; "
+            "1 for all",
+        ),
+    ],
+    "reference.kl_coefficient": [
+        (
+            "β; its initial value if adapted",
+            "coefficient β of the KL penalty; the initial value if β is adapted",
+        ),
+    ],
+    "reward_model.shape": [
+        (
+            "sizes of a published model in place of those above, with --task=random",
+            "published model whose sizes replace the other sizes, with --task=random",
+        ),
+    ],
+    "sampler.dtype": [
+        (
+            "dtype of the sampler's matrix products; same is that of the learner",
+            "dtype of the sampler's matrix products; same takes the learner's dtype",
+        ),
+    ],
+    "sampler.staleness": [
+        (
+            "how many iterations old the sampler's parameters are",
+            "age of the sampler's parameters in iterations",
+        ),
+    ],
+    "task.max_turns": [
+        (
+            "guesses; a lost game counts as one more",
+            "largest number of guesses; a lost game counts as one guess more",
+        ),
+    ],
+    "task.tool": [
+        (
+            "reply with the values of expressions; off, to see their worth",
+            "reply with the values of expressions; off measures the worth of the calculator",
+        ),
+    ],
+}
 # Map from a present flag to its new default, and flags that plain `--help` newly shows or hides.
 DEFAULTS: dict[str, object] = {}
 SHOWN_OR_HIDDEN: set[str] = set()
@@ -149,7 +370,7 @@ def expected():
         section, dot, field = flag.rpartition(".")
         flag = RENAMED.get(section + dot, section + dot) + field
         flag = RENAMED.get(f"{commands} {flag}", RENAMED.get(flag, flag))
-        for former, present in TEXTS.get(flag, ()):
+        for former, present in [*TEXTS.get(flag, ()), *ALONE.get(flag, ())]:
             text = text.replace(former, present)
             default = present if default == former else default
         kind, default, text = CHANGED.get(flag, [kind, default, text])

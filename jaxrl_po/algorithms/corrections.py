@@ -23,11 +23,14 @@ class Corrections:
         choices=CORRECTIONS,
     )
     correction_low: Number = number(
-        0.5, "smallest ρ that the mask keeps", within=NON_NEGATIVE, when=("correction", MASK)
+        0.5,
+        "smallest ρ = π_old / π_sampler that correction=mask keeps",
+        within=NON_NEGATIVE,
+        when=("correction", MASK),
     )
     correction_high: Number = number(
         5.0,
-        "largest ρ: truncated to it, or masked above it",
+        "largest ρ = π_old / π_sampler; a larger weight is truncated to correction_high, or masked",
         within=POSITIVE,
         when=("correction", TRUNCATE, MASK),
     )
@@ -38,7 +41,7 @@ class Corrections:
     )
     off_policy_kl: Number = number(
         0.5,
-        "largest distance from the sampler of such a response",
+        "largest mean of log π_sampler − log π over a response whose tokens mask_off_policy keeps",
         unit="nats per token",
         within=NON_NEGATIVE,
         when=("mask_off_policy", True),

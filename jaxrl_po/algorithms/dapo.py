@@ -68,8 +68,8 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
     )
     overlong_filtering: bool = static(
         True,
-        "mask responses that were cut at the token budget; on control, a time limit is no such "
-        "budget",
+        "mask responses that were cut at the token budget; the time limit of a control "
+        "task does not count as a token budget",
     )
     soft_overlong: bool = static(
         True,
@@ -79,7 +79,8 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
     )
     overlong_cache: int = static(
         0,
-        "length of the interval over which that penalty grows; 0 for a fifth of the budget",
+        "number of tokens over which the penalty of soft_overlong grows; 0 for a fifth of "
+        "the budget",
         unit="tokens",
         within=NON_NEGATIVE,
         when=("soft_overlong", True),

@@ -27,7 +27,11 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
     delta_high: Number = number(
         0.2, "largest rise of the probability of a sampled token", within=group_config.CLIP
     )
-    max_ratio: Number = number(20.0, "the ratio is truncated at it", within=POSITIVE)
+    max_ratio: Number = number(
+        20.0,
+        "largest ratio π / π_sampler; larger ratios are truncated to max_ratio",
+        within=POSITIVE,
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""

@@ -57,8 +57,8 @@ class Reference(GradientSteps):
     )
     reweight_kl: bool = static(
         False,
-        "multiply the penalty in the loss by the ratio π / π_old, so that its expected gradient is "
-        "that of KL(policy ‖ reference) (DeepSeek-V3.2)",
+        "multiply the KL penalty in the loss by the ratio π / π_old, so that its expected "
+        "gradient is the gradient of KL(policy ‖ reference) (DeepSeek-V3.2)",
         when=("use_reference", True),
     )
     reset_iterations: int = static(
@@ -121,7 +121,7 @@ class GroupScale(GradientSteps):
     ddof: int = static(0, "the std divides by G − ddof", choices=(0, 1), when=("scale", STD))
     std_epsilon: Number = number(
         1e-6,
-        "added to the std",
+        "constant that is added to the std",
         unit="reward units",
         within=NON_NEGATIVE,
         when=("scale", STD, BATCH),

@@ -36,21 +36,22 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
 
     supervision: str = static(
         OUTCOME,
-        "one advantage per response; for each token the sum of the normalised step rewards that "
-        "follow it (section 4.1.3); or in a dialogue for each turn the rewards from it on, "
-        "normalised over the group's turns of the same number",
+        "outcome: one advantage per response; process: for each token the sum of the "
+        "normalised rewards of later steps (section 4.1.3); turn: for each turn of a "
+        "dialogue the rewards of this and later turns, normalised over the group's turns "
+        "of the same number",
         choices=SUPERVISIONS,
     )
     extra_samples: int = static(
         0,
-        "how many responses of each group, out of group_size, enter mean and std only and are not "
-        "trained on",
+        "number of responses of each group, out of group_size, that enter mean and std "
+        "only and are not trained on",
         within=NON_NEGATIVE,
     )
     running_statistics: bool = static(
         False,
-        "running estimates of mean and std, per prompt of a finite set or per difficulty, instead "
-        "of the group's own",
+        "take mean and std from running estimates, per prompt of a finite set or per "
+        "difficulty, instead of from the group",
     )
     running_decay: Number = number(
         0.9,

@@ -27,7 +27,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
         within=Interval(0, 1, True),
     )
     penalty: Number = common.number(
-        1.0, "β, weight of |log r| at these tokens", within=NON_NEGATIVE
+        1.0, "β, weight of |log r| at the penalised tokens", within=NON_NEGATIVE
     )
 
 

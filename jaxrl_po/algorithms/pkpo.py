@@ -21,7 +21,11 @@ from jaxrl_po.types import Learner, Optimizer, Problem
 class Config(group_config.OptionalReference):
     """Hyperparameters of PKPO."""
 
-    k: int = static(4, "responses of which the best counts, at most group_size", within=Interval(2))
+    k: int = static(
+        4,
+        "number k of responses whose best score is maximised, at most group_size",
+        within=Interval(2),
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""

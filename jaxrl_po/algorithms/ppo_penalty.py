@@ -56,7 +56,9 @@ class Config(Epochs):
         choices=PENALTIES,
     )
     kl_coefficient: Number = common.number(
-        1.0, "β; its initial value if adapted", within=NON_NEGATIVE
+        1.0,
+        "coefficient β of the KL penalty; the initial value if β is adapted",
+        within=NON_NEGATIVE,
     )
     kl_direction: str = static(
         OLD_NEW, "the penalty is KL(old ‖ new) or KL(new ‖ old)", choices=DIRECTIONS

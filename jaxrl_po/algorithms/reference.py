@@ -25,7 +25,7 @@ class Settings:
     enabled: bool = static(False, "subtract β · (log π − log π_ref) from the reward of each step")
     kl_coefficient: Number = common.number(
         0.05,
-        "β; its initial value if adapted",
+        "coefficient β of the KL penalty; the initial value if β is adapted",
         unit="reward units per nat",
         within=NON_NEGATIVE,
         when=("enabled", True),

@@ -38,7 +38,7 @@ class Config(CriticFit, Optimization):
     estimator: str = static(
         MONTE_CARLO, "estimator of the return minus the baseline", choices=ESTIMATORS
     )
-    baseline: str = static(VALUE, "what is subtracted from the return", choices=BASELINES)
+    baseline: str = static(VALUE, "baseline that is subtracted from the return", choices=BASELINES)
     learning_rate: Number = common.number(1e-2, "step size of the policy", within=POSITIVE)
     entropy_coefficient: Number = common.number(
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE

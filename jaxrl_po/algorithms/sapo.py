@@ -19,9 +19,11 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of SAPO; the temperatures are the paper's."""
 
     temperature_positive: Number = number(
-        1.0, "τ of a token with a positive advantage; larger is narrower", within=POSITIVE
+        1.0, "τ of tokens with a positive advantage; a larger τ narrows the gate", within=POSITIVE
     )
-    temperature_negative: Number = number(1.05, "τ of any other token", within=POSITIVE)
+    temperature_negative: Number = number(
+        1.05, "τ of tokens without a positive advantage", within=POSITIVE
+    )
 
 
 def make(

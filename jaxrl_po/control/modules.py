@@ -47,7 +47,7 @@ class NetworkSettings:
     depth: int = common.static(2, "hidden layers", unit="layers", within=COUNT)
     critic_width: int = static(
         0,
-        "width of the critic's hidden layers; 0 for that of the actor's",
+        "width of the critic's hidden layers; 0 for the actor's width",
         unit="units",
         within=NON_NEGATIVE,
     )
@@ -57,20 +57,21 @@ class NetworkSettings:
     layer_norm: bool = static(False, "normalise each hidden layer before its activation")
     initialization: str = static(
         "orthogonal",
-        "orthogonal: with a scale for each kind of layer, near 0 for the policy's last; "
-        "lecun_normal: the same for all",
+        "orthogonal: a scale for each kind of layer, near 0 for the policy's last layer; "
+        "lecun_normal: the same formula for all layers",
         choices=tuple(INITIALIZATIONS),
     )
     channels: int = static(
         16,
-        "channels of the 3 × 3 convolution that reads small images; 0 flattens them. Maps of many "
-        "kinds of things are first embedded in as many, cell by cell. Frames of 36 pixels and more "
-        "are read by the three convolutions of Mnih et al. (2015)",
+        "channels of the 3 × 3 convolution for small images; 0 flattens small images. "
+        "Maps of many kinds of objects are first embedded in the same number of channels, "
+        "cell by cell. Frames of 36 pixels and more have the three convolutions of Mnih "
+        "et al. (2015)",
         within=NON_NEGATIVE,
     )
     shared_torso: bool = static(
         False,
-        "actor and critic are heads on one body, which rules out a trust region on the policy",
+        "share the hidden layers of actor and critic; excludes a trust region on the policy",
     )
     memory: str = common.static(
         "none",

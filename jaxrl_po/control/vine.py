@@ -32,12 +32,13 @@ class VineSettings:
     )
     num_branches: int = static(
         0,
-        "branches of each such state, one action each; 0 tries every action (discrete only)",
+        "branches of each chosen state, one action each; 0 tries every action (discrete "
+        "actions only)",
         within=NON_NEGATIVE,
     )
     horizon: int = static(
         64,
-        "maximum steps of a branch; nothing is bootstrapped after it",
+        "maximum steps of a branch; no value is bootstrapped after the last step",
         unit="steps",
         within=COUNT,
     )

@@ -20,7 +20,7 @@ class Sampler:
 
     dtype: str = static(
         SAME,
-        "dtype of the sampler's matrix products; same is that of the learner",
+        "dtype of the sampler's matrix products; same takes the learner's dtype",
         choices=(SAME, *DTYPES),
     )
     noise: float = static(
@@ -31,7 +31,7 @@ class Sampler:
     )
     staleness: int = static(
         0,
-        "how many iterations old the sampler's parameters are",
+        "age of the sampler's parameters in iterations",
         unit="iterations",
         within=NON_NEGATIVE,
     )

@@ -43,7 +43,7 @@ class Sampling:
     )
     top_p: float = static(
         1.0,
-        "sample from the most likely tokens that reach this probability together; 1 for all",
+        "sample from the most likely tokens that reach the probability top_p together; 1 for all",
         within=NUCLEUS,
     )
     min_p: float = static(
@@ -110,7 +110,7 @@ class ModelSettings(Computation):
     tied: bool = static(False, "the output layer of the policy shares the embedding")
     shape: str = static(
         "none",
-        "sizes of a published model in place of those above, with --task=random",
+        "published model whose sizes replace the other sizes, with --task=random",
         choices=("none", *SHAPES),
     )
 

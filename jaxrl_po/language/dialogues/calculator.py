@@ -22,7 +22,9 @@ class CalculatorSettings:
     num_digits: int = common.static(
         6, "digits of a number", unit="digits", within=Interval(1, MAX_DIGITS)
     )
-    tool: bool = static(True, "reply with the values of expressions; off, to see their worth")
+    tool: bool = static(
+        True, "reply with the values of expressions; off measures the worth of the calculator"
+    )
     max_turns: int = common.static(3, "messages, the answer included", within=Interval(1, 64))
 
 

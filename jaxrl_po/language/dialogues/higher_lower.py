@@ -21,7 +21,9 @@ class HigherLowerSettings:
 
     numbers: int = static(64, "numbers to choose from", within=Interval(2, 10**DIGITS))
     max_turns: int = common.static(
-        10, "guesses; a lost game counts as one more", within=Interval(1, 100)
+        10,
+        "largest number of guesses; a lost game counts as one guess more",
+        within=Interval(1, 100),
     )
 
 

@@ -27,7 +27,7 @@ class MastermindSettings:
         4, "symbols to choose from; symbols ** length at most 4096", within=Interval(2, 10)
     )
     max_turns: int = common.static(
-        8, "guesses; a lost game counts as one more", within=Interval(1, 64)
+        8, "largest number of guesses; a lost game counts as one guess more", within=Interval(1, 64)
     )
 
 
